@@ -1,0 +1,68 @@
+"""Token trees: what a draft proposes, stored parents-first. Knows nothing of tensors or models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Draft tokens as a tree, stored parents-first.
+
+    `parents[i]` is the index of node i's parent, or -1 (`ROOT`) when node i continues the
+    last final token. A chain is the tree whose parents are -1, 0, 1, ... Siblings carry
+    different tokens, except when they were drawn with replacement.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    _children: dict[int, list[int]] = field(
+        init=False, repr=False, compare=False, hash=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}; parents come first")
+            self._children.setdefault(parent, []).append(node)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> "TokenTree":
+        """The tree that is a single path."""
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+    def children(self, node: int) -> Sequence[int]:
+        """Indices of a node's children, in the order they were proposed; `ROOT` for the roots."""
+        return self._children.get(node, ())
+
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; 1 for the children of the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Node indices from the first below the root down to `node`; empty for `ROOT`."""
+        steps: list[int] = []
+        while node != ROOT:
+            steps.append(node)
+            node = self.parents[node]
+        return tuple(reversed(steps))
+
+    def path_tokens(self, node: int) -> tuple[int, ...]:
+        """The tokens along `path(node)`."""
+        return tuple(self.tokens[step] for step in self.path(node))
+
+    def is_chain(self) -> bool:
+        """Whether every node continues the one before it."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+
+EMPTY = TokenTree()

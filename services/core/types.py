@@ -1,0 +1,234 @@
+"""Domain values that cross the two ports. They know nothing of tensors, wires or models."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.tree import EMPTY, TokenTree
+
+MAX_SEED = 2**64 - 1
+
+
+class Verification(StrEnum):
+    """How the target decides which draft tokens stay (architecture: verification)."""
+
+    EXACT = "exact"
+    """Gumbel-max keyed by seed and position: the same tokens as plain decoding."""
+    MCSD = "mcsd"
+    """Recursive rejection sampling with candidates drawn without replacement: the same law."""
+    MCSD_REPLACEMENT = "mcsd-replacement"
+    """The same with candidates drawn with replacement: the same law."""
+    TARGET_INIT = "target-init"
+    """Target-initialised roots: NOT lossless, the draft influences which root stays."""
+
+    @property
+    def is_lossless(self) -> bool:
+        return self is not Verification.TARGET_INIT
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    """An end-of-sequence token, stop token or stop string."""
+    LENGTH = "length"
+    """The limit on new tokens."""
+
+
+def _check(ok: bool, name: str, value: object, limit: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{name} is {value}, but must be {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The law to sample from. Greedy is `temperature` 0.
+
+    The order of processing is: logit bias, repetition, presence and frequency penalties,
+    temperature, then top-k, top-p and min-p, each on what the one before left over.
+    Repetition counts prompt and output, presence and frequency count the output only.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        t = self.temperature
+        _check(math.isfinite(t) and 0 <= t <= 100, "temperature", t, "between 0 and 100")
+        k = self.top_k
+        _check(k is None or k >= 1, "top_k", k, "at least 1, or unset")
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _check(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
+        r = self.repetition_penalty
+        _check(math.isfinite(r) and 0 < r <= 100, "repetition_penalty", r, "above 0 and up to 100")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(-2 <= value <= 2, name, value, "between -2 and 2")
+        for token, bias in self.logit_bias:
+            _check(token >= 0, "a logit_bias token id", token, "0 or more")
+            _check(math.isfinite(bias) and abs(bias) <= 100, f"logit_bias of token {token}", bias,
+                   "between -100 and 100")
+        _check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between 0 and 2**64 - 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def depends_on_prefix(self) -> bool:
+        """Whether the law of a slot depends on more of the prefix than the model does."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What both engines are told about the running request of a session.
+
+    Sent with every call, so that an engine that has never heard of the session can open it.
+    `num_prompt_tokens` is the length of everything before this request's output, earlier
+    turns included. `max_tokens` bounds the request's output.
+    """
+
+    session_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    verification: Verification = Verification.EXACT
+    stop_token_ids: frozenset[int] = frozenset()
+    num_roots: int = 1
+    """Target-initialised roots a verdict carries; 1 in every other mode."""
+
+    def __post_init__(self) -> None:
+        _check(self.num_prompt_tokens >= 1, "the prompt's length", self.num_prompt_tokens,
+               "at least 1 token")
+        _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
+        _check(self.num_roots >= 1, "num_roots", self.num_roots, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Final tokens from position `start` on. What an engine holds below `start` stays."""
+
+    start: int
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def since(cls, start: int, tokens: Sequence[int]) -> "Delta":
+        """Everything in the session's `tokens` from position `start` on."""
+        return cls(start, tuple(tokens[start:]))
+
+    @property
+    def end(self) -> int:
+        """Number of tokens the session has after this delta."""
+        return self.start + len(self.tokens)
+
+
+class Shape(StrEnum):
+    """The form of a proposed tree."""
+
+    CHAIN = "chain"
+    """One path."""
+    CAPE = "cape"
+    """A chain with runner-up leaves by confidence (GliDe with a CaPE, App. A)."""
+    DYNAMIC = "dynamic"
+    """EAGLE-2: expand the best paths, then keep the best nodes (EAGLE-2, 4.1 and 4.2)."""
+    PRODUCT = "product"
+    """Fixed children per depth, `widths` (MCSD's k-config)."""
+    FORK = "fork"
+    """One chain under each target-initialised root (DynaSD)."""
+
+
+class StopPolicy(StrEnum):
+    """When drafting ends within a round."""
+
+    FIXED = "fixed"
+    HEURISTIC = "heuristic"
+    SVIP = "svip"
+    DECISION = "decision"
+    COST = "cost"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to draft in one round, and how to shape it.
+
+    `max_depth` bounds the tokens of any path, `max_nodes` the nodes of the tree (the rows
+    that the target verifies at no extra cost, less one). `max_depth` 0 asks for a plain round.
+    """
+
+    max_depth: int
+    max_nodes: int
+    shape: Shape = Shape.CHAIN
+    stop: StopPolicy = StopPolicy.FIXED
+    threshold: float | None = None
+    """Of the stop policy; None takes the policy's default."""
+    widths: tuple[int, ...] = ()
+    """Children per depth, for `product`."""
+    roots: tuple[int, ...] = ()
+    """Target-initialised root tokens the tree hangs under, for `fork`."""
+
+    def __post_init__(self) -> None:
+        _check(self.max_depth >= 0, "max_depth", self.max_depth, "0 or more")
+        _check(self.max_nodes >= 0, "max_nodes", self.max_nodes, "0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLaw:
+    """A law as the tokens it gives any probability, with those probabilities."""
+
+    tokens: tuple[int, ...]
+    probs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStats:
+    """What the draft knew when it proposed a node, all from its law at temperature 1.
+
+    `top_prob` is the probability of the most likely token of that slot, `prob` that of the
+    node's own token, `entropy` is in nats, `score` is the decision model's.
+    """
+
+    top_prob: float
+    prob: float
+    entropy: float
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft's guess: a token tree, statistics per node and, for mcsd, the laws drawn from.
+
+    `laws[node + 1]` is the law the children of `node` were drawn from, in their order in the
+    tree (index 0: the children of the root). Empty when candidates are not draws.
+    """
+
+    tree: TokenTree = EMPTY
+    stats: tuple[NodeStats, ...] = ()
+    laws: tuple[SparseLaw | None, ...] = ()
+    stopped_by: str = "none"
+    """What ended the drafting: depth, nodes, policy, eos, lag or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became final in a round: accepted draft tokens, then the target's own.
+
+    `num_accepted` of the `tokens` came from the proposal. `roots` are the target-initialised
+    roots of the next slot, in `target-init` only. `free_rows` is how many rows, the pending
+    token included, the target can verify next at no extra cost.
+    """
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    finish_reason: FinishReason | None = None
+    roots: tuple[int, ...] = ()
+    free_rows: int | None = None
