@@ -1,0 +1,58 @@
+# On a fresh machine, `make demo` and `make test` each do everything they need.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= smollm2-135m
+PROMPT ?= Explain in three sentences why the sky is blue.
+MAX_NEW_TOKENS ?= 128
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install model demo test check lint package compat bench fmt clean
+
+help:           ## show the targets
+	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
+
+install: $(READY) ## create the virtual environment with the complete command line
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
+
+model: $(READY) ## fetch the model, once
+	@$(BIN)/slipstream models pull $(MODEL)
+
+demo: model ## generate text with draft and target, next to the target alone
+	$(BIN)/slipstream generate --target $(MODEL) --max-new-tokens $(MAX_NEW_TOKENS) --compare "$(PROMPT)"
+
+test: model lint ## static checks and every test
+	$(BIN)/python -m pytest --require-model
+
+check: test package ## everything CI runs, and the built packages
+
+lint: $(READY) ## format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p slipstream
+	$(BIN)/lint-imports --no-logo
+
+package: $(READY) ## sdist -> wheel -> clean environment -> import everything
+	$(BIN)/python .ci/package.py
+
+compat: ## the tests with the oldest supported torch and transformers
+	.ci/compat
+
+bench: model ## speed and identity of all methods on the bundled prompts
+	$(BIN)/slipstream bench speed --prompts services/data/prompts.jsonl --methods plain,ngram,glide,glide+cape+svip
+
+fmt: $(READY) ## format and sort imports
+	$(BIN)/ruff check --fix --select I,UP .
+	$(BIN)/ruff format .
+
+clean: ## remove what the targets above created, the model cache excepted
+	rm -rf $(VENV) $(VENV)-compat dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

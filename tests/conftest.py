@@ -1,0 +1,40 @@
+"""What every test shares: the real model when it is there, and a skip for missing hardware."""
+
+from pathlib import Path
+
+import pytest
+
+REAL_MODEL = "smollm2-135m"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-model",
+        action="store_true",
+        help="fail, rather than skip, tests of the real model when it is not in the cache",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not any(item.get_closest_marker("gpu") for item in items):
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def real_model(pytestconfig: pytest.Config) -> Path:
+    """The real model's directory. Tests download nothing: set-up has fetched it, or they skip."""
+    from slipstream.core.errors import ModelNotFound
+    from slipstream.models.store.resolve import find_local
+
+    try:
+        return find_local(REAL_MODEL)
+    except ModelNotFound as missing:
+        if pytestconfig.getoption("--require-model"):
+            raise
+        pytest.skip(f"{missing}")

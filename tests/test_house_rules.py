@@ -1,0 +1,169 @@
+"""Rules of this house that no other tool checks, and one run of those that do."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_FUNCTION_LINES = 40
+MAX_FILE_LINES = 300
+GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
+BINARY = {".safetensors", ".png", ".gz"}
+
+# Assembled here so that this file does not break its own rule.
+REGISTRY_HOSTS = [
+    name + "." + domain
+    for name, domain in [
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("huggingface", "co"),
+        ("download.pytorch", "org"),
+        ("npmjs", "org"),
+    ]
+]
+MACHINE_PATH = re.compile(r"(?<![\w./~])/(?:root|work|home|opt|tmp|mnt|Users)/\w")
+
+
+def project_files() -> list[Path]:
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode == 0:
+        names = found.stdout.splitlines()
+    else:  # an unpacked source distribution
+        names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def sources(folder: str = "") -> list[Path]:
+    base = ROOT / folder
+    return [
+        path
+        for path in project_files()
+        if path.suffix == ".py" and base in path.parents and not GENERATED.search(path.name)
+    ]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    # The environment's PYTHONPATH, if any, must not decide what these commands see.
+    env = {**os.environ, "PYTHONPATH": str(ROOT / ".dev")}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_the_walk_below_sees_the_package_and_the_tests():
+    assert ROOT / "services/core/types.py" in sources("services")
+    assert Path(__file__).resolve() in sources("tests")
+
+
+def test_functions_fit_on_a_screen():
+    too_long = [
+        f"{name(path)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for path in sources()
+        for node in functions(ast.parse(path.read_text()))
+        if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
+    ]
+    assert too_long == []
+
+
+def test_files_stay_short():
+    sizes = {name(path): len(path.read_text().splitlines()) for path in sources()}
+    assert {path: size for path, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+def test_every_module_says_what_it_is_for():
+    silent = [
+        name(path)
+        for path in sources()
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
+
+
+def test_package_markers_hold_no_code():
+    allowed = {"services/__init__.py", "services/client/__init__.py"}
+    markers = [path for path in sources("services") if path.name == "__init__.py"]
+    full = [name(path) for path in markers if path.read_text().strip()]
+    assert set(full) <= allowed
+
+
+def reads_environment(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr in {"environ", "environb", "getenv"}
+    if isinstance(node, ast.ImportFrom) and node.module == "os":
+        return any(alias.name in {"environ", "environb", "getenv"} for alias in node.names)
+    return False
+
+
+def test_only_config_reads_the_environment():
+    readers = [
+        name(path)
+        for path in sources("services")
+        if any(reads_environment(node) for node in ast.walk(ast.parse(path.read_text())))
+    ]
+    assert readers == ["services/config.py"]
+
+
+@pytest.mark.parametrize("host", REGISTRY_HOSTS)
+def test_no_file_names_a_registry_host(host):
+    assert [name(p) for p in project_files() if p.suffix not in BINARY and host in text(p)] == []
+
+
+def test_no_file_names_a_path_of_one_machine():
+    found = [
+        f"{name(path)}: {match.group()}"
+        for path in project_files()
+        if path.suffix not in BINARY
+        for match in [MACHINE_PATH.search(text(path))]
+        if match
+    ]
+    assert found == []
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_import_name_is_a_link_to_the_services_folder():
+    link = ROOT / ".dev" / "slipstream"
+    if not (ROOT / ".git").exists():
+        pytest.skip("source distributions do not carry the link")
+    assert link.is_symlink(), "a checkout without symlinks: git config core.symlinks true"
+    assert link.readlink() == Path("../services")
+
+
+def test_the_package_refuses_to_be_imported_under_its_folder_name():
+    refused = run("-c", "import services")
+    assert refused.returncode != 0
+    assert "import slipstream" in refused.stderr
+
+
+def test_ruff_finds_nothing():
+    report = run("-m", "ruff", "check", "--quiet", ".")
+    assert report.returncode == 0, report.stdout + report.stderr
+
+
+def test_imports_follow_the_contracts():
+    report = run("-c", "from importlinter.cli import lint_imports_command as lint; lint()")
+    assert report.returncode == 0, report.stdout + report.stderr
+
+
+def test_the_command_line_answers_help_without_loading_torch():
+    code = "import sys, slipstream.cli.main; sys.exit('torch' in sys.modules)"
+    assert run("-c", code).returncode == 0
