@@ -1,0 +1,84 @@
+"""GliDe weights on disk: one safetensors file and its config, checked against each other.
+
+Refuses anything pickled; knows nothing of how the weights were made or are used.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.glide import GlideModel
+from slipstream.models.glide_config import (
+    WEIGHTS_NAME,
+    GlideConfig,
+    read_config,
+    write_config,
+)
+
+_VOCAB_KEY = "vocab"
+
+
+def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:
+    """Write config and weights; vocab [V_d] int64 holds the target id of each head column."""
+    directory.mkdir(parents=True, exist_ok=True)
+    dtype = getattr(torch, model.config.dtype)
+    tensors = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
+    write_tensors({**tensors, _VOCAB_KEY: vocab.to(torch.int64)}, directory / WEIGHTS_NAME)
+    write_config(model.config, directory)
+
+
+def load_weights(directory: Path) -> tuple[GlideModel, Tensor]:
+    """The model, in the dtype of its file, and its vocab [V_d]; WeightsError when broken."""
+    config = read_config(directory)
+    tensors = read_tensors(directory / WEIGHTS_NAME)
+    vocab = tensors.pop(_VOCAB_KEY, None)
+    _check_vocab(vocab, config, directory)
+    with torch.device("meta"):
+        model = GlideModel(config)
+    _check_shapes(tensors, model.state_dict(), directory)
+    model.load_state_dict(tensors, assign=True)
+    assert vocab is not None
+    return model.requires_grad_(False).eval(), vocab
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    save_file({name: value.contiguous() for name, value in tensors.items()}, part)
+    os.replace(part, path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; WeightsError when it is missing or broken."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except FileNotFoundError:
+        raise WeightsError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
+    return tensors
+
+
+def _check_vocab(vocab: Tensor | None, config: GlideConfig, directory: Path) -> None:
+    if vocab is None or vocab.dtype != torch.int64 or vocab.shape != (config.head_size,):
+        raise WeightsError(f"{directory} has no int64 vocab of {config.head_size} ids")
+    rising = bool((vocab[1:] > vocab[:-1]).all())
+    if not rising or int(vocab[0]) < 0 or int(vocab[-1]) >= config.vocab_size:
+        raise WeightsError(
+            f"the vocab in {directory} is not ascending within 0..{config.vocab_size - 1}"
+        )
+
+
+def _check_shapes(
+    tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], directory: Path
+) -> None:
+    odd = sorted(set(tensors) ^ set(wanted))
+    odd += [n for n in set(tensors) & set(wanted) if tensors[n].shape != wanted[n].shape]
+    if odd:
+        raise WeightsError(f"the weights in {directory} do not fit their config: {', '.join(odd)}")

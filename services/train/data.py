@@ -1,0 +1,173 @@
+"""Training text: conversations as token ids, read from JSON lines.
+
+Two kinds of line: `{"p": [...], "g": [...]}`, ids of a prompt and of what the target answered,
+and `{"prompt": "..."}`, a prompt alone. Knows nothing of models or features.
+"""
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.core.errors import TrainingError
+
+Encode = Callable[[str], Sequence[int]]
+"""A prompt's text -> its ids in the chat template, up to where the answer starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One conversation: ids [T] int32, of which the first `num_prompt` are the prompt."""
+
+    ids: NDArray[np.int32]
+    num_prompt: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_prompt <= len(self.ids):
+            raise TrainingError(
+                f"a document of {len(self.ids)} tokens cannot have {self.num_prompt} prompt tokens"
+            )
+
+    @property
+    def key(self) -> str:
+        """Hash of the prompt: documents of one prompt share it."""
+        return hashlib.sha256(self.ids[: self.num_prompt].tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """What is left out: lines longer than `max_tokens`, ids outside the vocabulary are errors."""
+
+    vocab_size: int
+    max_tokens: int = 640
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 1 or self.max_tokens < 2:
+            raise TrainingError("vocab_size must be at least 1 and max_tokens at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """The documents of one file and how many lines were too long."""
+
+    name: str
+    sha256: str
+    documents: tuple[Document, ...]
+    num_skipped: int
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens, prompts included."""
+        return sum(len(document.ids) for document in self.documents)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens the target generated."""
+        return sum(len(document.ids) - document.num_prompt for document in self.documents)
+
+
+def read_data(path: Path, limits: ReadLimits, *, encode: Encode) -> DataFile:
+    """Read a `.jsonl` or `.jsonl.gz` file; TrainingError names the line that cannot be used."""
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be read: {error}") from None
+    documents: list[Document] = []
+    num_skipped = 0
+    for number, line in enumerate(text.decode("utf-8").splitlines(), start=1):
+        document = _document(line, f"{path}, line {number}", limits, encode)
+        if len(document.ids) > limits.max_tokens:
+            num_skipped += 1
+        else:
+            documents.append(document)
+    if not documents:
+        raise TrainingError(f"{path} holds no document of at most {limits.max_tokens} tokens")
+    return DataFile(path.name, hashlib.sha256(raw).hexdigest(), tuple(documents), num_skipped)
+
+
+def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int], list[int]]:
+    """Indices (train, held-out): `count` prompts with an answer, by lowest hash, are held out.
+
+    Every document of a held-out prompt leaves the training set.
+    """
+    keys = [document.key for document in documents]
+    answered = sorted(
+        {k for k, d in zip(keys, documents, strict=True) if len(d.ids) > d.num_prompt}
+    )
+    held = set(answered[:count])
+    train = [index for index, key in enumerate(keys) if key not in held]
+    if not held or not train:
+        raise TrainingError(
+            f"{len(answered)} answered prompts are too few to hold {count} out and train on others"
+        )
+    heldout = [
+        index
+        for index, key in enumerate(keys)
+        if key in held and len(documents[index].ids) > documents[index].num_prompt
+    ]
+    return train, heldout
+
+
+def token_counts(documents: Sequence[Document], vocab_size: int) -> NDArray[np.int64]:
+    """How often each id was generated, [V]; prompts count where nothing was generated."""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for document in documents:
+        counts += np.bincount(document.ids[document.num_prompt :], minlength=vocab_size)
+    return counts
+
+
+def batches(
+    lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int
+) -> Iterator[list[int]]:
+    """One pass over all documents in batches of similar length, in an order of its own.
+
+    Each batch padded to its longest document holds at most `batch_tokens` (or one document).
+    """
+    rng = np.random.default_rng((seed, epoch))
+    order = rng.permutation(len(lengths))
+    pool = max(1, 16 * batch_tokens // max(1, int(np.mean(lengths))))
+    out: list[list[int]] = []
+    for start in range(0, len(order), pool):
+        part = sorted(order[start : start + pool].tolist(), key=lambda i: lengths[i])
+        out.extend(_cut(part, lengths, batch_tokens))
+    for index in rng.permutation(len(out)).tolist():
+        yield out[index]
+
+
+def _cut(part: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    out: list[list[int]] = []
+    batch: list[int] = []
+    for index in part:
+        if batch and (len(batch) + 1) * lengths[index] > batch_tokens:
+            out.append(batch)
+            batch = []
+        batch.append(index)
+    out.append(batch)
+    return out
+
+
+def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Document:
+    try:
+        raw: Any = json.loads(line)
+    except ValueError as error:
+        raise TrainingError(f"{where} is no JSON: {error}") from None
+    if isinstance(raw, dict) and isinstance(raw.get("prompt"), str):
+        prompt, generated = list(encode(raw["prompt"])), []
+    elif isinstance(raw, dict) and isinstance(raw.get("p"), list):
+        prompt, generated = raw["p"], raw.get("g", [])
+    else:
+        raise TrainingError(f'{where} has neither "prompt" nor "p" and "g"')
+    try:
+        ids = np.asarray(prompt + generated, dtype=np.int64)
+    except (TypeError, ValueError):
+        raise TrainingError(f"{where} holds something that is no token id") from None
+    if ids.ndim != 1 or not prompt or ids.min() < 0 or ids.max() >= limits.vocab_size:
+        raise TrainingError(f"{where} has ids outside 0..{limits.vocab_size - 1} or no prompt")
+    return Document(ids.astype(np.int32), len(prompt))

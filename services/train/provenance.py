@@ -1,0 +1,52 @@
+"""Where weights come from: command, code, versions, data, metrics. One JSON beside the weights.
+
+Knows nothing of training itself.
+"""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PROVENANCE_NAME = "provenance.json"
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+def code_revision(directory: Path) -> str | None:
+    """The commit of the code in `directory`, "-dirty" appended when the code differs from it;
+    None without git."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(directory, "status", "--porcelain", "--", ".")
+    return commit if changes == "" else f"{commit}-dirty"
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    command = ["git", *arguments]
+    try:
+        result = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def environment() -> dict[str, str]:
+    """Versions of what computed the weights."""
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), "machine": platform.machine(), **packages}
+
+
+def write_provenance(directory: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Write `provenance.json` into `directory`, whole or not at all."""
+    record = {"command": " ".join(command), "environment": environment(), **facts}
+    path = directory / PROVENANCE_NAME
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,203 @@
+"""A GliDe training run from files to weights: read, compute features, train, export.
+
+Knows nothing of the command line; progress goes out through `Hooks` and a feature callback.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.core.errors import TrainingError, WeightsError
+from slipstream.models.glide import GlideModel, Rope
+from slipstream.models.glide_init import (
+    GlideShape,
+    config_for_target,
+    init_from_target,
+    trimmed_vocab,
+)
+from slipstream.models.glide_target import rotary_tables, target_parts, vocab_hash
+from slipstream.models.glide_weights import load_weights, save_glide
+from slipstream.train.config import TrainSettings
+from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
+from slipstream.train.features import FeatureSet, FeatureSource, Progress, feature_store
+from slipstream.train.glide import Frozen
+from slipstream.train.provenance import code_revision, write_provenance
+from slipstream.train.trainer import Check, Hooks, Inputs, Trainer
+
+_CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class GlideRun:
+    """What to train, from what, into which directories.
+
+    out: the weights directory; work: checkpoints and, below `features`, the feature files.
+    layers: which target layers to read, empty for the last.
+    licence: the target's licence, quoted in the provenance. command: quoted there too.
+    """
+
+    target: Path
+    data: tuple[Path, ...]
+    out: Path
+    work: Path
+    features: Path
+    layers: tuple[int, ...]
+    head_size: int
+    settings: TrainSettings
+    init_from: Path | None = None
+    is_resumed: bool = False
+    licence: str = "unknown"
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise TrainingError("no data file was given, at least one is needed")
+        if self.head_size < 1:
+            raise TrainingError(f"head_size is {self.head_size}, it must be at least 1")
+        if self.init_from is not None and self.is_resumed:
+            raise TrainingError(
+                "a resumed run takes its weights from the checkpoint: drop init_from"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A transformers causal LM and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Hash of the tokenizer's numbering."""
+        return vocab_hash(self.tokenizer.get_vocab())
+
+    def encode(self, prompt: str) -> list[int]:
+        """Ids of a user turn in the chat template, up to where the answer starts."""
+        turn = [{"role": "user", "content": prompt}]
+        text = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def forced_ids(self) -> list[int]:
+        """Ids that every trimmed head holds: special and added tokens, every end of text."""
+        eos = self.model.generation_config.eos_token_id
+        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        return [*ends, *self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder]
+
+
+def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> None:
+    """Train to the end of the schedule; `run.out` holds the weights of the best check."""
+    revision = code_revision(Path(__file__).parent)
+    target = load_target(run.target)
+    parts = target_parts(target.model)
+    run = replace(run, layers=run.layers or (parts.num_layers - 1,))
+    limits = ReadLimits(parts.vocab_size)
+    files = [read_data(path, limits, encode=target.encode) for path in run.data]
+    model, vocab = _start(run, target, files)
+    inputs = _inputs(run, target, files, vocab=vocab, progress=feature_progress)
+    trainer = Trainer(model, inputs, run.settings, fingerprint=_fingerprint(run, files, vocab))
+    if run.is_resumed:
+        trainer.resume(run.work / _CHECKPOINT)
+
+    def check(result: Check) -> None:
+        if result.is_best:
+            save_glide(model, vocab, run.out)
+            facts = {"revision": revision, **_facts(run, files, trainer)}
+            write_provenance(run.out, command=run.command, facts=facts)
+        trainer.save(run.work / _CHECKPOINT)
+        hooks.check(result)
+
+    trainer.run(Hooks(hooks.clock, hooks.report, check))
+
+
+def load_target(path: Path) -> Target:
+    """The target in bfloat16 from a local directory; TrainingError when there is none."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not path.is_dir():
+        raise TrainingError(f"{path} is no directory with a model")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path} holds no usable model: {error}") from None
+    return Target(model, tokenizer, path.name)
+
+
+def _start(
+    run: GlideRun, target: Target, files: Sequence[DataFile]
+) -> tuple[GlideModel, torch.Tensor]:
+    """A float32 draft and its vocabulary: the target's own layers, or `run.init_from`."""
+    max_lag = run.settings.loss.block_max
+    shape = GlideShape(run.layers, run.head_size, max_lag)
+    name, digest = target.name, target.tokenizer_hash
+    config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
+    if run.init_from is not None:
+        model, vocab = load_weights(run.init_from)
+        if model.config != config:
+            raise WeightsError(f"the weights in {run.init_from} are of another target or shape")
+        return model.float().requires_grad_(True).train(), vocab
+    documents = [document for data in files for document in data.documents]
+    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
+    vocab = trimmed_vocab(counts, config.head_size, forced=target.forced_ids())
+    config = replace(config, head_size=len(vocab))
+    return init_from_target(target.model, config).train(), vocab
+
+
+def _inputs(
+    run: GlideRun,
+    target: Target,
+    files: Sequence[DataFile],
+    *,
+    vocab: torch.Tensor,
+    progress: Progress,
+) -> Inputs:
+    parts = target_parts(target.model)
+    source = FeatureSource(target.model, target.name, target.tokenizer_hash, run.layers)
+    stores = [feature_store(source, data, run.features, progress=progress) for data in files]
+    features = FeatureSet(list(zip(files, stores, strict=True)))
+    longest = max(len(document.ids) for document in features.documents)
+    rope = Rope(*rotary_tables(parts, longest, dtype=torch.bfloat16))
+    train, heldout = split_heldout(features.documents, run.settings.num_heldout)
+    frozen = Frozen(parts.embeddings, parts.head[vocab], vocab, rope)
+    return Inputs(features, train, heldout, frozen)
+
+
+def _fingerprint(run: GlideRun, files: Sequence[DataFile], vocab: torch.Tensor) -> str:
+    """Hash of all that must be equal for a checkpoint to be taken up."""
+    record = {
+        "data": [data.sha256 for data in files],
+        "layers": run.layers,
+        "vocab": vocab.tolist(),
+        "settings": asdict(run.settings),
+    }
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _facts(run: GlideRun, files: Sequence[DataFile], trainer: Trainer) -> dict[str, Any]:
+    return {
+        "licence": f"derived from {run.target.name} ({run.licence})",
+        "data": [
+            {
+                "file": data.name,
+                "sha256": data.sha256,
+                "num_documents": len(data.documents),
+                "num_tokens": data.num_tokens,
+                "num_generated_tokens": data.num_generated,
+                "num_skipped_documents": data.num_skipped,
+            }
+            for data in files
+        ],
+        "settings": asdict(run.settings),
+        "num_steps": trainer.state.step,
+        "num_trained_tokens": trainer.state.num_tokens,
+        "elapsed_seconds": round(trainer.state.elapsed_seconds, 1),
+        "heldout_acceptance_by_lag": trainer.state.history,
+    }
