@@ -1,0 +1,156 @@
+"""From a name to a model in memory. Dtype and device are decided here only; no caches, no drafts.
+
+Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.glide_target import vocab_hash
+from slipstream.models.quiet import quiet_transformers
+from slipstream.models.store.catalog import CATALOG
+from slipstream.models.store.folder import gguf_in
+from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
+from slipstream.models.store.hub import brief
+from slipstream.models.store.progress import Progress
+from slipstream.models.store.resolve import resolve
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model, its tokenizer and what identifies them."""
+
+    model: Any
+    tokenizer: Any
+    model_id: str
+    tokenizer_hash: str
+    """SHA-256 of the numbering of tokens: equal where ids mean the same."""
+    path: Path
+
+
+def load_target_parts(
+    name: str,
+    *,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load any decoder-only model of transformers by alias, path or hub id.
+
+    Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
+    shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
+    """
+    torch_dtype, torch_device = _dtype(dtype), _device(device)
+    path = resolve(name, progress=progress)
+    folder, gguf = _sources(path)
+    with quiet_transformers(reads_gguf=gguf is not None):
+        model = _load_model(folder, gguf, torch_dtype).to(torch_device)
+        tokenizer = _load_tokenizer(folder, gguf)
+    _require_same_vocabulary(path, model, tokenizer)
+    return LoadedModel(
+        model=model.eval().requires_grad_(False),
+        tokenizer=tokenizer,
+        model_id=_model_id(name),
+        tokenizer_hash=vocab_hash(tokenizer.get_vocab()),
+        path=path,
+    )
+
+
+def require_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise `ModelMismatch` unless both number their tokens alike."""
+    if target.tokenizer_hash != draft.tokenizer_hash:
+        raise ModelMismatch(
+            f"the draft {draft.model_id} numbers its tokens differently "
+            f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {target.model_id} "
+            f"({target.tokenizer_hash[:12]})"
+        )
+
+
+def _model_id(name: str) -> str:
+    if known := CATALOG.get(name):
+        return known.hub_id
+    path = Path(name).expanduser()
+    return path.resolve().name if path.exists() else name
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise InvalidRequest(f"the dtype is {name!r}, but must be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidRequest(f"the device {name!r} can't be used ({brief(error)})") from None
+    return device
+
+
+def _sources(path: Path) -> tuple[Path, Path | None]:
+    """The directory to load from, and the GGUF file in it when that is what holds the weights."""
+    gguf = path if path.is_file() else gguf_in(path)
+    return (gguf.parent, gguf) if gguf else (path, None)
+
+
+def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype) -> Any:
+    path = gguf or folder
+    options = gguf_options(gguf) if gguf else {"use_safetensors": True}
+    if gguf is None:
+        _require_causal(folder)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+        )
+    except _LOAD_ERRORS as error:
+        raise WeightsError(f"the weights in {path} can't be loaded ({brief(error)})") from error
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise WeightsError(f"the weights in {path} lack {missing[0]} ({len(missing)} in all)")
+    return model
+
+
+def _require_causal(folder: Path) -> None:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (*_LOAD_ERRORS, json.JSONDecodeError) as error:
+        raise WeightsError(f"{folder / 'config.json'} can't be read ({brief(error)})") from error
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelMismatch(
+            f"{folder.name} is a model of type {config.model_type}, "
+            "but a decoder-only causal language model is needed"
+        )
+
+
+def _load_tokenizer(folder: Path, gguf: Path | None) -> Any:
+    try:
+        if gguf:
+            return read_gguf_tokenizer(gguf)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exception for broken files
+        raise WeightsError(f"the tokenizer in {folder} can't be read ({brief(error)})") from error
+
+
+def _require_same_vocabulary(path: Path, model: Any, tokenizer: Any) -> None:
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest < 0 or highest >= model.config.vocab_size:
+        raise ModelMismatch(
+            f"the tokenizer in {path} goes up to id {highest}, "
+            f"but the model knows {model.config.vocab_size} tokens"
+        )

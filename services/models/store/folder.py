@@ -1,0 +1,105 @@
+"""Model directories: what makes one complete, and how one comes into being all at once."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+from safetensors import SafetensorError
+
+from slipstream.core.errors import ModelError
+
+WEIGHTS = "model.safetensors"
+SHARD_INDEX = "model.safetensors.index.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_PARTIAL = ".partial-"
+
+
+def missing_part(folder: Path) -> str | None:
+    """What a directory lacks to be a loadable model, or None when it is complete."""
+    if not (folder / "config.json").is_file():
+        return "no config.json"
+    if gguf_in(folder) is None and (lack := _missing_weights(folder)):
+        return lack
+    if gguf_in(folder) is None and not any((folder / name).is_file() for name in _TOKENIZERS):
+        return "no tokenizer"
+    return None
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The GGUF file of a directory that holds exactly one and no safetensors."""
+    files = sorted(folder.glob("*.gguf"))
+    has_safetensors = any(folder.glob("*.safetensors"))
+    return files[0] if len(files) == 1 and not has_safetensors else None
+
+
+def _missing_weights(folder: Path) -> str | None:
+    if (folder / WEIGHTS).is_file():
+        return None
+    index = folder / SHARD_INDEX
+    if not index.is_file():
+        return f"no {WEIGHTS} (pickled weights are never loaded)"
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError):
+        return f"an unreadable {SHARD_INDEX}"
+    lacking = sorted(name for name in shards if not (folder / name).is_file())
+    return f"no {lacking[0]}" if lacking else None
+
+
+@contextmanager
+def exclusive(cache_dir: Path, name: str) -> Iterator[None]:
+    """Hold the right to create the model `name`; a second process waits here.
+
+    Raises `ModelError` when the cache can't be written.
+    """
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache_dir / f".lock-{name}")
+        lock.acquire()
+    except OSError as error:
+        raise unwritable(cache_dir, error) from None
+    try:
+        # Whoever left these has died: the lock was free.
+        for leftover in cache_dir.glob(f"{_PARTIAL}{name}-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def all_or_nothing(cache_dir: Path, name: str) -> Iterator[Path]:
+    """A scratch directory that becomes `cache_dir/name` when the block succeeds, else vanishes.
+
+    Raises `ModelError` when the cache can't be written or is full.
+    """
+    scratch: Path | None = None
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{name}-", dir=cache_dir))
+        yield scratch
+        _open_to_read(scratch)
+        scratch.rename(cache_dir / name)
+    except (OSError, SafetensorError) as error:
+        raise unwritable(cache_dir, error) from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _open_to_read(folder: Path) -> None:
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
+def unwritable(cache_dir: Path, error: Exception) -> ModelError:
+    """The sentence for a cache directory that can't be written."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return ModelError(
+        f"the model cache {cache_dir} can't be written ({reason}); "
+        "SLIPSTREAM_CACHE names another directory"
+    )

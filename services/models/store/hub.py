@@ -1,0 +1,59 @@
+"""Models from the hub and from its local cache. Knows nothing of aliases and of our own cache."""
+
+import re
+from pathlib import Path
+
+from slipstream.core.errors import ModelNotFound, WeightsError
+from slipstream.models.store.folder import missing_part
+
+PROBE_TIMEOUT_S = 5.0
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_IGNORED = ["*/*", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf"]
+
+
+def cached_snapshot(hub_id: str) -> Path | None:
+    """The hub cache's newest complete copy of a repository, without asking the network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        path = Path(snapshot_download(hub_id, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    # A download that was cut short leaves a snapshot directory too.
+    return path if missing_part(path) is None else None
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name has the form of a hub repository, OWNER/NAME."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def fetch_snapshot(hub_id: str) -> Path:
+    """Download a repository's safetensors model into the hub's cache.
+
+    One request decides whether the hub is there, so that a machine without network knows in
+    seconds. Raises `ModelNotFound` when the hub or the repository can't be reached and
+    `WeightsError` when the repository has no safetensors weights.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        info = HfApi().model_info(hub_id, timeout=PROBE_TIMEOUT_S)
+        names = [file.rfilename for file in info.siblings or []]
+        if not any(name.endswith(".safetensors") for name in names):
+            raise WeightsError(f"{hub_id} has no safetensors weights on the hub")
+        path = snapshot_download(hub_id, revision=info.sha, ignore_patterns=_IGNORED)
+    except WeightsError:
+        raise
+    except Exception as error:  # its HTTP library and its errors differ between versions
+        raise ModelNotFound(f"the hub has no {hub_id} for us ({brief(error)})") from None
+    if lack := missing_part(Path(path)):
+        raise WeightsError(f"{hub_id} on the hub is not a loadable model: {lack}")
+    return Path(path)
+
+
+def brief(error: BaseException) -> str:
+    """The first line of an error's message, or its type when it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

