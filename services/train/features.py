@@ -170,7 +170,7 @@ def _build(source: FeatureSource, data: DataFile, place: Path, *, progress: Prog
     os.replace(part, place)
 
 
-def _by_length(documents: Sequence[Document], budget: int = 8192) -> list[list[int]]:
+def _by_length(documents: Sequence[Document], budget: int = 4096) -> list[list[int]]:
     out: list[list[int]] = [[]]
     for index in sorted(range(len(documents)), key=lambda i: len(documents[i].ids)):
         if out[-1] and (len(out[-1]) + 1) * len(documents[index].ids) > budget:
