@@ -1,0 +1,83 @@
+"""Attention of a forward's rows over one session's cache, with a row's own key merged apart.
+
+A row's result is lerp(attention over earlier keys, own value, w), w the own key's softmax
+weight. Earlier keys are read at the slots of their positions, so an accepted tree node has
+computed the same bits as plain decoding would have, wherever its own key was stored.
+"""
+
+import torch
+from torch import Tensor
+
+from slipstream.models.rows import Look, Rows
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows, scale: float) -> Tensor:
+    """Attention of R rows: query [R, heads, d], their own keys and values [R, 2 * kv_heads, d].
+
+    `layer` [2 * kv_heads, slots, d] holds keys, then values, this forward's rows included.
+    Returns [R, heads * d].
+    """
+    num_rows, num_heads, dim = query.shape
+    num_kv = fresh.shape[1] // 2
+    query = query.reshape(num_rows, num_kv, num_heads // num_kv, dim)
+    key, value = fresh.unsqueeze(2).split(num_kv, 1)
+    parts = [_look_back(query[look.start : look.stop], layer, look, scale) for look in rows.looks]
+    past, log_mass = parts[0]
+    if len(parts) > 1:
+        past = torch.cat([part[0] for part in parts])
+        log_mass = torch.cat([part[1] for part in parts])
+    own = (query * key).sum(-1, dtype=torch.float32)
+    past_weight = torch.sub(log_mass, own, alpha=scale).sigmoid_().to(value.dtype)
+    merged = torch.lerp(value, past.to(value.dtype), past_weight.unsqueeze(-1))
+    return merged.view(num_rows, num_heads * dim)
+
+
+def _look_back(
+    query: Tensor, layer: Tensor, look: Look, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Outputs [r, kv_heads, group, d] and log masses [r, kv_heads, group] over earlier keys."""
+    if look.slots is not None:
+        return _moved(query, layer, look, scale)
+    num_rows, num_kv, group, dim = query.shape
+    if look.num_padding:
+        query = torch.cat([query, query[: look.num_padding]])
+    keys, values = layer[:, : look.width].unsqueeze(0).split(num_kv, 1)
+    stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
+    out, mass = _kernel(stacked, keys, values, look.mask, scale)
+    past = out.view(num_kv, -1, group, dim).transpose(0, 1)[:num_rows]
+    log_mass = mass.view(num_kv, -1, group).transpose(0, 1)[:num_rows]
+    if look.has_first:
+        # Position 0 has nothing before it: its result is its own value alone.
+        past[0] = 0.0
+        log_mass[0] = float("-inf")
+    return past, log_mass
+
+
+def _moved(
+    query: Tensor, layer: Tensor, look: Look, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same for rows whose ancestors are out of place: each gets its own key range."""
+    assert look.slots is not None
+    num_rows, num_kv, group, dim = query.shape
+    both = layer.index_select(1, look.slots).view(2 * num_kv, num_rows, look.width, dim)
+    keys, values = both.transpose(0, 1).split(num_kv, 1)
+    if look.num_padding:
+        query = torch.cat([query, query], 2)
+    out, mass = _kernel(query, keys, values, look.mask, scale)
+    return out[:, :, :group], mass[:, :, :group]
+
+
+def _kernel(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention [b, kv, m, d] and the log of its softmax denominators [b, kv, m]."""
+    if query.device.type == "cpu":
+        out, mass = _flash(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
+        return out, mass
+    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale)
+    if mask is not None:
+        scores = scores + mask
+    mass = torch.logsumexp(scores, -1)
+    return torch.exp(scores - mass.unsqueeze(-1)) @ values.float(), mass

@@ -1,0 +1,166 @@
+"""The usual parts of a decoder layer as few, packed operations on [rows, width] tensors.
+
+Each takes over the weights of a transformers module of the usual form and computes the same
+function. At one row a small operation costs as much as its launch, so their number counts.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.models.attention import attend
+from slipstream.models.cache import KvCache
+from slipstream.models.products import Products
+from slipstream.models.rows import Rows
+
+Tables = tuple[Tensor, Tensor]
+
+
+class FastLinear(nn.Module):
+    """An `nn.Linear` with its weight packed."""
+
+    def __init__(self, linear: nn.Linear, products: Products) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self._product = products.make([linear])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._product(x.reshape(-1, self.in_features)).view(*x.shape[:-1], -1)
+
+
+class FastNorm(nn.Module):
+    """x * weight / sqrt(mean(x**2) + eps), as the ratio of x to a length."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        weight: Tensor = norm.weight  # type: ignore[assignment]
+        size = weight.shape[0]
+        self._weight = weight.detach().float() * math.sqrt(size)
+        eps: float = norm.variance_epsilon  # type: ignore[assignment]
+        self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        ratio = x / torch.hypot(length, self._floor)
+        return torch.mul(ratio, self._weight, out=torch.empty_like(x))
+
+
+class FastMlp(nn.Module):
+    """A gated MLP with gate and up projection as one product."""
+
+    def __init__(self, mlp: nn.Module, products: Products) -> None:
+        super().__init__()
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        assert isinstance(gate, nn.Linear)
+        self._width = gate.out_features
+        self._wide = products.make([gate, up])
+        self._down = products.make([down])
+        self._act: Callable[[Tensor], Tensor] = mlp.act_fn  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self._wide(x.reshape(-1, x.shape[-1])).split(self._width, 1)
+        return self._down(self._act(gate).mul_(up)).view(x.shape)
+
+
+class Rotation:
+    """Rotary tables of the running forward in the form our kernel wants, made once for all layers."""
+
+    def __init__(self) -> None:
+        self._source: Tables | None = None
+        self._tables: Tables | None = None
+
+    def tables(self, source: Tables) -> Tables:
+        """cos and signed sin, each [rows, 1, d], for transformers' pair of [1, rows, d]."""
+        if self._source is not source or self._tables is None:
+            cos, sin = (table[0].unsqueeze(1) for table in source)
+            half = sin.shape[-1] // 2
+            signed = torch.cat((sin[..., :half].neg(), sin[..., half:]), -1)
+            self._source, self._tables = source, (cos, signed)
+        return self._tables
+
+
+class FastAttention(nn.Module):
+    """Attention of the usual form over our cache, with q, k and v as one product."""
+
+    def __init__(self, block: nn.Module, products: Products, rotation: Rotation) -> None:
+        super().__init__()
+        q, k, v, o = block.q_proj, block.k_proj, block.v_proj, block.o_proj
+        assert isinstance(q, nn.Linear)
+        assert isinstance(k, nn.Linear)
+        self._dim: int = block.head_dim  # type: ignore[assignment]
+        self._num_heads = q.out_features // self._dim
+        self._num_rotated = self._num_heads + k.out_features // self._dim
+        self._scale: float = block.scaling  # type: ignore[assignment]
+        self.layer_idx: int = block.layer_idx  # type: ignore[assignment]
+        self._qkv = products.make([q, k, v])
+        self._out = products.make([o])
+        self._rotation = rotation
+        norms = (getattr(block, "q_norm", None), getattr(block, "k_norm", None))
+        self._norms = tuple(FastNorm(norm) for norm in norms if norm is not None)
+
+    def run(self, x: Tensor, tables: Tables, rows: Rows, cache: KvCache) -> Tensor:
+        """Attention of [rows, width]; the rows' keys and values go into the cache."""
+        heads = self._qkv(x).view(len(rows), -1, self._dim)
+        self._rotate(heads[:, : self._num_rotated], self._rotation.tables(tables))
+        query, fresh = heads[:, : self._num_heads], heads[:, self._num_heads :]
+        layer = cache.layer(self.layer_idx)
+        write(layer, fresh, rows)
+        return self._out(attend(query, fresh, layer, rows, self._scale))
+
+    def _rotate(self, heads: Tensor, tables: Tables) -> None:
+        if self._norms:
+            query, key = heads[:, : self._num_heads], heads[:, self._num_heads :]
+            query.copy_(self._norms[0](query))
+            key.copy_(self._norms[1](key))
+        cos, sin = tables
+        turned = heads.roll(self._dim // 2, -1)
+        torch.addcmul(heads * cos, turned, sin, out=heads)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Tables,
+        *,
+        slip_rows: Rows,
+        slip_cache: KvCache,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        out = self.run(hidden_states[0], position_embeddings, slip_rows, slip_cache)
+        return out.unsqueeze(0), None
+
+
+class FastLayer(nn.Module):
+    """A pre-norm decoder layer whose parts are all of the usual form."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = layer.input_layernorm
+        self.self_attn = layer.self_attn
+        self.post_attention_layernorm = layer.post_attention_layernorm
+        self.mlp = layer.mlp
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: Tables,
+        slip_rows: Rows,
+        slip_cache: KvCache,
+        **_: object,
+    ) -> Tensor:
+        x = hidden_states[0]
+        normed = self.input_layernorm.forward(x)
+        x = self.self_attn.run(normed, position_embeddings, slip_rows, slip_cache).add_(x)
+        normed = self.post_attention_layernorm.forward(x)
+        return self.mlp.forward(normed).add_(x).unsqueeze(0)
+
+
+def write(layer: Tensor, fresh: Tensor, rows: Rows) -> None:
+    """Put the rows' keys and values [R, 2 * kv_heads, d] into their slots."""
+    if rows.write_start is None:
+        layer.index_copy_(1, rows.slots, fresh.transpose(0, 1))
+    else:
+        start = rows.write_start
+        layer[:, start : start + len(rows)] = fresh.transpose(0, 1)

@@ -1,0 +1,67 @@
+"""Which row counts give the same bits in a matrix product. Measured at load, not assumed.
+
+In bfloat16 the last bit of a row depends on the kernel that a library picks for the number
+of rows. Within a range of row counts the kernel, and with it the order of additions, is the
+same; products that stay in that range are batch-invariant.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
+_FALLBACK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """Products of `min_rows` to `max_rows` rows give a row the same bits."""
+
+    min_rows: int
+    max_rows: int
+
+    def meet(self, other: "RowRule") -> "RowRule":
+        """The row counts that both rules allow."""
+        return RowRule(max(self.min_rows, other.min_rows), min(self.max_rows, other.max_rows))
+
+
+def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
+    """The widest range of row counts around 16 that agrees bit for bit.
+
+    `product` maps [rows, in] to [rows, out]; `example` holds at least 128 rows of inputs. Where
+    even neighbouring counts disagree, every product is padded to exactly 16 rows.
+    """
+    reference = torch.cat([product(part) for part in example[:128].split(_FALLBACK)])
+    agrees = {rows: _agrees(product, example, reference, rows) for rows in _PROBED}
+    around = _PROBED.index(_FALLBACK)
+    low = high = around
+    while low > 0 and agrees[_PROBED[low - 1]]:
+        low -= 1
+    while high + 1 < len(_PROBED) and agrees[_PROBED[high + 1]]:
+        high += 1
+    if low > 1:
+        return RowRule(_FALLBACK, _FALLBACK)
+    return RowRule(_PROBED[low], _PROBED[high])
+
+
+def _agrees(
+    product: Callable[[Tensor], Tensor], example: Tensor, reference: Tensor, rows: int
+) -> bool:
+    for start in range(0, 128 - rows + 1, max(rows, 32)):
+        out = product(example[start : start + rows])
+        if not torch.equal(out, reference[start : start + rows]):
+            return False
+    return True
+
+
+def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tensor:
+    """`product(x)` in pieces that obey the rule; x [rows, in]."""
+    num_rows = x.shape[0]
+    if num_rows > rule.max_rows:
+        return torch.cat([tiled(product, part, rule) for part in x.split(rule.max_rows)])
+    missing = rule.min_rows - num_rows
+    if missing > 0:
+        return product(torch.cat([x, x[:1].expand(missing, -1)]))[:num_rows]
+    return product(x)

@@ -1,0 +1,47 @@
+"""Makes the matrix products of a model, all under one rule about row counts."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.models.invariance import RowRule, probe_rows, tiled
+from slipstream.models.linear import PackedLinear
+
+_ANY = RowRule(1, 1 << 30)
+
+
+class Products:
+    """Packs weights and, for invariant numerics, finds the row counts that all products share.
+
+    The rule narrows while products are made and holds for every one of them afterwards.
+    """
+
+    def __init__(self, *, is_invariant: bool) -> None:
+        self.rule = _ANY
+        self._is_invariant = is_invariant
+        self._seen: set[torch.Size] = set()
+
+    def make(self, linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
+        """One product for linear layers stacked along their outputs; [rows, in] to [rows, out]."""
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        packed = PackedLinear(weight, _stacked_bias(linears))
+        if not self._is_invariant:
+            return packed
+        if weight.shape not in self._seen:
+            self._seen.add(weight.shape)
+            noise = torch.Generator().manual_seed(0)
+            example = torch.randn(128, weight.shape[1], generator=noise).to(weight)
+            self.rule = self.rule.meet(probe_rows(packed, example))
+        return lambda x: tiled(packed, x, self.rule)
+
+
+def _stacked_bias(linears: Sequence[Any]) -> Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    parts = [
+        linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
+        for linear in linears
+    ]
+    return torch.cat(parts)

@@ -1,0 +1,73 @@
+"""Swaps the slow parts of a transformers model for equal, faster ones; the rest stays its own.
+
+What has the usual form (separate q, k, v, o projections with rotary embedding by halves, gated
+MLP, RMS norms) becomes a part of `blocks.py`; everything else keeps transformers' module.
+`causal.py` compares the model's output before and after, so that a module that only looks
+like the usual form is found at load and not in somebody's text.
+"""
+
+from torch import nn
+
+from slipstream.models.blocks import (
+    FastAttention,
+    FastLayer,
+    FastLinear,
+    FastMlp,
+    FastNorm,
+    Rotation,
+)
+from slipstream.models.products import Products
+
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LAYER = {
+    "input_layernorm": FastNorm,
+    "self_attn": FastAttention,
+    "post_attention_layernorm": FastNorm,
+    "mlp": FastMlp,
+}
+
+
+def operate(model: nn.Module, products: Products, rotation: Rotation) -> None:
+    """Swap every part of `model` that has an equal, faster form, from the leaves up."""
+    for name, child in list(model.named_children()):
+        swapped = _swapped(child, products, rotation)
+        if swapped is None:
+            operate(child, products, rotation)
+            swapped = FastLayer(child) if _is_usual_layer(child) else child
+        setattr(model, name, swapped)
+
+
+def _swapped(module: nn.Module, products: Products, rotation: Rotation) -> nn.Module | None:
+    if _is_usual_attention(module):
+        return FastAttention(module, products, rotation)
+    if _has_linears(module, _MLP) and callable(getattr(module, "act_fn", None)):
+        return FastMlp(module, products)
+    if isinstance(module, nn.Linear):
+        return FastLinear(module, products)
+    return FastNorm(module) if _is_usual_norm(module) else None
+
+
+def _has_linears(module: nn.Module, names: tuple[str, ...]) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in names)
+
+
+def _is_usual_norm(module: object) -> bool:
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+
+
+def _is_usual_attention(module: nn.Module) -> bool:
+    norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
+    return (
+        _has_linears(module, _ATTENTION)
+        and hasattr(module, "scaling")
+        and (norms == (None, None) or all(map(_is_usual_norm, norms)))
+    )
+
+
+def _is_usual_layer(module: nn.Module) -> bool:
+    """Exactly the four parts of a pre-norm layer, each swapped already."""
+    parts = dict(module.named_children())
+    return parts.keys() == _LAYER.keys() and all(
+        isinstance(parts[name], kind) for name, kind in _LAYER.items()
+    )
