@@ -1,0 +1,154 @@
+"""The law of a slot: from raw logits and the tokens before it to the scores sampled from.
+
+Bias, penalties, temperature, top-k, top-p, min-p, in that order, each on what the one before
+left over. Works on one row at a time, because only the slots that a walk visits need a law.
+Knows nothing of noise, trees or sessions.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.candidates import argmax_first, ordered_top
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.types import SamplingParams
+
+_FIRST_NUCLEUS = 64
+_NUCLEUS_GROWTH = 8
+
+
+def check_logit_bias(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises `InvalidRequest` when a biased token is not in the vocabulary."""
+    for token, _ in sampling.logit_bias:
+        if token >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens"
+            )
+
+
+class LawContext:
+    """Turns logits into the law of a slot, for one request.
+
+    `prefix` is every token of the session before the slot, the path of its tree node included:
+    the repetition penalty counts all of them, presence and frequency those from
+    `num_prompt_tokens` on.
+    """
+
+    def __init__(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
+        self._sampling = sampling
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def scores(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
+        """Unnormalised log-probabilities [V] fp32, -inf outside the law's support.
+
+        `logits` [V] are left as they are, and returned as they are when nothing applies.
+        Greedy requests have no temperature and no truncation: only the order counts there.
+        """
+        values, ids = self.support(logits, prefix)
+        if ids is None:
+            return values
+        dense = torch.full_like(logits, -math.inf)
+        return dense.scatter_(0, ids, values)
+
+    def probs(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
+        """The law as probabilities [V]; one-hot when greedy."""
+        values, ids = self.support(logits, prefix)
+        if self._sampling.is_greedy:
+            return torch.zeros_like(logits).index_fill_(0, torch.tensor(argmax_first(values)), 1)
+        if ids is None:
+            return torch.softmax(values, -1)
+        return torch.zeros_like(logits).scatter_(0, ids, torch.softmax(values, -1))
+
+    def support(self, logits: Tensor, prefix: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Scores [n] of the law's support and its ids [n], ascending; None is all of V."""
+        scores = self._penalised(logits, prefix)
+        if self._sampling.is_greedy:
+            return scores, None
+        return self._truncated(self._tempered(scores))
+
+    def _penalised(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
+        sampling = self._sampling
+        if not (sampling.logit_bias or sampling.depends_on_prefix):
+            return logits
+        scores = logits.clone()
+        if sampling.logit_bias:
+            tokens, biases = zip(*sampling.logit_bias, strict=True)
+            scores.index_add_(0, _ids(tokens, logits), _values(biases, logits))
+        if sampling.repetition_penalty != 1:
+            _penalise_repetition_(scores, _ids(set(prefix), logits), sampling.repetition_penalty)
+        if (sampling.presence_penalty, sampling.frequency_penalty) != (0, 0):
+            self._penalise_output_(scores, prefix[self._num_prompt_tokens :])
+        return scores
+
+    def _penalise_output_(self, scores: Tensor, output: Sequence[int]) -> None:
+        counts = Counter(output)
+        penalties = [
+            -self._sampling.presence_penalty - self._sampling.frequency_penalty * count
+            for count in counts.values()
+        ]
+        scores.index_add_(0, _ids(counts, scores), _values(penalties, scores))
+
+    def _tempered(self, scores: Tensor) -> Tensor:
+        if self._sampling.temperature == 1:
+            return scores
+        # Relative to the best, so that no temperature, however low, overflows.
+        return (scores - scores.max()).div_(self._sampling.temperature)
+
+    def _truncated(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        sampling = self._sampling
+        values, ids = scores, None
+        if sampling.top_k is not None and sampling.top_k < scores.shape[0]:
+            values, ids = ordered_top(scores, sampling.top_k)
+        if sampling.top_p < 1:
+            values, ids = _nucleus(values, ids, sampling.top_p)
+        if sampling.min_p > 0:
+            kept = _places(values >= values.max() + math.log(sampling.min_p))
+            values, ids = values[kept], kept if ids is None else ids[kept]
+        if ids is None:
+            return values, None
+        ids, order = ids.sort()
+        return values[order], ids
+
+
+def _nucleus(scores: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
+    """The fewest best tokens whose mass reaches `top_p`; at least one.
+
+    `scores` are in order already when `ids` are given. Else the best are selected, more and
+    more of them until the mass is reached; peaked laws need one small selection.
+    """
+    best = scores.max()
+    limit = top_p * (scores - best).exp_().sum(dtype=torch.float64)
+    size = scores.shape[0]
+    k = size if ids is not None else min(size, _FIRST_NUCLEUS)
+    while True:
+        values, order = (scores, ids) if ids is not None else ordered_top(scores, k)
+        mass = (values - best).exp_().to(torch.float64).cumsum(0)
+        if k == size or mass[-1] >= limit:
+            kept = 1 + int((mass[:-1] < limit).sum())
+            return values[:kept], order[:kept]
+        k = min(size, k * _NUCLEUS_GROWTH)
+
+
+def _places(mask: Tensor) -> Tensor:
+    """Indices [n] where `mask` [V] is true, ascending."""
+    if mask.device.type == "cpu":  # several times faster than torch's
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.nonzero()[:, 0]
+
+
+def _penalise_repetition_(scores: Tensor, ids: Tensor, penalty: float) -> None:
+    """Divide positive scores and multiply negative ones, once per token (Keskar et al. 2019)."""
+    seen = scores[ids]
+    scores[ids] = torch.where(seen < 0, seen * penalty, seen / penalty)
+
+
+def _ids(tokens: "Sequence[int] | set[int] | Counter[int]", like: Tensor) -> Tensor:
+    return torch.tensor(list(tokens), dtype=torch.int64, device=like.device)
+
+
+def _values(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)

@@ -1,0 +1,95 @@
+"""Whether a proposal can be verified at all. The draft is untrusted: look before use.
+
+Knows the verification modes and their demands; nothing of logits or models.
+"""
+
+import math
+from collections.abc import Sequence
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import Proposal, Session, SparseLaw, Verification
+
+_MASS_TOLERANCE = 1e-3
+
+
+def check_proposal(
+    session: Session, proposal: Proposal, *, vocab_size: int, roots: Sequence[int] = ()
+) -> None:
+    """Raises `InvalidRequest` when `proposal` can't be verified in the session's mode.
+
+    `roots` are those of the last verdict, if there were any.
+    """
+    tree, mode = proposal.tree, session.verification
+    _check_sizes(proposal)
+    _check_tokens(tree.tokens, vocab_size, "the proposal")
+    if mode is not Verification.MCSD_REPLACEMENT:
+        _check_siblings(tree)
+    if mode is Verification.TARGET_INIT:
+        _check_fork(tree, roots)
+    drawn = nodes_with_laws(session, tree)
+    if drawn and not proposal.laws:
+        raise InvalidRequest(f"{mode.value} verification needs the laws candidates were drawn from")
+    for node in drawn:
+        children = [tree.tokens[child] for child in tree.children(node)]
+        _check_law(proposal.laws[node + 1], node, children, vocab_size)
+
+
+def nodes_with_laws(session: Session, tree: TokenTree) -> list[int]:
+    """The nodes whose children must come with the law they were drawn from, in this mode."""
+    mode = session.verification
+    inner = sorted(set(tree.parents))
+    if mode is Verification.EXACT:
+        return []
+    if mode is Verification.TARGET_INIT:
+        return [] if session.sampling.is_greedy else [node for node in inner if node != ROOT]
+    return inner
+
+
+def _check_sizes(proposal: Proposal) -> None:
+    nodes = len(proposal.tree)
+    if proposal.stats and len(proposal.stats) != nodes:
+        raise InvalidRequest(f"a tree of {nodes} nodes has {len(proposal.stats)} statistics")
+    if proposal.laws and len(proposal.laws) != nodes + 1:
+        raise InvalidRequest(
+            f"a tree of {nodes} nodes has {len(proposal.laws)} laws, but needs {nodes + 1}"
+        )
+
+
+def _check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"{source} has token {bad}, outside the vocabulary of {vocab_size}")
+
+
+def _check_siblings(tree: TokenTree) -> None:
+    if len(set(zip(tree.parents, tree.tokens, strict=True))) != len(tree):
+        raise InvalidRequest("siblings carry the same token, but were not drawn with replacement")
+
+
+def _check_fork(tree: TokenTree, roots: Sequence[int]) -> None:
+    first = [tree.tokens[node] for node in tree.children(ROOT)]
+    if roots and first and first != list(roots):
+        raise InvalidRequest(f"the proposal has roots {first}, but the target drew {list(roots)}")
+    below = [parent for parent in tree.parents if parent != ROOT]
+    if len(set(below)) != len(below):
+        raise InvalidRequest("target-init verification takes one chain under each root only")
+
+
+def _check_law(law: SparseLaw | None, node: int, children: Sequence[int], vocab_size: int) -> None:
+    if law is None:
+        raise InvalidRequest(f"the children of node {node} come without the law they are drawn of")
+    if len(law.tokens) != len(law.probs):
+        raise InvalidRequest(
+            f"the law at node {node} has {len(law.tokens)} tokens, {len(law.probs)} probabilities"
+        )
+    if len(set(law.tokens)) != len(law.tokens):
+        raise InvalidRequest(f"the law at node {node} names a token twice")
+    _check_tokens(law.tokens, vocab_size, f"the law at node {node}")
+    total = math.fsum(law.probs)
+    if min(law.probs, default=0) < 0 or not abs(total - 1) <= _MASS_TOLERANCE:
+        raise InvalidRequest(f"the law at node {node} has a mass of {total:.6g}, but must have 1")
+    possible = {token for token, prob in zip(law.tokens, law.probs, strict=True) if prob > 0}
+    for token in children:
+        if token not in possible:
+            raise InvalidRequest(f"node {node} has child {token}, which its law can't have drawn")

@@ -1,0 +1,96 @@
+"""One slot of rejection sampling: which candidate stays, or the law that is left.
+
+Uniform numbers are arguments, so that the law of every outcome can be enumerated. `p` is the
+target's law of the slot, `q` the draft's. Knows nothing of trees, sessions or noise.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.types import SparseLaw
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`accepted` is the index of the candidate that stays; None when all were rejected.
+
+    `left` [V] is then the law, up to its mass, that the slot's token is to be drawn from.
+    """
+
+    accepted: int | None
+    left: Tensor
+
+
+def multi_candidate(
+    p: Tensor,
+    law: SparseLaw,
+    candidates: Sequence[int],
+    *,
+    uniform: Callable[[int], float],
+    replacement: bool,
+) -> Outcome:
+    """Recursive rejection sampling over `candidates`, in the order they were drawn from `law`.
+
+    Candidate x stays if uniform(its index) < p[x] / q[x], strictly: a token of p[x] = 0 must
+    not slip through on a uniform of 0. After a rejection p becomes the normalised positive
+    part of p - q; without replacement q then loses x and is renormalised, because the next
+    candidate was drawn from that. (MCSD, N. Yang et al. 2024; algorithms 2 and 3.)
+
+    `p` [V] sums to 1 and is left as it is. Tokens outside `law` have q = 0. Where p - q has no
+    positive part, which only rounding can bring about, p stays.
+    """
+    ids = torch.tensor(law.tokens, dtype=torch.int64, device=p.device)
+    q = torch.tensor(law.probs, dtype=p.dtype, device=p.device)
+    q = q / q.sum()
+    place = {token: index for index, token in enumerate(law.tokens)}
+    mass = 1.0
+    for index, token in enumerate(candidates):
+        if uniform(index) * float(q[place[token]]) * mass < float(p[token]):
+            return Outcome(index, p)
+        p, mass = _rejected(p, mass, ids, q)
+        if not replacement:
+            q = _without(q, place[token])
+    return Outcome(None, p)
+
+
+def branch_test(p: Tensor, law: SparseLaw, token: int, u: float) -> bool:
+    """Whether `token`, drawn from `law`, passes u < p / q on its own."""
+    q = law.probs[law.tokens.index(token)] / sum(law.probs)
+    return u * q < float(p[token])
+
+
+def residual(p: Tensor, law: SparseLaw) -> Tensor:
+    """The positive part of p - q [V], not normalised; p where there is none."""
+    ids = torch.tensor(law.tokens, dtype=torch.int64, device=p.device)
+    q = torch.tensor(law.probs, dtype=p.dtype, device=p.device)
+    return _rejected(p, 1.0, ids, q / q.sum())[0]
+
+
+def draw(weights: Tensor, u: float) -> int:
+    """The token at which the cumulative mass of `weights` [V] exceeds `u` of the whole.
+
+    A token of weight 0 is never drawn, whatever `u` and the rounding.
+    """
+    mass = weights.to(torch.float64).cumsum(0)
+    at = int(torch.searchsorted(mass, u * mass[-1:], right=True))
+    if at == mass.shape[0]:  # u * total rounded up to the total
+        at = int(weights.nonzero()[-1])
+    return at
+
+
+def _rejected(p: Tensor, mass: float, ids: Tensor, q: Tensor) -> tuple[Tensor, float]:
+    """p of the given mass less q, and its new mass. Only the tokens of q change."""
+    left = p.clone()
+    left[ids] = (p[ids] - mass * q).clamp_(min=0)
+    remaining = float(left.sum())
+    return (left, remaining) if remaining > 0 else (p, mass)
+
+
+def _without(q: Tensor, index: int) -> Tensor:
+    q = q.clone()
+    q[index] = 0
+    total = q.sum()
+    return q / total if total > 0 else q

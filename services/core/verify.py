@@ -1,0 +1,118 @@
+"""The target's decision: how far a proposal is right, and which token follows.
+
+`exact` draws each slot's token as plain decoding would and follows it into the tree; `mcsd`
+tests candidates by rejection sampling; `target-init` has a file of its own. Knows nothing of
+models, caches or where the proposal came from.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slipstream.core.candidates import argmax_first
+from slipstream.core.laws import LawContext
+from slipstream.core.noise import Purpose, gumbel, uniform
+from slipstream.core.proposal_check import check_proposal
+from slipstream.core.slots import draw, multi_candidate
+from slipstream.core.target_init import verify_forest
+from slipstream.core.tree import ROOT
+from slipstream.core.types import Proposal, SamplingParams, Session, Verification
+from slipstream.core.walk import Row, Slot, Step, Walk, descend
+
+
+def verify(
+    session: Session,
+    prefix: Sequence[int],
+    proposal: Proposal,
+    row: Row,
+    *,
+    roots: Sequence[int] = (),
+) -> Walk:
+    """Decide what becomes final after `prefix`, all final tokens of the session.
+
+    `row` is called once for each node the walk visits, the root included, and for no other.
+    `roots` are those of the last verdict, in `target-init`: a proposal must hang under them.
+    Raises `InvalidRequest` when the proposal can't be verified in the session's mode; engines
+    call `check_proposal` themselves before they spend a forward pass on it.
+    """
+    first = row(ROOT)
+    check_proposal(session, proposal, vocab_size=first.shape[0], roots=roots)
+
+    def known_row(node: int) -> Tensor:
+        return first if node == ROOT else row(node)
+
+    if session.verification is Verification.TARGET_INIT:
+        return verify_forest(session, prefix, proposal, known_row)
+    return descend(proposal.tree, ROOT, prefix, _slot(session, proposal), known_row)
+
+
+def choose(session: Session, logits: Tensor, prefix: Sequence[int]) -> int:
+    """The token plain decoding puts after `prefix`, all tokens before the slot; logits [V] fp32.
+
+    The first best token when greedy, else Gumbel-max with noise keyed by seed and position.
+    """
+    return _choose(session.sampling, _laws(session), logits, prefix)
+
+
+def _choose(
+    sampling: SamplingParams, laws: LawContext, logits: Tensor, prefix: Sequence[int]
+) -> int:
+    scores, ids = laws.support(logits, prefix)
+    if sampling.is_greedy:
+        return argmax_first(scores)
+    tokens = ids
+    if tokens is None:
+        tokens = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
+    noise = gumbel(sampling.seed, len(prefix), tokens, purpose=Purpose.DRAW)
+    best = argmax_first(noise.add_(scores))
+    return best if ids is None else int(ids[best])
+
+
+def _laws(session: Session) -> LawContext:
+    return LawContext(session.sampling, session.num_prompt_tokens)
+
+
+def _slot(session: Session, proposal: Proposal) -> Slot:
+    if session.verification is Verification.EXACT:
+        return _exact(session, proposal)
+    return _mcsd(session, proposal)
+
+
+def _exact(session: Session, proposal: Proposal) -> Slot:
+    """Draw the slot's token as without a proposal; go on if a child carries it."""
+    tree, laws = proposal.tree, _laws(session)
+
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> Step:
+        token = _choose(session.sampling, laws, logits, tokens)
+        for child in tree.children(node):
+            if tree.tokens[child] == token:
+                return Step(child)
+        return Step(None, token)
+
+    return step
+
+
+def _mcsd(session: Session, proposal: Proposal) -> Slot:
+    """Test the children one after the other; draw from what they leave over."""
+    tree, laws, seed = proposal.tree, _laws(session), session.sampling.seed
+    replacement = session.verification is Verification.MCSD_REPLACEMENT
+
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> Step:
+        left, position = laws.probs(logits, tokens), len(tokens)
+        children = tree.children(node)
+        law = proposal.laws[node + 1] if children else None
+        if law is not None:
+            outcome = multi_candidate(
+                left,
+                law,
+                [tree.tokens[child] for child in children],
+                uniform=lambda index: uniform(seed, position, Purpose.ACCEPT, index),
+                replacement=replacement,
+            )
+            if outcome.accepted is not None:
+                return Step(children[outcome.accepted])
+            left = outcome.left
+        return Step(None, draw(left, uniform(seed, position, Purpose.RESIDUAL, 0)))
+
+    return step
