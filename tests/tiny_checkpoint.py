@@ -1,0 +1,51 @@
+"""A random two-layer Llama and a byte tokenizer, saved as a real checkpoint. No downloads."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SPECIAL = ("<|end|>", "<|user|>", "<|bot|>")
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|user|>' if m['role'] == 'user' else '<|bot|>' }}"
+    "{{ m['content'] }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
+)
+
+
+def byte_tokenizer(*, template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token per byte, after three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0])
+    fast.chat_template = template
+    return fast
+
+
+def tiny_llama(*, vocab_size: int = 259, seed: int = 0) -> LlamaForCausalLM:
+    """Random weights, two layers, grouped queries, float32."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config)
+
+
+def save_checkpoint(folder: Path, *, vocab_size: int = 259) -> Path:
+    """A complete model directory."""
+    tiny_llama(vocab_size=vocab_size).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
