@@ -4,17 +4,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slipstream.core.errors import SlipstreamError, TrainingError
-from slipstream.train.config import LossSettings, Schedule, TrainSettings
-from slipstream.train.run import GlideRun, train_glide
-from slipstream.train.trainer import Check, Hooks, Report
+
+if TYPE_CHECKING:
+    from slipstream.train.run import GlideRun
+    from slipstream.train.trainer import Check, Report
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
 
@@ -62,6 +62,11 @@ def glide(  # noqa: PLR0913 - one parameter per option
     work = run_dir or out.with_name(out.name + ".run")
 
     def train() -> None:
+        import torch
+
+        from slipstream.train.config import LossSettings, Schedule, TrainSettings
+        from slipstream.train.run import GlideRun
+
         settings = TrainSettings(
             Schedule(steps=steps, minutes=minutes, lr=lr),
             LossSettings(block_min=block_min, block_max=block_max, prompt_weight=prompt_weight),
@@ -98,15 +103,18 @@ def _layer_list(text: str) -> tuple[int, ...]:
         raise TrainingError(f"layers must be numbers with commas between, got {text!r}") from None
 
 
-def _train(run: GlideRun) -> None:
+def _train(run: "GlideRun") -> None:
     """Run with a progress bar on a terminal and plain lines elsewhere."""
-    console = Console(highlight=False)
+    from slipstream.train.run import train_glide
+    from slipstream.train.trainer import Hooks
+
+    console = Console(highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         reading = bar.add_task("features", total=1.0)
         training = bar.add_task("training", total=1.0)
 
-        def report(result: Report) -> None:
+        def report(result: "Report") -> None:
             bar.update(training, completed=result.done)
             console.print(_line(result))
 
@@ -118,7 +126,7 @@ def _train(run: GlideRun) -> None:
         )
 
 
-def _line(result: Report) -> str:
+def _line(result: "Report") -> str:
     left = result.elapsed_seconds * (1 - result.done) / result.done if result.done else 0.0
     return (
         f"step {result.step}, epoch {result.epoch}: loss {result.loss:.4f}, lr {result.lr:.2e}, "
@@ -126,7 +134,7 @@ def _line(result: Report) -> str:
     )
 
 
-def _check_line(check: Check) -> str:
+def _check_line(check: "Check") -> str:
     rates = " ".join(f"{rate:.3f}" for rate in check.acceptance)
     best = ", best, exported" if check.is_best else ""
     return f"step {check.step}: acceptance by lag {rates}, {check.score:.3f} accepted of 4{best}"

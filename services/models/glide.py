@@ -9,7 +9,7 @@ Knows nothing of embeddings, heads, losses or caches: embeddings in, final-norme
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +113,8 @@ class GlideLayer(nn.Module):
         super().__init__()
         self.self_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = GlideSelfAttention(config)
-        self.cross = nn.ModuleList(GlideCrossAttention(config) for _ in config.target_layers)
+        # Any: a ModuleList forgets what its elements are.
+        self.cross: Any = nn.ModuleList(GlideCrossAttention(config) for _ in config.target_layers)
         self.mlp_norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GlideMlp(config)
 
@@ -134,7 +135,7 @@ class GlideModel(nn.Module):
     def __init__(self, config: GlideConfig) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(GlideLayer(config) for _ in range(config.num_layers))
+        self.layers: Any = nn.ModuleList(GlideLayer(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
@@ -152,7 +153,7 @@ class GlideModel(nn.Module):
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
-    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], count, -1).transpose(1, 2)
 
 
 def _merge(x: Tensor) -> Tensor:

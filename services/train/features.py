@@ -201,4 +201,5 @@ def _argmax(scores: Tensor) -> Tensor:
     blocks = scores.unflatten(-1, (-1, block))
     best = blocks.amax(-1).argmax(-1)
     inner = blocks[torch.arange(len(scores)), best].argmax(-1)
-    return best * block + inner
+    out: Tensor = best * block + inner
+    return out

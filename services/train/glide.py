@@ -97,7 +97,9 @@ def glide_loss(
     keep = weights.nonzero()[:, 0]
     draft, target, weights = draft[keep], target[keep], weights[keep]
     weights = weights * torch.isin(batch.argmax.flatten()[keep], frozen.vocab)
-    kl = TrimmedKl.apply(draft, target, frozen.head, weights)
+    kl: Tensor = TrimmedKl.apply(  # type: ignore[no-untyped-call]
+        draft, target, frozen.head, weights
+    )
     total = weights.sum().clamp_min(1.0)
     if settings.hidden_weight == 0:
         return kl / total

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from slipstream.core.errors import TrainingError, WeightsError
 from slipstream.models.glide import GlideModel, Rope
@@ -119,8 +120,6 @@ def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> N
 
 def load_target(path: Path) -> Target:
     """The target in bfloat16 from a local directory; TrainingError when there is none."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     if not path.is_dir():
         raise TrainingError(f"{path} is no directory with a model")
     try:
@@ -134,21 +133,22 @@ def load_target(path: Path) -> Target:
 def _start(
     run: GlideRun, target: Target, files: Sequence[DataFile]
 ) -> tuple[GlideModel, torch.Tensor]:
-    """A float32 draft and its vocabulary: the target's own layers, or `run.init_from`."""
-    max_lag = run.settings.loss.block_max
-    shape = GlideShape(run.layers, run.head_size, max_lag)
+    """A float32 draft, from the target's own layers or `run.init_from`, and the vocabulary of its
+    trimmed head, counted on the data at hand."""
+    shape = GlideShape(run.layers, run.head_size, run.settings.loss.block_max)
     name, digest = target.name, target.tokenizer_hash
     config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
-    if run.init_from is not None:
-        model, vocab = load_weights(run.init_from)
-        if model.config != config:
-            raise WeightsError(f"the weights in {run.init_from} are of another target or shape")
-        return model.float().requires_grad_(True).train(), vocab
     documents = [document for data in files for document in data.documents]
     counts = torch.from_numpy(token_counts(documents, config.vocab_size))
     vocab = trimmed_vocab(counts, config.head_size, forced=target.forced_ids())
     config = replace(config, head_size=len(vocab))
-    return init_from_target(target.model, config).train(), vocab
+    if run.init_from is None:
+        return init_from_target(target.model, config).train(), vocab
+    model, _ = load_weights(run.init_from)
+    if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
+        raise WeightsError(f"the weights in {run.init_from} are of another target or shape")
+    model.config = config
+    return model.float().requires_grad_(True).train(), vocab
 
 
 def _inputs(
