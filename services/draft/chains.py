@@ -1,0 +1,70 @@
+"""Growing one path: a chain, and a chain with CaPE's leaves."""
+
+from dataclasses import dataclass
+
+from slipstream.core.cape import cape_tree, runner_ups
+from slipstream.core.stop import Stop, StopSignal
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import Plan, Proposal, Verification
+from slipstream.draft.growth import Growth
+from slipstream.draft.slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    slots: tuple[Slot, ...]
+    stopped_by: str
+
+
+def grow_chain(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
+    """One path of the best candidate each."""
+    path = _follow(growth, plan, stop, leaves=False)
+    tree = TokenTree.chain([slot.tokens[0] for slot in path.slots])
+    return _proposal(growth, tree, path)
+
+
+def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
+    """A chain with runner-up leaves at every slot, more of them where the draft is less sure.
+
+    (GliDe with a CaPE, appendix A.) In `mcsd` the runner-ups are further draws without
+    replacement, and leaves are dropped by their place only, never by which token they are.
+    """
+    path = _follow(growth, plan, stop, leaves=True)
+    is_drawn = growth.session.verification is not Verification.EXACT
+    leaves = [slot.tokens[1 : 1 + runner_ups(slot.top_prob)] for slot in path.slots]
+    probs = None if is_drawn else [slot.probs for slot in path.slots]
+    chain = [slot.tokens[0] for slot in path.slots]
+    tree = cape_tree(chain, leaves, probs, max_nodes=plan.max_nodes)
+    return _proposal(growth, tree, path)
+
+
+def _follow(growth: Growth, plan: Plan, stop: Stop, *, leaves: bool) -> _Path:
+    slots: list[Slot] = []
+    path_prob = 1.0
+    limit = min(plan.max_depth, plan.max_nodes, growth.max_depth)
+    while True:
+        count = 1 + (runner_ups(0.0) if leaves else 0)
+        slot = growth.read(len(slots) - 1, count)
+        slots.append(slot)
+        path_prob *= growth.acceptance(slot)
+        if growth.ends_with(slot.tokens[0]):
+            return _Path(tuple(slots), "eos")
+        if len(slots) >= limit:
+            return _Path(tuple(slots), "lag" if limit == growth.max_depth else "depth")
+        if stop.should_stop(growth.signal(slot, len(slots), path_prob)):
+            return _Path(tuple(slots), "policy")
+        growth.extend([slot.tokens[0]], [len(slots) - 2])
+
+
+def _proposal(growth: Growth, tree: TokenTree, path: _Path) -> Proposal:
+    depths = tree.depths()
+    stats = tuple(
+        path.slots[depth - 1].stats(token)
+        for token, depth in zip(tree.tokens, depths, strict=True)
+    )
+    laws = {
+        node: path.slots[0 if node == ROOT else depths[node]].law for node in set(tree.parents)
+    }
+    return Proposal(tree, stats, growth.laws(tree, laws), path.stopped_by)
+
+

@@ -1,0 +1,125 @@
+"""The draft as an engine: sessions, the model's state, and the shape of proposals. No wire."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from slipstream.core.calibration import Calibration
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.history import apply_delta
+from slipstream.core.stop import Stop, make_stop
+from slipstream.core.types import Delta, Plan, Proposal, Session, Shape
+from slipstream.draft.chains import grow_cape, grow_chain
+from slipstream.draft.dynamic import grow_dynamic
+from slipstream.draft.growth import Growth
+from slipstream.draft.slots import SlotReader
+from slipstream.draft.trees import grow_fork, grow_product
+from slipstream.models.scorer import KvView, Scorer
+
+_GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Proposal]] = {
+    Shape.CHAIN: grow_chain,
+    Shape.CAPE: grow_cape,
+    Shape.DYNAMIC: grow_dynamic,
+    Shape.PRODUCT: grow_product,
+    Shape.FORK: grow_fork,
+}
+
+
+class KvSource(Protocol):
+    """Where a GliDe draft reads the target's keys and values of a session."""
+
+    def view(self, session_id: str, layers: Sequence[int]) -> KvView:
+        """The final positions of some target layers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The target layers that a draft reads, and where from."""
+
+    source: KvSource
+    layers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Held:
+    tokens: list[int]
+    state: Any
+
+
+class LocalDraft:
+    """`core.ports.Draft` over a draft model in this process."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        feed: Feed | None = None,
+        *,
+        decision: Callable[[Tensor], Tensor] | None = None,
+        cost_ratio: float | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
+        """`cost_ratio` is the time of a draft step over that of a target forward."""
+        self._scorer = scorer
+        self._feed = feed
+        self._decision = decision
+        self._cost_ratio = cost_ratio
+        self._calibration = calibration or Calibration()
+        self._held: dict[str, _Held] = {}
+
+    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
+        """See `core.ports.Draft.propose`."""
+        held = self._update(session, delta)
+        view = None
+        if self._feed is not None:
+            view = self._feed.source.view(session.session_id, self._feed.layers)
+        max_depth = self._max_depth(len(held.tokens), view)
+        if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
+            return Proposal(stopped_by="lag" if max_depth < 1 else "none")
+        first = self._scorer.sync(held.state, held.tokens, view)
+        growth = Growth(
+            session,
+            self._scorer,
+            held.state,
+            (len(held.tokens), first),
+            reader=SlotReader(session, self._scorer.vocab, self._decision),
+            calibration=self._calibration,
+            max_depth=max_depth,
+        )
+        return _GROWERS[plan.shape](growth, plan, self._stop(plan))
+
+    async def release(self, session_id: str) -> None:
+        """See `core.ports.Draft.release`."""
+        held = self._held.pop(session_id, None)
+        if held is not None:
+            self._scorer.close(held.state)
+
+    def _update(self, session: Session, delta: Delta) -> _Held:
+        held = self._held.get(session.session_id)
+        tokens, _ = apply_delta(held.tokens if held else [], delta)
+        if not tokens:
+            raise InvalidRequest("a draft needs at least one token to go on from")
+        if held is None:
+            capacity = session.num_prompt_tokens + session.max_tokens
+            held = _Held(tokens, self._scorer.open(capacity))
+            self._held[session.session_id] = held
+        held.tokens = tokens
+        return held
+
+    def _max_depth(self, num_tokens: int, view: KvView | None) -> int:
+        """The deepest slot whose distance to the newest target key was trained for."""
+        if self._scorer.max_lag is None or view is None:
+            return 1 << 30
+        staleness = num_tokens - 1 - view.count
+        return self._scorer.max_lag - staleness
+
+    def _stop(self, plan: Plan) -> Stop:
+        return make_stop(
+            plan.stop,
+            plan.threshold,
+            max_depth=plan.max_depth,
+            cost_ratio=self._cost_ratio,
+            calibration=self._calibration,
+        )
