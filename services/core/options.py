@@ -166,13 +166,21 @@ def check_combination(
         raise UnsupportedCombination("stop decision needs a decision model, but none is loaded")
 
 
-def default_shape(options: SpeculationOptions, default: Shape, *, drafter: str) -> Shape:
+def fitting_shape(options: SpeculationOptions, default: Shape, *, drafter: str) -> Shape:
     """The shape asked for, or `default`, or else the first one that the other parts go with."""
     if options.shape is not None:
         return options.shape
     mode = options.verification or Verification.EXACT
     fitting = VERIFICATIONS[mode].shapes & DRAFTERS[drafter].shapes
     return default if default in fitting else next(shape for shape in Shape if shape in fitting)
+
+
+def fitting_stop(options: SpeculationOptions, default: StopPolicy, *, drafter: str) -> StopPolicy:
+    """The stop policy asked for, or `default`, or else the first one the drafter can serve."""
+    if options.stop is not None:
+        return options.stop
+    fitting = DRAFTERS[drafter].stops
+    return default if default in fitting else next(stop for stop in StopPolicy if stop in fitting)
 
 
 def _check_part(

@@ -1,0 +1,102 @@
+"""What speculation did for a request: a histogram of round outcomes, and figures derived from it.
+
+Field names are those of vLLM's per-request acceptance metrics. Knows no clock and no exporter.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Figures of one request, or of several put together.
+
+    A *step* is a round in which something was drafted; rounds without are plain steps. Accepted
+    tokens are draft tokens that became final: never the target's own (bonus or root).
+    """
+
+    num_spec_steps: int
+    """Rounds in which something was drafted."""
+    num_plain_steps: int
+    """Rounds in which nothing was: plain decoding. The prompt's own is not recorded."""
+    num_draft_tokens: int
+    """Draft tokens verified: the nodes of all trees, leaves included."""
+    num_accepted_draft_tokens: int
+    """Draft tokens that became final."""
+    num_spec_tokens: int
+    """The largest number of draft tokens on a path that a round was allowed."""
+    per_step_accepted: tuple[int, ...]
+    """Accepted tokens of each step, in order."""
+    per_step_drafted: tuple[int, ...]
+    """Draft tokens of each step, in order."""
+    per_step_depth: tuple[int, ...]
+    """Longest drafted path of each step, in order: what could have been accepted."""
+    stop_reasons: Mapping[str, int]
+    """How often each thing ended the drafting of a step."""
+    lossless: bool
+    """Whether the verification used keeps the target's law."""
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Final tokens per step, the target's own included: 1 + accepted / steps; 1 without any."""
+        if not self.num_spec_steps:
+            return 1.0
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; trees draft alternatives, of which most must fail."""
+        if not self.num_draft_tokens:
+            return 0.0
+        return self.num_accepted_draft_tokens / self.num_draft_tokens
+
+    @property
+    def acceptance_histogram(self) -> dict[int, int]:
+        """Steps by how many draft tokens they accepted; counts of 0 steps are left out."""
+        return dict(sorted(Counter(self.per_step_accepted).items()))
+
+
+class Outcomes:
+    """Collects the outcome of every round of a request."""
+
+    def __init__(self) -> None:
+        self._drafted: list[int] = []
+        self._depths: list[int] = []
+        self._accepted: list[int] = []
+        self._stop_reasons: Counter[str] = Counter()
+        self._num_plain_steps = 0
+
+    def record(
+        self, num_drafted_nodes: int, depth: int, *, num_accepted: int, stopped_by: str = "none"
+    ) -> None:
+        """Count a round: its drafted nodes, their longest path, and how many were accepted.
+
+        Target-initialised roots are the target's own and count in none of the three.
+        """
+        if not 0 <= num_accepted <= depth <= num_drafted_nodes:
+            raise ValueError(
+                f"{num_accepted} accepted of depth {depth} of {num_drafted_nodes} nodes"
+            )
+        if num_drafted_nodes == 0:
+            self._num_plain_steps += 1
+            return
+        self._drafted.append(num_drafted_nodes)
+        self._depths.append(depth)
+        self._accepted.append(num_accepted)
+        self._stop_reasons[stopped_by] += 1
+
+    def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
+        """The figures so far."""
+        return SpeculationStats(
+            num_spec_steps=len(self._accepted),
+            num_plain_steps=self._num_plain_steps,
+            num_draft_tokens=sum(self._drafted),
+            num_accepted_draft_tokens=sum(self._accepted),
+            num_spec_tokens=num_spec_tokens,
+            per_step_accepted=tuple(self._accepted),
+            per_step_drafted=tuple(self._drafted),
+            per_step_depth=tuple(self._depths),
+            stop_reasons=dict(self._stop_reasons),
+            lossless=lossless,
+        )
