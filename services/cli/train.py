@@ -29,7 +29,7 @@ def _group() -> None:
 @app.command()
 def glide(  # noqa: PLR0913 - one parameter per option
     *,
-    target: Annotated[Path, typer.Option(help="Directory of the target model.")],
+    target: Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")],
     data: Annotated[list[Path], typer.Option(help="JSON lines to train on; repeatable.")],
     out: Annotated[Path, typer.Option(help="Directory for the weights.")],
     layers: Annotated[

@@ -7,13 +7,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from slipstream.core.errors import TrainingError, WeightsError
+from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide import GlideModel, Rope
 from slipstream.models.glide_init import (
     GlideShape,
@@ -21,8 +21,9 @@ from slipstream.models.glide_init import (
     init_from_target,
     trimmed_vocab,
 )
-from slipstream.models.glide_target import rotary_tables, target_parts, vocab_hash
+from slipstream.models.glide_target import rotary_tables, target_parts
 from slipstream.models.glide_weights import load_weights, save_glide
+from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.train.config import TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
 from slipstream.train.features import FeatureSet, FeatureSource, Progress, feature_store
@@ -37,12 +38,13 @@ _CHECKPOINT = "checkpoint"
 class GlideRun:
     """What to train, from what, into which directories.
 
-    out: the weights directory; work: checkpoints and, below `features`, the feature files.
+    target: alias, path or hub id. out: the weights directory; work: where checkpoints go;
+    features: where feature files go.
     layers: which target layers to read, empty for the last.
     licence: the target's licence, quoted in the provenance. command: quoted there too.
     """
 
-    target: Path
+    target: str
     data: tuple[Path, ...]
     out: Path
     work: Path
@@ -66,41 +68,14 @@ class GlideRun:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A transformers causal LM and its tokenizer."""
-
-    model: Any
-    tokenizer: Any
-    name: str
-
-    @property
-    def tokenizer_hash(self) -> str:
-        """Hash of the tokenizer's numbering."""
-        return vocab_hash(self.tokenizer.get_vocab())
-
-    def encode(self, prompt: str) -> list[int]:
-        """Ids of a user turn in the chat template, up to where the answer starts."""
-        turn = [{"role": "user", "content": prompt}]
-        text = self.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    def forced_ids(self) -> list[int]:
-        """Ids that every trimmed head holds: special and added tokens, every end of text."""
-        eos = self.model.generation_config.eos_token_id
-        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        return [*ends, *self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder]
-
-
 def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> None:
     """Train to the end of the schedule; `run.out` holds the weights of the best check."""
     revision = code_revision(Path(__file__).parent)
-    target = load_target(run.target)
+    target = load_target_parts(run.target)
     parts = target_parts(target.model)
     run = replace(run, layers=run.layers or (parts.num_layers - 1,))
     limits = ReadLimits(parts.vocab_size)
-    files = [read_data(path, limits, encode=target.encode) for path in run.data]
+    files = [read_data(path, limits, encode=partial(encode_prompt, target)) for path in run.data]
     model, vocab = _start(run, target, files)
     inputs = _inputs(run, target, files, vocab=vocab, progress=feature_progress)
     trainer = Trainer(model, inputs, run.settings, fingerprint=_fingerprint(run, files, vocab))
@@ -118,49 +93,53 @@ def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> N
     trainer.run(Hooks(hooks.clock, hooks.report, check))
 
 
-def load_target(path: Path) -> Target:
-    """The target in bfloat16 from a local directory; TrainingError when there is none."""
-    if not path.is_dir():
-        raise TrainingError(f"{path} is no directory with a model")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path} holds no usable model: {error}") from None
-    return Target(model, tokenizer, path.name)
+def encode_prompt(target: LoadedModel, prompt: str) -> list[int]:
+    """Ids of a user turn in the chat template, up to where the answer starts."""
+    turn = [{"role": "user", "content": prompt}]
+    text = target.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    ids: list[int] = target.tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def forced_ids(target: LoadedModel) -> list[int]:
+    """Ids that every trimmed head holds: special and added tokens, every end of text."""
+    eos = target.model.generation_config.eos_token_id
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    tokenizer = target.tokenizer
+    return [*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder]
 
 
 def _start(
-    run: GlideRun, target: Target, files: Sequence[DataFile]
+    run: GlideRun, target: LoadedModel, files: Sequence[DataFile]
 ) -> tuple[GlideModel, torch.Tensor]:
     """A float32 draft, from the target's own layers or `run.init_from`, and the vocabulary of its
     trimmed head, counted on the data at hand."""
     shape = GlideShape(run.layers, run.head_size, run.settings.loss.block_max)
-    name, digest = target.name, target.tokenizer_hash
+    name, digest = target.model_id, target.tokenizer_hash
     config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
     documents = [document for data in files for document in data.documents]
     counts = torch.from_numpy(token_counts(documents, config.vocab_size))
-    vocab = trimmed_vocab(counts, config.head_size, forced=target.forced_ids())
+    vocab = trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
     config = replace(config, head_size=len(vocab))
     if run.init_from is None:
         return init_from_target(target.model, config).train(), vocab
     model, _ = load_weights(run.init_from)
     if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
-        raise WeightsError(f"the weights in {run.init_from} are of another target or shape")
+        raise ModelMismatch(f"the weights in {run.init_from} are of another target or shape")
     model.config = config
     return model.float().requires_grad_(True).train(), vocab
 
 
 def _inputs(
     run: GlideRun,
-    target: Target,
+    target: LoadedModel,
     files: Sequence[DataFile],
     *,
     vocab: torch.Tensor,
     progress: Progress,
 ) -> Inputs:
     parts = target_parts(target.model)
-    source = FeatureSource(target.model, target.name, target.tokenizer_hash, run.layers)
+    source = FeatureSource(target.model, target.model_id, target.tokenizer_hash, run.layers)
     stores = [feature_store(source, data, run.features, progress=progress) for data in files]
     features = FeatureSet(list(zip(files, stores, strict=True)))
     longest = max(len(document.ids) for document in features.documents)
@@ -183,7 +162,7 @@ def _fingerprint(run: GlideRun, files: Sequence[DataFile], vocab: torch.Tensor) 
 
 def _facts(run: GlideRun, files: Sequence[DataFile], trainer: Trainer) -> dict[str, Any]:
     return {
-        "licence": f"derived from {run.target.name} ({run.licence})",
+        "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
         "data": [
             {
                 "file": data.name,

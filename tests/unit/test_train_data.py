@@ -1,0 +1,117 @@
+"""What counts as training text, who is held out, and how it is cut into batches."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from slipstream.core.errors import TrainingError
+from slipstream.train.data import (
+    Document,
+    ReadLimits,
+    batches,
+    read_data,
+    split_heldout,
+    token_counts,
+)
+
+LIMITS = ReadLimits(vocab_size=50, max_tokens=8)
+
+
+def encode(text):
+    return [len(word) for word in text.split()]
+
+
+def write(path, *lines):
+    path.write_text(
+        "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    )
+    return path
+
+
+def document(prompt, generated=()):
+    return Document(np.array([*prompt, *generated], dtype=np.int32), len(prompt))
+
+
+def test_ids_and_prompt_texts_both_become_documents(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"p": [1, 2], "g": [3], "t": 0.6}, {"prompt": "ab c def"})
+    data = read_data(path, LIMITS, encode=encode)
+    assert [d.ids.tolist() for d in data.documents] == [[1, 2, 3], [2, 1, 3]]
+    assert [d.num_prompt for d in data.documents] == [2, 3]
+    assert (data.num_tokens, data.num_generated) == (6, 1)
+
+
+def test_a_compressed_file_reads_like_a_plain_one(tmp_path):
+    plain = write(tmp_path / "a.jsonl", {"p": [1, 2], "g": [3]})
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    first, second = (read_data(p, LIMITS, encode=encode).documents[0] for p in (plain, packed))
+    assert first.ids.tolist() == second.ids.tolist()
+
+
+def test_long_documents_are_left_out_and_counted(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"p": [1] * 4, "g": [2] * 5}, {"p": [1], "g": [2]})
+    data = read_data(path, LIMITS, encode=encode)
+    assert (len(data.documents), data.num_skipped) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{\n", {"q": [1]}, {"p": [], "g": [1]}, {"p": [50], "g": []}, {"p": [-1]}, {"p": ["x"]}, [1]],
+)
+def test_a_line_that_cannot_be_used_is_named(tmp_path, line):
+    path = write(tmp_path / "a.jsonl", {"p": [1], "g": [2]}, line)
+    with pytest.raises(TrainingError, match="line 2"):
+        read_data(path, LIMITS, encode=encode)
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "broken.jsonl.gz"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(TrainingError, match=name):
+        read_data(tmp_path / name, LIMITS, encode=encode)
+
+
+def test_no_prompt_is_both_trained_on_and_held_out():
+    documents = [document([k % 10, 1], [k]) for k in range(40)] + [document([3, 1])]
+    train, heldout = split_heldout(documents, 4)
+    assert not {documents[i].key for i in train} & {documents[i].key for i in heldout}
+    assert len({documents[i].key for i in heldout}) == 4
+
+
+def test_the_held_out_prompts_do_not_depend_on_the_order_or_on_other_training_text():
+    documents = [document([k, 1], [k]) for k in range(40)]
+    _, heldout = split_heldout(documents, 4)
+    turned = documents[::-1]
+    _, again = split_heldout(turned, 4)
+    assert {documents[i].key for i in heldout} == {turned[i].key for i in again}
+
+
+def test_too_few_prompts_to_hold_out_are_refused():
+    with pytest.raises(TrainingError, match="too few"):
+        split_heldout([document([1], [2])], 1)
+
+
+def test_only_generated_tokens_are_counted():
+    counts = token_counts([document([1, 1], [2, 3, 2])], 5)
+    assert counts.tolist() == [0, 0, 2, 1, 0]
+
+
+LENGTHS = [3, 9, 4, 30, 5, 7, 2, 8, 6, 5] * 7
+
+
+def test_an_epoch_visits_every_document_once():
+    plan = list(batches(LENGTHS, 20, seed=3, epoch=0))
+    assert sorted(index for batch in plan for index in batch) == list(range(len(LENGTHS)))
+
+
+def test_a_padded_batch_fits_the_budget_or_holds_one_document():
+    for batch in batches(LENGTHS, 20, seed=3, epoch=0):
+        assert len(batch) == 1 or len(batch) * max(LENGTHS[i] for i in batch) <= 20
+
+
+def test_epochs_differ_and_repeat_themselves():
+    first, again = (list(batches(LENGTHS, 20, seed=3, epoch=0)) for _ in range(2))
+    assert first == again
+    assert first != list(batches(LENGTHS, 20, seed=3, epoch=1))

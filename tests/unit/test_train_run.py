@@ -1,0 +1,204 @@
+"""Whole training runs on a tiny target: weights that load, exact resume, clear refusals."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+import tiny_glide as tiny
+from slipstream.cli.train import app
+from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.models.glide_config import read_config
+from slipstream.models.glide_scorer import load_glide
+from slipstream.models.glide_weights import load_weights
+from slipstream.models.loading import load_target_parts
+from slipstream.train.config import LossSettings, Schedule, TrainSettings
+from slipstream.train.run import GlideRun, train_glide
+from slipstream.train.trainer import Hooks
+
+TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
+SETTINGS = TrainSettings(
+    Schedule(steps=6),
+    LossSettings(block_min=2, block_max=4),
+    batch_tokens=40,
+    num_heldout=2,
+    report_seconds=2.0,
+    export_seconds=3.0,
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a target model and a data file."""
+    base = tmp_path_factory.mktemp("train")
+    tiny.llama(tie_word_embeddings=False).to(torch.bfloat16).save_pretrained(base / "target")
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w60")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(base / "target")
+    generator = torch.Generator().manual_seed(0)
+    with (base / "data.jsonl").open("w") as file:
+        for _ in range(20):
+            ids = torch.randint(1, tiny.VOCAB, (12,), generator=generator).tolist()
+            file.write(json.dumps({"p": ids[:5], "g": ids[5:]}) + "\n")
+        file.write(json.dumps({"prompt": "w7 w8 w9"}) + "\n")
+    return base
+
+
+def glide_run(place, out, **changes):
+    values = {
+        "target": str(place / "target"),
+        "data": (place / "data.jsonl",),
+        "out": out / "weights",
+        "work": out / "work",
+        "features": place / "features",
+        "layers": (1, 3),
+        "head_size": 30,
+        "settings": SETTINGS,
+        "licence": "none",
+        "command": ("slipstream", "train", "glide"),
+    }
+    return GlideRun(**{**values, **changes})
+
+
+def hooks(check=lambda result: None):
+    """A clock that moves one second with each look."""
+    ticks = itertools.count()
+    return Hooks(lambda: float(next(ticks)), lambda report: None, check)
+
+
+def train(run, check=lambda result: None):
+    train_glide(run, hooks(check), feature_progress=lambda done, total: None)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(result):
+    raise Interrupted
+
+
+def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_path):
+    checks = []
+    train(glide_run(place, tmp_path), checks.append)
+    target = load_target_parts(str(place / "target"))
+    scorer = load_glide(tmp_path / "weights", target.model, tokenizer_hash=target.tokenizer_hash)
+    scores = scorer.sync(scorer.open(8), [1, 2, 3], None)
+    assert torch.isfinite(scores.logits).all()
+    assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
+    assert scorer.max_lag == SETTINGS.loss.block_max
+    record = json.loads((tmp_path / "weights" / "provenance.json").read_text())
+    assert record["command"] == "slipstream train glide"
+    assert record["licence"] == "derived from target (none)"
+    assert record["data"][0]["num_documents"] == 21
+    assert record["data"][0]["num_tokens"] == 20 * 12 + 5
+    assert any(check.is_best for check in checks)
+    assert all(len(check.acceptance) == 7 for check in checks)
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
+    train(glide_run(place, tmp_path / "whole"))
+    with pytest.raises(Interrupted):
+        train(glide_run(place, tmp_path / "broken"), interrupt)
+    stopped_at = json.loads((tmp_path / "broken/work/checkpoint/state.json").read_text())["step"]
+    assert 0 < stopped_at < 6
+    train(glide_run(place, tmp_path / "broken", is_resumed=True))
+    whole, broken = (
+        (tmp_path / name / "work/checkpoint/model.safetensors").read_bytes()
+        for name in ("whole", "broken")
+    )
+    assert whole == broken
+
+
+def test_training_lowers_the_loss(place, tmp_path):
+    losses = []
+    settings = TrainSettings(
+        Schedule(steps=60, lr=3e-3),
+        SETTINGS.loss,
+        batch_tokens=200,
+        num_heldout=2,
+        report_seconds=2.0,
+        export_seconds=1e6,
+    )
+    look = Hooks(hooks().clock, lambda report: losses.append(report.loss), lambda check: None)
+    train_glide(
+        glide_run(place, tmp_path, settings=settings), look, feature_progress=lambda d, t: None
+    )
+    assert losses[-1] < losses[0] - 0.1
+
+
+def test_training_can_start_from_earlier_weights_with_other_text(place, tmp_path):
+    train(glide_run(place, tmp_path / "first"))
+    first = tmp_path / "first/weights"
+    train(glide_run(place, tmp_path / "second", init_from=first, head_size=20))
+    assert read_config(tmp_path / "second/weights").head_size == 20
+
+
+def test_weights_of_another_shape_are_no_start(place, tmp_path):
+    train(glide_run(place, tmp_path / "first"))
+    run = glide_run(place, tmp_path, init_from=tmp_path / "first/weights", layers=(2,))
+    with pytest.raises(ModelMismatch, match="another target or shape"):
+        train(run)
+
+
+def test_a_checkpoint_of_other_settings_is_not_taken_up(place, tmp_path):
+    train(glide_run(place, tmp_path))
+    other = TrainSettings(SETTINGS.schedule, SETTINGS.loss, batch_tokens=50, num_heldout=2)
+    with pytest.raises(TrainingError, match="other data or settings"):
+        train(glide_run(place, tmp_path, settings=other, is_resumed=True))
+
+
+def test_features_are_computed_once(place, tmp_path):
+    steps = []
+    run = glide_run(place, tmp_path, features=tmp_path / "features")
+    for _ in range(2):
+        train_glide(run, hooks(), feature_progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(245, 245)]
+
+
+def test_exported_weights_are_those_of_the_best_check(place, tmp_path):
+    best = {}
+
+    def remember(result):
+        if result.is_best:
+            best["tensors"] = load_weights(tmp_path / "weights")[0].state_dict()
+
+    train(glide_run(place, tmp_path), remember)
+    last = load_weights(tmp_path / "weights")[0].state_dict()
+    assert all(torch.equal(value, best["tensors"][name]) for name, value in last.items())
+
+
+def command(place, out, *more):
+    base = ["glide", "--target", str(place / "target"), "--out", str(out / "w")]
+    base += ["--data", str(place / "data.jsonl"), "--feature-dir", str(place / "features")]
+    return CliRunner().invoke(app, [*base, *more])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "either a number of steps or of minutes"),
+        (["--steps", "2", "--layers", "1,x"], "layers must be numbers"),
+        (["--steps", "2", "--layers", "9"], "do not exist"),
+        (["--steps", "2", "--block-min", "5", "--block-max", "2"], "min <= max"),
+        (["--steps", "2", "--resume"], "no checkpoint"),
+        (["--steps", "2", "--data", "missing.jsonl"], "missing.jsonl"),
+    ],
+)
+def test_a_bad_option_is_one_sentence_and_exit_code_2(place, tmp_path, options, reason):
+    result = command(place, tmp_path, *options)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_target_that_is_not_there_is_one_sentence(place, tmp_path):
+    result = command(place, tmp_path, "--steps", "2", "--target", str(tmp_path / "none"))
+    assert result.exit_code == 2
+    assert "none" in result.stderr
