@@ -5,6 +5,7 @@ behind the draft's final norm, trained on acceptance probabilities. Knows nothin
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,8 @@ class DecisionModel(nn.Module):
             raise WeightsError(f"widths {widths} must hold an input and a hidden width, 1 or more")
         outs = (*widths[1:], 1)
         pairs = zip(widths, outs, strict=True)
-        self.layers = nn.ModuleList(nn.Linear(width, out) for width, out in pairs)
+        # Any: a ModuleList forgets what its elements are.
+        self.layers: Any = nn.ModuleList(nn.Linear(width, out) for width, out in pairs)
         self.widths = widths
 
     def forward(self, hidden: Tensor) -> Tensor:
