@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from slipstream.core.errors import WeightsError
@@ -50,7 +50,8 @@ def load_weights(directory: Path) -> tuple[GlideModel, Tensor]:
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file, whole or not at all."""
     part = path.with_name(path.name + ".part")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, part)
+    # Not `save_file`, whose files only their owner may read.
+    part.write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
     os.replace(part, path)
 
 
