@@ -18,6 +18,7 @@ from transformers import (
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.glide_target import vocab_hash
 from slipstream.models.quiet import quiet_transformers
+from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.folder import gguf_in
 from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
 from slipstream.models.store.hub import brief
@@ -78,7 +79,10 @@ def require_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
 
 
 def _model_id(name: str) -> str:
-    """An alias or hub id as it is; of a path its last part."""
+    """The short name of a known model; else a hub id as it is, and of a path its last part."""
+    for known in CATALOG.values():
+        if name in {known.alias, known.hub_id}:
+            return known.alias
     path = Path(name).expanduser()
     return path.resolve().name if path.exists() else name
 

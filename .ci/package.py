@@ -1,0 +1,76 @@
+"""Builds sdist -> wheel -> clean environment, and imports every module from there.
+
+Editable installs and checkouts can hide an empty wheel; this can't be fooled by them. The clean
+environment borrows the dependencies, and nothing else, of the one that runs this script.
+"""
+
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+from importlib.resources import files
+import slipstream
+
+home = files("slipstream")
+assert "site-packages" in str(home) and sys.prefix in str(home), home
+names = [module.name for module in pkgutil.walk_packages(slipstream.__path__, "slipstream.")]
+for name in names:
+    importlib.import_module(name)
+try:
+    importlib.import_module("services")
+except ModuleNotFoundError:
+    print(f"slipstream {slipstream.__version__}: {len(names)} modules import from the wheel")
+else:
+    sys.exit("the wheel has a top-level package `services`")
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> None:
+    """Run a command away from the checkout, and fail with it."""
+    subprocess.run([str(part) for part in command], cwd=cwd, check=True)
+
+
+def build(into: Path) -> Path:
+    """The wheel, made from the sdist and not from the checkout."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", into, cwd=ROOT)
+    (sdist,) = into.glob("*.tar.gz")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    run(*pip, "--wheel-dir", into, sdist, cwd=into)
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
+def check_data_files(wheel: Path) -> None:
+    """Everything of services/ that git tracks is in the wheel."""
+    listing = subprocess.run(
+        ["git", "ls-files", "services"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    expected = {name.replace("services/", "slipstream/", 1) for name in listing.stdout.split()}
+    if missing := sorted(expected - set(zipfile.ZipFile(wheel).namelist())):
+        sys.exit(f"the wheel lacks {', '.join(missing)}")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        here = Path(scratch)
+        wheel = build(here)
+        check_data_files(wheel)
+        venv.create(here / "clean", with_pip=False)
+        python = here / "clean" / "bin" / "python"
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(here / "clean")}))
+        zipfile.ZipFile(wheel).extractall(packages)
+        # A plain .pth line adds a directory without running the .pth files in it, so the
+        # editable install of this checkout stays out of sight.
+        (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        run(python, "-I", "-c", IMPORT_EVERYTHING, cwd=here)
+
+
+if __name__ == "__main__":
+    main()

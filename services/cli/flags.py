@@ -1,0 +1,55 @@
+"""Lets a command take a group of options as one dataclass. Knows nothing of which options."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import wraps
+from typing import Any, get_type_hints
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace every dataclass parameter of `command` by one option per field.
+
+    The fields carry the `Annotated[..., typer.Option(...)]` and the defaults.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _options_of(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+
+    @wraps(command)
+    def grouped(**values: Any) -> None:
+        built = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            for name, kind in groups.items()
+        }
+        command(**values, **built)
+
+    annotations = {parameter.name: parameter.annotation for parameter in parameters}
+    # What typer looks at. `wraps` has set the first to the command's own.
+    grouped.__annotations__ = annotations
+    grouped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    del grouped.__wrapped__
+    return grouped
+
+
+def _options_of(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, KEYWORD, annotation=hints[field.name], default=_default(field)
+        )
+        for field in fields(group)
+    ]
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return inspect.Parameter.empty if field.default is MISSING else field.default

@@ -1,0 +1,168 @@
+"""`slipstream generate`: one prompt in, text out as it becomes final, then one line of figures."""
+
+import json
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.engine import open_client
+from slipstream.cli.flags import with_flags
+from slipstream.cli.options import EngineFlags, LengthFlags, SamplingFlags, SpeculationFlags
+from slipstream.cli.report import Comparison, comparison_line, result_object, stats_line
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from slipstream.client import Client
+    from slipstream.client.prompts import Prompt
+    from slipstream.client.results import Result
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFlags:
+    """What is said, and how it is put to the model."""
+
+    prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from standard input.")]
+    raw: Annotated[bool, typer.Option("--raw", help="Without the model's chat template.")] = False
+    system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None
+
+    def content(self) -> "Prompt":
+        """Raises `InvalidRequest` for a prompt that is empty or not text."""
+        text = _read_stdin() if self.prompt == "-" else self.prompt
+        _require_text(text)
+        if self.system is None:
+            return text
+        if self.raw:
+            raise UnsupportedCombination("--system needs the chat template that --raw leaves out")
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": text}]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFlags:
+    """What is printed."""
+
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Decode plainly too; compare tokens and speed.")
+    ] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the text alone.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the SDK takes it."""
+
+    prompt: "Prompt"
+    raw: bool
+    sampling: SamplingParams
+    speculation: SpeculationOptions
+    max_tokens: int
+    stop: tuple[str, ...]
+
+    def options(self, **changes: Any) -> dict[str, Any]:
+        """Everything but the prompt, for `Client.generate` and `Client.stream`."""
+        values = {
+            "raw": self.raw,
+            "sampling": self.sampling,
+            "speculation": self.speculation,
+            "max_tokens": self.max_tokens,
+            "stop": self.stop,
+        }
+        return values | changes
+
+
+@with_flags
+def generate(
+    prompt: PromptFlags,
+    length: LengthFlags,
+    engine: EngineFlags,
+    sampling: SamplingFlags,
+    speculation: SpeculationFlags,
+    output: OutputFlags,
+) -> None:
+    """Generate text, drafted by one model and verified by another."""
+    if output.quiet and output.as_json:
+        raise UnsupportedCombination("--quiet prints the text alone, --json one object")
+    # Everything that can be refused is, before a model loads.
+    request = Request(
+        prompt=prompt.content(),
+        raw=prompt.raw,
+        sampling=sampling.params(),
+        speculation=speculation.options(),
+        max_tokens=length.max_new_tokens,
+        stop=tuple(length.stop),
+    )
+    with closing(open_client(engine)) as client:
+        if output.compare:
+            client.generate(request.prompt, **request.options(max_tokens=_WARM_UP_TOKENS))
+        result = _stream(client, request, shows_text=not output.as_json)
+        comparison = _compare(client, request, engine) if output.compare else None
+    _report(result, comparison, output)
+
+
+def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result":
+    """Generate, showing text as it becomes final."""
+    from slipstream.client.results import Result
+
+    text, tokens = "", ()
+    for chunk in client.stream(request.prompt, **request.options()):
+        text += chunk.text
+        tokens += chunk.token_ids
+        if shows_text:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    if chunk.finish_reason is None or chunk.stats is None:
+        raise AssertionError("a stream ended without its last chunk")
+    lossless = chunk.stats.speculation.lossless
+    return Result(text, tokens, chunk.finish_reason, chunk.stats, lossless)
+
+
+def _compare(client: "Client", request: Request, engine: EngineFlags) -> Comparison:
+    """Decode the request plainly: in its own numerics, and in the fastest."""
+    from dataclasses import replace
+
+    plainly = SpeculationOptions(mode=Mode.OFF)
+    plain = client.generate(request.prompt, **request.options(speculation=plainly))
+    if engine.numerics == "fast":
+        return Comparison(plain, plain)
+    with closing(open_client(replace(engine, numerics="fast", draft="none"))) as fast:
+        options = request.options(speculation=plainly)
+        fast.generate(request.prompt, **options | {"max_tokens": _WARM_UP_TOKENS})
+        return Comparison(plain, fast.generate(request.prompt, **options))
+
+
+def _report(result: "Result", comparison: Comparison | None, output: OutputFlags) -> None:
+    if output.as_json:
+        typer.echo(json.dumps(result_object(result, comparison)))
+        return
+    typer.echo()
+    if output.quiet:
+        return
+    line = stats_line(result.stats)
+    if comparison is not None:
+        line += ", " + comparison_line(result, comparison)
+    typer.echo(f"\n[{line}]")
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the prompt on standard input is not text ({error})") from None
+
+
+def _require_text(text: str) -> None:
+    if not text:
+        raise InvalidRequest("the prompt is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the prompt is not valid UTF-8") from None

@@ -1,0 +1,92 @@
+"""The `slipstream` command: its parts, and how errors become exit codes.
+
+0: done. 2: the request or a model can't be used as asked. 1: anything else that failed.
+130: interrupted.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+import typer
+
+import slipstream
+from slipstream.cli import chat, generate, models
+from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
+
+BAD_INPUT = 2
+FAILED = 1
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Speculative decoding: a draft proposes, a target verifies, the text is the same.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.add_typer(models.app, name="models")
+
+# Commands whose modules load torch come into being only when they are called.
+_LATER = {
+    "bench": ("slipstream.cli.bench", "Measure speed and identity."),
+    "train": ("slipstream.cli.train", "Train draft models."),
+}
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _mount_later(name: str, module: str, text: str) -> None:
+    settings = _PASS_ON | {"allow_interspersed_args": False}
+
+    @app.command(name, help=text, context_settings=settings, add_help_option=False)
+    def later(context: typer.Context) -> None:
+        group = import_module(module).app
+        code = group(args=context.args, prog_name=f"slipstream {name}", standalone_mode=False)
+        raise typer.Exit(code or 0)
+
+
+for _name, (_module, _text) in _LATER.items():
+    _mount_later(_name, _module, _text)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(slipstream.__version__)
+
+
+def run(args: Sequence[str] | None = None) -> NoReturn:
+    """The console script: run a command and exit with its code."""
+    sys.exit(exit_code(args))
+
+
+def exit_code(args: Sequence[str] | None = None) -> int:
+    """Run a command; errors become one sentence on standard error and a code."""
+    try:
+        return int(app(args=args, standalone_mode=False) or 0)
+    except SlipstreamError as error:
+        is_input = isinstance(error, InvalidRequest | ModelError | TrainingError)
+        return _fail(str(error), BAD_INPUT if is_input else FAILED)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has enough of it; leave nothing to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        # Usage errors of whichever click is underneath; the rest are bugs and show as such.
+        if not hasattr(error, "format_message"):
+            raise
+        return _fail(error.format_message(), BAD_INPUT)
+
+
+def _fail(sentence: str, code: int) -> int:
+    typer.echo(f"error: {sentence}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    run()

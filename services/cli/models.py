@@ -1,0 +1,42 @@
+"""`slipstream models`: what models are here, and getting one."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from slipstream.cli.progress import bars
+
+app = typer.Typer(help="List, fetch and locate models.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="An alias, a path or OWNER/NAME of the hub.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """Show the models with a short name, and where they are on this machine."""
+    from slipstream.models.store.resolve import list_models
+
+    table = Table("name", "hub repository", "here", box=None, pad_edge=False)
+    for model in list_models():
+        table.add_row(model.name, model.source, str(model.path or "no"))
+    Console(soft_wrap=True).print(table)
+
+
+@app.command()
+def pull(name: Name) -> None:
+    """Fetch a model unless it is here, and print its path."""
+    from slipstream.models.store.resolve import resolve
+
+    with bars() as progress:
+        path = resolve(name, progress=progress)
+    typer.echo(path)
+
+
+@app.command()
+def path(name: Name) -> None:
+    """Print the path of a model that is on this machine."""
+    from slipstream.models.store.resolve import find_local
+
+    typer.echo(find_local(name))
