@@ -50,6 +50,10 @@ class DynamicTree:
         """Log-probability of the path down to `node`."""
         return self._scores[node]
 
+    def parent(self, node: int) -> int:
+        """Creation index of the node above, or `ROOT`."""
+        return self._parents[node]
+
     def path_tokens(self, node: int) -> tuple[int, ...]:
         """Tokens from the root's child down to `node`."""
         tokens: list[int] = []

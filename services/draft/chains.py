@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.cape import cape_tree, runner_ups
-from slipstream.core.stop import Stop, StopSignal
+from slipstream.core.cape import Budget, cape_tree
+from slipstream.core.stop import Stop
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Verification
 from slipstream.draft.growth import Growth
@@ -18,7 +18,7 @@ class _Path:
 
 def grow_chain(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
     """One path of the best candidate each."""
-    path = _follow(growth, plan, stop, leaves=False)
+    path = _follow(growth, plan, stop, num_candidates=1)
     tree = TokenTree.chain([slot.tokens[0] for slot in path.slots])
     return _proposal(growth, tree, path)
 
@@ -29,22 +29,24 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
     (GliDe with a CaPE, appendix A.) In `mcsd` the runner-ups are further draws without
     replacement, and leaves are dropped by their place only, never by which token they are.
     """
-    path = _follow(growth, plan, stop, leaves=True)
+    path = _follow(growth, plan, stop, num_candidates=1 + max(growth.cape_table))
     is_drawn = growth.session.verification is not Verification.EXACT
-    leaves = [slot.tokens[1 : 1 + runner_ups(slot.top_prob)] for slot in path.slots]
-    probs = None if is_drawn else [slot.probs for slot in path.slots]
-    chain = [slot.tokens[0] for slot in path.slots]
-    tree = cape_tree(chain, leaves, probs, max_nodes=plan.max_nodes)
+    tree = cape_tree(
+        [slot.tokens[0] for slot in path.slots],
+        [slot.tokens[1:] for slot in path.slots],
+        top_probs=[slot.top_prob for slot in path.slots],
+        budget=Budget(plan.max_nodes, growth.cape_table),
+        probs=None if is_drawn else [slot.probs[1:] for slot in path.slots],
+    )
     return _proposal(growth, tree, path)
 
 
-def _follow(growth: Growth, plan: Plan, stop: Stop, *, leaves: bool) -> _Path:
+def _follow(growth: Growth, plan: Plan, stop: Stop, *, num_candidates: int) -> _Path:
     slots: list[Slot] = []
     path_prob = 1.0
     limit = min(plan.max_depth, plan.max_nodes, growth.max_depth)
     while True:
-        count = 1 + (runner_ups(0.0) if leaves else 0)
-        slot = growth.read(len(slots) - 1, count)
+        slot = growth.read(len(slots) - 1, num_candidates)
         slots.append(slot)
         path_prob *= growth.acceptance(slot)
         if growth.ends_with(slot.tokens[0]):

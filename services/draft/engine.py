@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.history import apply_delta
+from slipstream.core.options import MAX_NODES
+from slipstream.core.planner import Profile
 from slipstream.core.stop import Stop, make_stop
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape
 from slipstream.draft.chains import grow_cape, grow_chain
@@ -47,6 +48,7 @@ class Feed:
 class _Held:
     tokens: list[int]
     state: Any
+    capacity: int
 
 
 class LocalDraft:
@@ -58,15 +60,13 @@ class LocalDraft:
         feed: Feed | None = None,
         *,
         decision: Callable[[Tensor], Tensor] | None = None,
-        cost_ratio: float | None = None,
-        calibration: Calibration | None = None,
+        profile: Profile | None = None,
     ) -> None:
-        """`cost_ratio` is the time of a draft step over that of a target forward."""
+        """`decision` scores hidden states [R, d]; `profile` holds what was calibrated."""
         self._scorer = scorer
         self._feed = feed
         self._decision = decision
-        self._cost_ratio = cost_ratio
-        self._calibration = calibration or Calibration()
+        self._profile = profile or Profile()
         self._held: dict[str, _Held] = {}
 
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
@@ -85,7 +85,7 @@ class LocalDraft:
             held.state,
             (len(held.tokens), first),
             reader=SlotReader(session, self._scorer.vocab, self._decision),
-            calibration=self._calibration,
+            profile=self._profile,
             max_depth=max_depth,
         )
         return _GROWERS[plan.shape](growth, plan, self._stop(plan))
@@ -101,9 +101,11 @@ class LocalDraft:
         tokens, _ = apply_delta(held.tokens if held else [], delta)
         if not tokens:
             raise InvalidRequest("a draft needs at least one token to go on from")
-        if held is None:
-            capacity = session.num_prompt_tokens + session.max_tokens
-            held = _Held(tokens, self._scorer.open(capacity))
+        needed = session.num_prompt_tokens + session.max_tokens + MAX_NODES
+        if held is None or held.capacity < needed:
+            if held is not None:  # a later turn needs more room; the prefix is scored anew
+                self._scorer.close(held.state)
+            held = _Held(tokens, self._scorer.open(needed), needed)
             self._held[session.session_id] = held
         held.tokens = tokens
         return held
@@ -120,6 +122,6 @@ class LocalDraft:
             plan.stop,
             plan.threshold,
             max_depth=plan.max_depth,
-            cost_ratio=self._cost_ratio,
-            calibration=self._calibration,
+            cost_ratio=self._profile.step_cost,
+            calibration=self._profile.calibration,
         )

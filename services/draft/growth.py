@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from slipstream.core.calibration import Calibration
+from slipstream.core.planner import Profile
 from slipstream.core.stop import StopSignal
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Session, SparseLaw, Verification
@@ -27,7 +27,7 @@ class Growth:
         start: tuple[int, Scores],
         *,
         reader: SlotReader,
-        calibration: Calibration,
+        profile: Profile,
         max_depth: int,
     ) -> None:
         """`start` is the position of the first slot and the scores of that slot."""
@@ -37,7 +37,8 @@ class Growth:
         self._state = state
         self._position, first = start
         self._reader = reader
-        self._calibration = calibration
+        self.cape_table = profile.cape_table
+        self._calibration = profile.calibration
         self._rows: dict[int, tuple[Tensor, Tensor]] = {ROOT: (first.logits[0], first.hidden[0])}
         self._depths: list[int] = []
 

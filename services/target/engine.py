@@ -8,6 +8,8 @@ from torch import Tensor
 from slipstream.core.errors import CapacityError, InvalidRequest, PromptTooLong
 from slipstream.core.finish import finish
 from slipstream.core.history import apply_delta
+from slipstream.core.laws import check_logit_bias
+from slipstream.core.proposal_check import check_proposal
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, Proposal, Session, Verdict
 from slipstream.core.verify import Walk, verify
@@ -26,6 +28,8 @@ class _Held:
 
     tokens: list[int]
     cache: KvCache
+    roots: tuple[int, ...] = ()
+    """Target-initialised roots of the slot after the tokens."""
 
 
 class LocalTarget:
@@ -40,11 +44,20 @@ class LocalTarget:
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`."""
-        self._check(session, delta, proposal)
+        self._check(session, delta)
         held = self._open(session, delta)
         self._update(held, session.session_id, delta)
+        check_proposal(
+            session, proposal, vocab_size=self._model.vocab_size, roots=held.roots
+        )
         logits, rows, num_pending = self._forward(held, proposal)
-        walk = verify(session, held.tokens, proposal, lambda node: logits[node + 1].float())
+        walk = verify(
+            session,
+            held.tokens,
+            proposal,
+            lambda node: logits[node + 1].float(),
+            roots=held.roots,
+        )
         return self._settle(held, session, walk, proposal, (rows, num_pending))
 
     async def release(self, session_id: str) -> None:
@@ -62,7 +75,7 @@ class LocalTarget:
             return 0
         return min(apply_delta(held.tokens, Delta(0, tuple(tokens)))[1], held.cache.count)
 
-    def _check(self, session: Session, delta: Delta, proposal: Proposal) -> None:
+    def _check(self, session: Session, delta: Delta) -> None:
         limit = self._model.context_length
         if session.num_prompt_tokens + session.max_tokens > limit:
             raise PromptTooLong(
@@ -70,7 +83,8 @@ class LocalTarget:
                 f" new ones exceed the context of {limit} tokens"
             )
         size = self._model.vocab_size
-        for token in (*delta.tokens, *proposal.tree.tokens):
+        check_logit_bias(session.sampling, size)
+        for token in delta.tokens:
             if not 0 <= token < size:
                 raise InvalidRequest(f"token id {token} is outside the vocabulary of {size}")
 
@@ -86,7 +100,10 @@ class LocalTarget:
         return held
 
     def _update(self, held: _Held, session_id: str, delta: Delta) -> None:
-        held.tokens, num_same = apply_delta(held.tokens, delta)
+        before = held.tokens
+        held.tokens, num_same = apply_delta(before, delta)
+        if held.tokens != before:
+            held.roots = ()
         if not held.tokens:
             del self._held[session_id]
             raise InvalidRequest("a session needs at least one token before it can go on")
@@ -119,8 +136,8 @@ class LocalTarget:
         slots = rows.slot_list[:num_pending]
         held.cache.keep([*slots, *(rows.slot_list[num_pending + node] for node in accepted)])
         held.tokens += final
-        roots = walk.roots if reason is None else ()
-        return Verdict(tuple(final), len(accepted), reason, roots, self._free_rows)
+        held.roots = walk.roots if reason is None else ()
+        return Verdict(tuple(final), len(accepted), reason, held.roots, self._free_rows)
 
 
 assert ROOT == -1, "row 0 of the logits is the root's"

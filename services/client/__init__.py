@@ -1,0 +1,28 @@
+"""The SDK: `Client` and what goes into and comes out of a request."""
+
+from slipstream.client.client import Client, ClientSession
+from slipstream.client.results import Chunk, RequestStats, Result, Timings
+from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.types import (
+    FinishReason,
+    SamplingParams,
+    Shape,
+    StopPolicy,
+    Verification,
+)
+
+__all__ = [
+    "Chunk",
+    "Client",
+    "ClientSession",
+    "FinishReason",
+    "Mode",
+    "RequestStats",
+    "Result",
+    "SamplingParams",
+    "Shape",
+    "SpeculationOptions",
+    "StopPolicy",
+    "Timings",
+    "Verification",
+]

@@ -1,0 +1,198 @@
+"""The client: generate, stream, converse. Where the engines live is decided when it is made."""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from slipstream.client.prompts import Prompt
+from slipstream.client.results import Chunk, Result
+from slipstream.core.options import SpeculationOptions
+from slipstream.core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from slipstream.client.embedded import Conversation, Embedded
+
+DEFAULT_MAX_TOKENS = 256
+
+
+class Client:
+    """Generates text with a draft and a target. Use `Client.embedded(...)`."""
+
+    def __init__(self, backend: "Embedded") -> None:
+        self._backend = backend
+
+    @classmethod
+    def embedded(
+        cls,
+        target: str = "smollm2-135m",
+        draft: str = "glide",
+        *,
+        dtype: str = "bfloat16",
+        numerics: str = "invariant",
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> Self:
+        """Both engines in this process.
+
+        `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL or a
+        directory of GliDe weights. Raises `ModelError` or `InvalidRequest`.
+        """
+        from slipstream.client.embedded import Embedded
+        from slipstream.client.engine import EngineOptions
+
+        options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
+        return cls(Embedded.load(target, draft, options))
+
+    def generate(  # noqa: PLR0913 - the request's fields
+        self,
+        prompt: Prompt,
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        speculation: SpeculationOptions | None = None,
+        raw: bool = False,
+    ) -> Result:
+        """Run one request to its end. See `stream`."""
+        with self.session() as session:
+            return session.generate(
+                prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=stop,
+                speculation=speculation,
+                raw=raw,
+            )
+
+    def stream(  # noqa: PLR0913 - the request's fields
+        self,
+        prompt: Prompt,
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        speculation: SpeculationOptions | None = None,
+        raw: bool = False,
+    ) -> Iterator[Chunk]:
+        """Chunks of text as they become final.
+
+        `prompt` is text (a user message; as it is when `raw`), messages, or token ids. Greedy
+        by default. Raises `InvalidRequest` before anything is generated.
+        """
+        session = self.session()
+        try:
+            chunks = session.stream(
+                prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=stop,
+                speculation=speculation,
+                raw=raw,
+            )
+        except BaseException:
+            session.close()
+            raise
+        return _closing(session, chunks)
+
+    def session(self) -> "ClientSession":
+        """A conversation: each request goes on from the ones before, and their caches stay."""
+        return ClientSession(self._backend.conversation())
+
+    def close(self) -> None:
+        """Refuse requests from now on."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ClientSession:
+    """Turns of one conversation. Close it, or use it as a context, to free its caches."""
+
+    def __init__(self, conversation: "Conversation") -> None:
+        self._conversation = conversation
+
+    @property
+    def session_id(self) -> str:
+        """The conversation's name in the engines."""
+        return self._conversation.session_id
+
+    def generate(  # noqa: PLR0913 - the request's fields
+        self,
+        prompt: Prompt,
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        speculation: SpeculationOptions | None = None,
+        raw: bool = False,
+    ) -> Result:
+        """Run the next turn to its end."""
+        chunks = self.stream(
+            prompt,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop=stop,
+            speculation=speculation,
+            raw=raw,
+        )
+        return collected(chunks)
+
+    def stream(  # noqa: PLR0913 - the request's fields
+        self,
+        prompt: Prompt,
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        speculation: SpeculationOptions | None = None,
+        raw: bool = False,
+    ) -> Iterator[Chunk]:
+        """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
+        from slipstream.client.embedded import ask
+
+        wanted = ask(sampling, max_tokens, stop, speculation, raw=raw)
+        return self._conversation.turn(prompt, wanted)
+
+    def close(self) -> None:
+        """Free the session's caches."""
+        self._conversation.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def collected(chunks: Iterator[Chunk]) -> Result:
+    """All of a request's chunks as its result."""
+    parts = list(chunks)
+    last = parts[-1]
+    assert last.finish_reason is not None
+    assert last.stats is not None
+    return Result(
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        finish_reason=last.finish_reason,
+        stats=last.stats,
+        lossless=last.stats.speculation.lossless,
+    )
+
+
+def _closing(session: ClientSession, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    with session:
+        yield from chunks
