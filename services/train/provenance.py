@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from slipstream.train.data import DataFile
+
 PROVENANCE_NAME = "provenance.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -43,10 +45,21 @@ def environment() -> dict[str, str]:
     return {"python": platform.python_version(), "machine": platform.machine(), **packages}
 
 
-def write_provenance(directory: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
-    """Write `provenance.json` into `directory`, whole or not at all."""
+def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Write a provenance file, whole or not at all."""
     record = {"command": " ".join(command), "environment": environment(), **facts}
-    path = directory / PROVENANCE_NAME
     part = path.with_suffix(".part")
     part.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     os.replace(part, path)
+
+
+def data_facts(data: DataFile) -> dict[str, Any]:
+    """What a data file was: name, hash, sizes."""
+    return {
+        "file": data.name,
+        "sha256": data.sha256,
+        "num_documents": len(data.documents),
+        "num_tokens": data.num_tokens,
+        "num_generated_tokens": data.num_generated,
+        "num_skipped_documents": data.num_skipped,
+    }

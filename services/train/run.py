@@ -28,7 +28,12 @@ from slipstream.train.config import TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
 from slipstream.train.features import FeatureSet, FeatureSource, Progress, feature_store
 from slipstream.train.glide import Frozen
-from slipstream.train.provenance import code_revision, write_provenance
+from slipstream.train.provenance import (
+    PROVENANCE_NAME,
+    code_revision,
+    data_facts,
+    write_provenance,
+)
 from slipstream.train.trainer import Check, Hooks, Inputs, Trainer
 
 _CHECKPOINT = "checkpoint"
@@ -86,7 +91,7 @@ def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> N
         if result.is_best:
             save_glide(model, vocab, run.out)
             facts = {"revision": revision, **_facts(run, files, trainer)}
-            write_provenance(run.out, command=run.command, facts=facts)
+            write_provenance(run.out / PROVENANCE_NAME, command=run.command, facts=facts)
         trainer.save(run.work / _CHECKPOINT)
         hooks.check(result)
 
@@ -163,17 +168,7 @@ def _fingerprint(run: GlideRun, files: Sequence[DataFile], vocab: torch.Tensor) 
 def _facts(run: GlideRun, files: Sequence[DataFile], trainer: Trainer) -> dict[str, Any]:
     return {
         "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
-        "data": [
-            {
-                "file": data.name,
-                "sha256": data.sha256,
-                "num_documents": len(data.documents),
-                "num_tokens": data.num_tokens,
-                "num_generated_tokens": data.num_generated,
-                "num_skipped_documents": data.num_skipped,
-            }
-            for data in files
-        ],
+        "data": [data_facts(data) for data in files],
         "settings": asdict(run.settings),
         "num_steps": trainer.state.step,
         "num_trained_tokens": trainer.state.num_tokens,
