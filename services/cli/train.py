@@ -2,15 +2,14 @@
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from slipstream.core.errors import SlipstreamError, TrainingError
+from slipstream.core.errors import TrainingError
 
 if TYPE_CHECKING:
     from slipstream.train.run import GlideRun
@@ -18,96 +17,108 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
 
-_BAD_INPUT = 2
-
 
 @app.callback()
 def _group() -> None:
     """Train draft models."""
 
 
+Target = Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")]
+Data = Annotated[list[Path], typer.Option(help="JSON lines to train on; repeatable.")]
+Out = Annotated[Path, typer.Option(help="Directory for the weights.")]
+Layers = Annotated[str, typer.Option(help="Target layers to read, as 19,28,29; default: the last.")]
+HeadSize = Annotated[int, typer.Option(help="Tokens in the trimmed head.")]
+Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
+Minutes = Annotated[float | None, typer.Option(help="Length of the run in minutes.")]
+BatchTokens = Annotated[int, typer.Option(help="Tokens in a batch, padding included.")]
+Lr = Annotated[float, typer.Option(help="Peak learning rate.")]
+BlockMin = Annotated[int, typer.Option(help="Shortest block of the cross mask.")]
+BlockMax = Annotated[int, typer.Option(help="Longest block: the largest lag.")]
+PromptWeight = Annotated[float, typer.Option(help="Loss weight of prompt positions.")]
+InitFrom = Annotated[
+    Path | None, typer.Option(help="Weights to start from; default: the target's layers.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")]
+RunDir = Annotated[Path | None, typer.Option(help="Directory for checkpoints; default: OUT.run.")]
+FeatureDir = Annotated[
+    Path | None, typer.Option(help="Directory for target features; default: below RUN_DIR.")
+]
+ExportMinutes = Annotated[float, typer.Option(help="Minutes between held-out checks.")]
+Heldout = Annotated[int, typer.Option(help="Prompts held out for the checks.", min=1)]
+Licence = Annotated[str, typer.Option(help="Licence of the target, for the provenance.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
+Seed = Annotated[int, typer.Option(help="Seed of data order and masks.", min=0)]
+
+
 @app.command()
 def glide(  # noqa: PLR0913 - one parameter per option
     *,
-    target: Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")],
-    data: Annotated[list[Path], typer.Option(help="JSON lines to train on; repeatable.")],
-    out: Annotated[Path, typer.Option(help="Directory for the weights.")],
-    layers: Annotated[
-        str, typer.Option(help="Target layers to read, as 19,28,29; default: the last.")
-    ] = "",
-    head_size: Annotated[int, typer.Option(help="Tokens in the trimmed head.")] = 8192,
-    steps: Annotated[int | None, typer.Option(help="Length of the run in steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Length of the run in minutes.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens in a batch, padding included.")] = 4096,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 8e-4,
-    block_min: Annotated[int, typer.Option(help="Shortest block of the cross mask.")] = 2,
-    block_max: Annotated[int, typer.Option(help="Longest block: the largest lag.")] = 8,
-    prompt_weight: Annotated[float, typer.Option(help="Loss weight of prompt positions.")] = 0.5,
-    init_from: Annotated[
-        Path | None, typer.Option(help="Weights to start from; default: the target's layers.")
-    ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the checkpoint.")] = False,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Directory for checkpoints; default: OUT.run.")
-    ] = None,
-    feature_dir: Annotated[
-        Path | None, typer.Option(help="Directory for target features; default: below RUN_DIR.")
-    ] = None,
-    export_minutes: Annotated[float, typer.Option(help="Minutes between checks.")] = 4.0,
-    licence: Annotated[str, typer.Option(help="Licence of the target.")] = "unknown",
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of data order and masks.")] = 0,
+    target: Target,
+    data: Data,
+    out: Out,
+    layers: Layers = "",
+    head_size: HeadSize = 8192,
+    steps: Steps = None,
+    minutes: Minutes = None,
+    batch_tokens: BatchTokens = 4096,
+    lr: Lr = 8e-4,
+    block_min: BlockMin = 2,
+    block_max: BlockMax = 8,
+    prompt_weight: PromptWeight = 0.5,
+    init_from: InitFrom = None,
+    resume: Resume = False,
+    run_dir: RunDir = None,
+    feature_dir: FeatureDir = None,
+    export_minutes: ExportMinutes = 4.0,
+    heldout: Heldout = 60,
+    licence: Licence = "unknown",
+    threads: Threads = None,
+    seed: Seed = 0,
 ) -> None:
     """Train a GliDe draft for a target model."""
     work = run_dir or out.with_name(out.name + ".run")
+    length = {"steps": steps, "minutes": minutes, "lr": lr}
+    loss = {"block_min": block_min, "block_max": block_max, "prompt_weight": prompt_weight}
+    checks = {"num_heldout": heldout, "export_seconds": 60 * export_minutes}
+    rest = {"batch_tokens": batch_tokens, "seed": seed, **checks}
+    places = {"out": out, "work": work, "features": feature_dir or work / "features"}
+    draft = {"head_size": head_size, "init_from": init_from, "is_resumed": resume}
+    files = {"target": target, "data": tuple(data), "licence": licence, **places, **draft}
+    _train(_glide_run(length, loss, rest, layers, files), threads)
 
-    def train() -> None:
-        import torch
 
-        from slipstream.train.config import LossSettings, Schedule, TrainSettings
-        from slipstream.train.run import GlideRun
+def _glide_run(
+    length: dict[str, Any],
+    loss: dict[str, Any],
+    rest: dict[str, Any],
+    layers: str,
+    files: dict[str, Any],
+) -> "GlideRun":
+    from slipstream.train.config import LossSettings, Schedule, TrainSettings
+    from slipstream.train.run import GlideRun
 
-        settings = TrainSettings(
-            Schedule(steps=steps, minutes=minutes, lr=lr),
-            LossSettings(block_min=block_min, block_max=block_max, prompt_weight=prompt_weight),
-            batch_tokens=batch_tokens,
-            seed=seed,
-            export_seconds=60 * export_minutes,
-        )
-        run = GlideRun(
-            target=target,
-            data=tuple(data),
-            out=out,
-            work=work,
-            features=feature_dir or work / "features",
-            layers=_layer_list(layers),
-            head_size=head_size,
-            settings=settings,
-            init_from=init_from,
-            is_resumed=resume,
-            licence=licence,
-            command=("slipstream", "train", *sys.argv[1:]),
-        )
-        if threads is not None:
-            torch.set_num_threads(threads)
-        _train(run)
-
-    _or_exit(train)
+    settings = TrainSettings(Schedule(**length), LossSettings(**loss), **rest)
+    command = ("slipstream", *sys.argv[1:])
+    return GlideRun(**files, layers=_layer_list(layers), settings=settings, command=command)
 
 
 def _layer_list(text: str) -> tuple[int, ...]:
-    """ "19,28,29" -> (19, 28, 29); empty stands for the target's last layer."""
+    """From 19,28,29 to its numbers; empty stands for the target's last layer."""
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise TrainingError(f"layers must be numbers with commas between, got {text!r}") from None
 
 
-def _train(run: "GlideRun") -> None:
+def _train(run: "GlideRun", threads: int | None) -> None:
     """Run with a progress bar on a terminal and plain lines elsewhere."""
+    import torch
+
     from slipstream.train.run import train_glide
     from slipstream.train.trainer import Hooks
 
+    if threads is not None:
+        torch.set_num_threads(threads)
     console = Console(highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -138,16 +149,3 @@ def _check_line(check: "Check") -> str:
     rates = " ".join(f"{rate:.3f}" for rate in check.acceptance)
     best = ", best, exported" if check.is_best else ""
     return f"step {check.step}: acceptance by lag {rates}, {check.score:.3f} accepted of 4{best}"
-
-
-def _or_exit(action: Callable[[], None]) -> None:
-    """Run `action`; a mistake of the caller becomes one sentence and exit code 2."""
-    try:
-        action()
-    except SlipstreamError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(_BAD_INPUT) from None
-
-
-if __name__ == "__main__":
-    app()

@@ -103,7 +103,7 @@ def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int],
     )
     held = set(answered[:count])
     train = [index for index, key in enumerate(keys) if key not in held]
-    if not held or not train:
+    if len(answered) <= count:
         raise TrainingError(
             f"{len(answered)} answered prompts are too few to hold {count} out and train on others"
         )

@@ -7,10 +7,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
 import tiny_glide as tiny
-from slipstream.cli.train import app
+from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide_config import read_config
 from slipstream.models.glide_scorer import load_glide
@@ -175,9 +174,9 @@ def test_exported_weights_are_those_of_the_best_check(place, tmp_path):
 
 
 def command(place, out, *more):
-    base = ["glide", "--target", str(place / "target"), "--out", str(out / "w")]
+    base = ["train", "glide", "--target", str(place / "target"), "--out", str(out / "w")]
     base += ["--data", str(place / "data.jsonl"), "--feature-dir", str(place / "features")]
-    return CliRunner().invoke(app, [*base, *more])
+    return exit_code([*base, *more])
 
 
 @pytest.mark.parametrize(
@@ -189,16 +188,21 @@ def command(place, out, *more):
         (["--steps", "2", "--block-min", "5", "--block-max", "2"], "min <= max"),
         (["--steps", "2", "--resume"], "no checkpoint"),
         (["--steps", "2", "--data", "missing.jsonl"], "missing.jsonl"),
+        (["--steps", "2", "--target", "no-such-model"], "no-such-model"),
     ],
 )
-def test_a_bad_option_is_one_sentence_and_exit_code_2(place, tmp_path, options, reason):
-    result = command(place, tmp_path, *options)
-    assert result.exit_code == 2
-    assert reason in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+def test_a_bad_option_is_one_sentence_and_exit_code_2(place, tmp_path, capsys, options, reason):
+    assert command(place, tmp_path, *options) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert reason in sentence
+    assert len(sentence.splitlines()) == 1
 
 
-def test_a_target_that_is_not_there_is_one_sentence(place, tmp_path):
-    result = command(place, tmp_path, "--steps", "2", "--target", str(tmp_path / "none"))
-    assert result.exit_code == 2
-    assert "none" in result.stderr
+def test_the_command_trains_and_reports_its_checks(place, tmp_path, capsys):
+    options = ["--steps", "2", "--layers", "1,3", "--head-size", "30", "--batch-tokens", "40"]
+    threads = ["--threads", str(torch.get_num_threads())]
+    with pytest.raises(TrainingError, match="too few to hold 60 out"):
+        train(glide_run(place, tmp_path, settings=TrainSettings(Schedule(steps=2))))
+    assert command(place, tmp_path, *options, *threads, "--heldout", "2") == 0
+    assert "acceptance by lag" in capsys.readouterr().out
+    assert read_config(tmp_path / "w").target_layers == (1, 3)
