@@ -186,7 +186,7 @@ def command(place, out, *more):
         (["--steps", "2", "--layers", "1,x"], "layers must be numbers"),
         (["--steps", "2", "--layers", "9"], "do not exist"),
         (["--steps", "2", "--block-min", "5", "--block-max", "2"], "min <= max"),
-        (["--steps", "2", "--resume"], "no checkpoint"),
+        (["--steps", "2", "--heldout", "2", "--resume"], "no checkpoint"),
         (["--steps", "2", "--data", "missing.jsonl"], "missing.jsonl"),
         (["--steps", "2", "--target", "no-such-model"], "no-such-model"),
     ],
