@@ -7,7 +7,8 @@ that asks for confidence.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.core.errors import InvalidRequest, SessionOutOfSync, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.history import apply_delta
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape
 
@@ -88,17 +89,8 @@ class NgramDraft:
     def _told(self, session_id: str, delta: Delta) -> Lookup:
         """The session's lookup once it holds exactly the tokens up to the delta's end."""
         lookup = self._lookups.get(session_id) or Lookup(self._max_n, self._min_n)
-        held = len(lookup.tokens)
-        if delta.start > held:
-            raise SessionOutOfSync(
-                f"the delta starts at token {delta.start}, but the draft holds {held}"
-            )
-        known = lookup.tokens[delta.start : delta.end]
-        same = next(
-            (i for i, (a, b) in enumerate(zip(known, delta.tokens, strict=False)) if a != b),
-            len(known),
-        )
-        lookup.truncate(delta.start + same)
-        lookup.append(delta.tokens[same:])
+        tokens, num_same = apply_delta(lookup.tokens, delta)
+        lookup.truncate(num_same)
+        lookup.append(tokens[num_same:])
         self._lookups[session_id] = lookup
         return lookup
