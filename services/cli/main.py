@@ -66,7 +66,7 @@ def run(args: Sequence[str] | None = None) -> NoReturn:
 def exit_code(args: Sequence[str] | None = None) -> int:
     """Run a command; errors become one sentence on standard error and a code."""
     try:
-        return int(app(args=args, standalone_mode=False) or 0)
+        return int(app(args=args, prog_name="slipstream", standalone_mode=False) or 0)
     except SlipstreamError as error:
         is_input = isinstance(error, InvalidRequest | ModelError | TrainingError)
         return _fail(str(error), BAD_INPUT if is_input else FAILED)
@@ -84,7 +84,8 @@ def exit_code(args: Sequence[str] | None = None) -> int:
 
 
 def _fail(sentence: str, code: int) -> int:
-    typer.echo(f"error: {sentence}", err=True)
+    if sentence:  # none where help has said it all
+        typer.echo(f"error: {sentence}", err=True)
     return code
 
 

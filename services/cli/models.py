@@ -3,8 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from slipstream.cli.progress import bars
 
@@ -18,10 +16,9 @@ def list_() -> None:
     """Show the models with a short name, and where they are on this machine."""
     from slipstream.models.store.resolve import list_models
 
-    table = Table("name", "hub repository", "here", box=None, pad_edge=False)
     for model in list_models():
-        table.add_row(model.name, model.source, str(model.path or "no"))
-    Console(soft_wrap=True).print(table)
+        place = model.path or "not on this machine"
+        typer.echo(f"{model.name}  ({model.source})  {place}")
 
 
 @app.command()

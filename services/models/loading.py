@@ -3,6 +3,7 @@
 Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,10 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _device(name: str) -> torch.device:
+    if not _DEVICE.fullmatch(name):
+        raise InvalidRequest(f"the device is {name!r}, but must be cpu, cuda or cuda:N")
+    device = torch.device(name)
     try:
-        device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"the device {name!r} can't be used ({brief(error)})") from None
