@@ -43,7 +43,7 @@ class Client:
         options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
         return cls(Embedded.load(target, draft, options))
 
-    def generate(  # noqa: PLR0913 - the request's fields
+    def generate(
         self,
         prompt: Prompt,
         *,
@@ -64,7 +64,7 @@ class Client:
                 raw=raw,
             )
 
-    def stream(  # noqa: PLR0913 - the request's fields
+    def stream(
         self,
         prompt: Prompt,
         *,
@@ -125,7 +125,7 @@ class ClientSession:
         """The conversation's name in the engines."""
         return self._conversation.session_id
 
-    def generate(  # noqa: PLR0913 - the request's fields
+    def generate(
         self,
         prompt: Prompt,
         *,
@@ -146,7 +146,7 @@ class ClientSession:
         )
         return collected(chunks)
 
-    def stream(  # noqa: PLR0913 - the request's fields
+    def stream(
         self,
         prompt: Prompt,
         *,

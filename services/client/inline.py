@@ -4,7 +4,7 @@ The ports are asynchronous because engines may live elsewhere. An embedded engin
 for anything, so its coroutines can be driven by hand, inside a notebook's loop as well.
 """
 
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("an embedded engine waited for something")
 
 
-def iterated(generator: AsyncGenerator[T, None]) -> Iterator[T]:
+def iterated(generator: AsyncGenerator[T, None]) -> Generator[T, None, None]:
     """The items of an asynchronous generator that never waits; closes it in the end."""
     try:
         while True:

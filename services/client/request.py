@@ -58,7 +58,7 @@ class Run:
             piece, reason = self._piece(at)
             self.output += piece.tokens
             if reason is not None:
-                rounds.close()  # type: ignore[attr-defined]
+                rounds.close()
                 stats = self._stats(progress, num_cached, self._clock() - start)
                 yield Chunk(piece.text, piece.tokens, reason, stats)
                 return

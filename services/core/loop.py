@@ -1,6 +1,6 @@
 """The loop that connects a draft and a target. It knows neither tensors nor where the two live."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.planner import Planner
@@ -22,7 +22,7 @@ NO_PLAN = Plan(max_depth=0, max_nodes=0)
 
 async def decode(
     draft: Draft, target: Target, planner: Planner, session: Session, prompt: Sequence[int]
-) -> AsyncIterator[Round]:
+) -> AsyncGenerator[Round, None]:
     """Yield rounds until the target says that the request is finished.
 
     The first round verifies an empty proposal: that is what prefill is. Both engines are told

@@ -1,4 +1,4 @@
-"""The narrow interface: a draft proposes, a target verifies, and neither knows where the other lives."""
+"""The narrow interface: a draft proposes, a target verifies, neither knows where the other is."""
 
 from typing import Protocol
 

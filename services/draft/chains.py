@@ -61,12 +61,7 @@ def _follow(growth: Growth, plan: Plan, stop: Stop, *, num_candidates: int) -> _
 def _proposal(growth: Growth, tree: TokenTree, path: _Path) -> Proposal:
     depths = tree.depths()
     stats = tuple(
-        path.slots[depth - 1].stats(token)
-        for token, depth in zip(tree.tokens, depths, strict=True)
+        path.slots[depth - 1].stats(token) for token, depth in zip(tree.tokens, depths, strict=True)
     )
-    laws = {
-        node: path.slots[0 if node == ROOT else depths[node]].law for node in set(tree.parents)
-    }
+    laws = {node: path.slots[0 if node == ROOT else depths[node]].law for node in set(tree.parents)}
     return Proposal(tree, stats, growth.laws(tree, laws), path.stopped_by)
-
-

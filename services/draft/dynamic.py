@@ -56,9 +56,7 @@ def _expanded(
 ) -> dict[int, int]:
     """Score the next frontier; its nodes by creation index, with their rows in `growth`."""
     nodes = [
-        node
-        for node in tree.frontier(width)
-        if not growth.ends_with(tree.path_tokens(node)[-1])
+        node for node in tree.frontier(width) if not growth.ends_with(tree.path_tokens(node)[-1])
     ]
     if not nodes:
         return {}

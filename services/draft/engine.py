@@ -14,7 +14,7 @@ from slipstream.core.stop import Stop, make_stop
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape
 from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.dynamic import grow_dynamic
-from slipstream.draft.growth import Growth
+from slipstream.draft.growth import Growth, Prefix
 from slipstream.draft.slots import SlotReader
 from slipstream.draft.trees import grow_fork, grow_product
 from slipstream.models.scorer import KvView, Scorer
@@ -81,9 +81,7 @@ class LocalDraft:
         first = self._scorer.sync(held.state, held.tokens, view)
         growth = Growth(
             session,
-            self._scorer,
-            held.state,
-            (len(held.tokens), first),
+            Prefix(self._scorer, held.state, len(held.tokens), first),
             reader=SlotReader(session, self._scorer.vocab, self._decision),
             profile=self._profile,
             max_depth=max_depth,

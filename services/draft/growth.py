@@ -1,6 +1,7 @@
 """One round's drafting: scores of the nodes grown so far, read slot by slot."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,16 @@ from slipstream.draft.slots import Slot, SlotReader
 from slipstream.models.scorer import Scorer, Scores
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The session's tokens as the draft model holds them, and its scores of what follows."""
+
+    scorer: Scorer
+    state: Any
+    num_tokens: int
+    first: Scores
+
+
 class Growth:
     """A tree in the making behind a session's tokens.
 
@@ -22,29 +33,26 @@ class Growth:
     def __init__(
         self,
         session: Session,
-        scorer: Scorer,
-        state: Any,
-        start: tuple[int, Scores],
+        prefix: Prefix,
         *,
         reader: SlotReader,
         profile: Profile,
         max_depth: int,
     ) -> None:
-        """`start` is the position of the first slot and the scores of that slot."""
         self.session = session
         self.max_depth = max_depth
-        self._scorer = scorer
-        self._state = state
-        self._position, first = start
+        self._prefix = prefix
         self._reader = reader
         self.cape_table = profile.cape_table
         self._calibration = profile.calibration
-        self._rows: dict[int, tuple[Tensor, Tensor]] = {ROOT: (first.logits[0], first.hidden[0])}
+        self._rows: dict[int, tuple[Tensor, Tensor]] = {
+            ROOT: (prefix.first.logits[0], prefix.first.hidden[0])
+        }
         self._depths: list[int] = []
 
     def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> range:
         """Score the slots below new nodes; their indices continue those grown before."""
-        scores = self._scorer.grow(self._state, tokens, parents)
+        scores = self._prefix.scorer.grow(self._prefix.state, tokens, parents)
         start = len(self._depths)
         for row, parent in enumerate(parents):
             self._rows[start + row] = (scores.logits[row], scores.hidden[row])
@@ -55,7 +63,8 @@ class Growth:
         """The slot below a grown node (`ROOT`: the first one), with up to `count` candidates."""
         logits, hidden = self._rows[node]
         depth = 0 if node == ROOT else self._depths[node]
-        return self._reader.read(logits, hidden, position=self._position + depth, count=count)
+        position = self._prefix.num_tokens + depth
+        return self._reader.read(logits, hidden, position=position, count=count)
 
     def ends_with(self, token: int) -> bool:
         """Whether nothing can follow `token`."""

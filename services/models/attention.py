@@ -8,8 +8,10 @@ computed the same bits as plain decoding would have, wherever its own key was st
 import torch
 from torch import Tensor
 
+from slipstream.models.cache import round_up
 from slipstream.models.rows import Look, Rows
 
+_VECTOR = 64
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -29,14 +31,26 @@ def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows, scale: float
         past = torch.cat([part[0] for part in parts])
         log_mass = torch.cat([part[1] for part in parts])
     own = (query * key).sum(-1, dtype=torch.float32)
-    past_weight = torch.sub(log_mass, own, alpha=scale).sigmoid_().to(value.dtype)
+    past_weight = _past_weight(log_mass, own, scale).to(value.dtype)
     merged = torch.lerp(value, past.to(value.dtype), past_weight.unsqueeze(-1))
     return merged.view(num_rows, num_heads * dim)
 
 
-def _look_back(
-    query: Tensor, layer: Tensor, look: Look, scale: float
-) -> tuple[Tensor, Tensor]:
+def _past_weight(log_mass: Tensor, own: Tensor, scale: float) -> Tensor:
+    """sigmoid(log_mass - scale * own): what the keys before a row weigh against its own.
+
+    The last elements of a buffer that is no multiple of the vector width take a scalar path
+    with other bits, so the buffer is.
+    """
+    size = own.numel()
+    buffer = torch.empty(round_up(size, _VECTOR), dtype=torch.float32, device=own.device)
+    weight = buffer[:size].view(own.shape)
+    torch.sub(log_mass, own, alpha=scale, out=weight)
+    buffer.sigmoid_()
+    return weight
+
+
+def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [r, kv_heads, group, d] and log masses [r, kv_heads, group] over earlier keys."""
     if look.slots is not None:
         return _moved(query, layer, look, scale)
@@ -55,9 +69,7 @@ def _look_back(
     return past, log_mass
 
 
-def _moved(
-    query: Tensor, layer: Tensor, look: Look, scale: float
-) -> tuple[Tensor, Tensor]:
+def _moved(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[Tensor, Tensor]:
     """The same for rows whose ancestors are out of place: each gets its own key range."""
     assert look.slots is not None
     num_rows, num_kv, group, dim = query.shape

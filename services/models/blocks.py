@@ -65,7 +65,7 @@ class FastMlp(nn.Module):
 
 
 class Rotation:
-    """Rotary tables of the running forward in the form our kernel wants, made once for all layers."""
+    """Rotary tables of the running forward in the form we want, made once for all layers."""
 
     def __init__(self) -> None:
         self._source: Tables | None = None
@@ -134,12 +134,14 @@ class FastAttention(nn.Module):
 class FastLayer(nn.Module):
     """A pre-norm decoder layer whose parts are all of the usual form."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(
+        self, norms: tuple[FastNorm, FastNorm], attention: FastAttention, mlp: FastMlp
+    ) -> None:
+        """`norms` stand before the attention and before the MLP."""
         super().__init__()
-        self.input_layernorm = layer.input_layernorm
-        self.self_attn = layer.self_attn
-        self.post_attention_layernorm = layer.post_attention_layernorm
-        self.mlp = layer.mlp
+        self._before_attention, self._before_mlp = norms
+        self._attention = attention
+        self._mlp = mlp
 
     def forward(
         self,
@@ -150,11 +152,12 @@ class FastLayer(nn.Module):
         slip_cache: KvCache,
         **_: object,
     ) -> Tensor:
+        # Parts are called past nn.Module's hooks: at one row those cost as much as a product.
         x = hidden_states[0]
-        normed = self.input_layernorm.forward(x)
-        x = self.self_attn.run(normed, position_embeddings, slip_rows, slip_cache).add_(x)
-        normed = self.post_attention_layernorm.forward(x)
-        return self.mlp.forward(normed).add_(x).unsqueeze(0)
+        normed = self._before_attention.forward(x)
+        x = self._attention.run(normed, position_embeddings, slip_rows, slip_cache).add_(x)
+        normed = self._before_mlp.forward(x)
+        return self._mlp.forward(normed).add_(x).unsqueeze(0)
 
 
 def write(layer: Tensor, fresh: Tensor, rows: Rows) -> None:

@@ -60,7 +60,9 @@ class KvCache:
         if num_slots <= self._slots:
             return
         if num_slots > self.limit:
-            raise CapacityError(f"{num_slots} cache slots are needed, but the limit is {self.limit}")
+            raise CapacityError(
+                f"{num_slots} cache slots are needed, but the limit is {self.limit}"
+            )
         grown = min(max(num_slots, self._slots * 3 // 2), self.limit)
         self._slots = round_up(grown, KEY_BLOCK)
         at = self.layout

@@ -15,10 +15,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.models.attention import attend
-from slipstream.models.cache import KvCache, KvLayout
-from slipstream.models.rows import RowPlanner, Rows
 from slipstream.models.blocks import FastAttention, Rotation, write
+from slipstream.models.cache import KvCache, KvLayout
 from slipstream.models.products import Products
+from slipstream.models.rows import RowPlanner, Rows
 from slipstream.models.surgery import operate
 
 Numerics = Literal["invariant", "fast"]
@@ -157,7 +157,7 @@ def _sample_tokens(vocab_size: int) -> Tensor:
 
 @torch.inference_mode()
 def _sample_hidden(model: PreTrainedModel) -> Tensor:
-    tokens = _sample_tokens(model.get_output_embeddings().weight.shape[0])  # type: ignore[union-attr]
+    tokens = _sample_tokens(model.get_output_embeddings().weight.shape[0])
     out = model.base_model(input_ids=tokens[None].to(model.device), use_cache=False)
     hidden: Tensor = out.last_hidden_state[0]
     return hidden

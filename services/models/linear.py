@@ -8,10 +8,10 @@ _PACK_ROWS = 16
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether this build has oneDNN's packed product for this weight (bfloat16 on a CPU)."""
+    """Whether this build has oneDNN's packed product for this weight (on a CPU)."""
     ops = torch.ops.mkldnn
     return (
-        weight.dtype == torch.bfloat16
+        weight.dtype in (torch.bfloat16, torch.float32)
         and weight.device.type == "cpu"
         and torch.backends.mkldnn.is_available()
         and hasattr(ops, "_reorder_linear_weight")
@@ -22,7 +22,7 @@ def can_pack(weight: Tensor) -> bool:
 class PackedLinear:
     """`x @ weight.T + bias` for x [rows, in], about twice as fast as `F.linear` on a CPU.
 
-    `F.linear` lays a bfloat16 weight out anew in every call; here that is done once.
+    `F.linear` lays a weight out anew in every call; here that is done once.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

@@ -30,11 +30,20 @@ class KvView:
 class Scorer(Protocol):
     """A draft model that scores a prefix and grows a token tree behind it."""
 
-    vocab: Tensor | None
-    """[V_d] int64, target id of each column, ascending; None for the target's vocabulary."""
-    hidden_size: int
-    max_lag: int | None
-    """Largest staleness + depth the weights were trained for; None for no limit."""
+    @property
+    def vocab(self) -> Tensor | None:
+        """[V_d] int64, target id of each column, ascending; None for the target's vocabulary."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Width d of the hidden states."""
+        ...
+
+    @property
+    def max_lag(self) -> int | None:
+        """Largest staleness + depth the weights were trained for; None for no limit."""
+        ...
 
     def open(self, capacity: int) -> Any:
         """State of one session with room for `capacity` tokens, tree nodes included."""

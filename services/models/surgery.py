@@ -20,12 +20,7 @@ from slipstream.models.products import Products
 
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_LAYER = {
-    "input_layernorm": FastNorm,
-    "self_attn": FastAttention,
-    "post_attention_layernorm": FastNorm,
-    "mlp": FastMlp,
-}
+_LAYER = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
 def operate(model: nn.Module, products: Products, rotation: Rotation) -> None:
@@ -34,7 +29,7 @@ def operate(model: nn.Module, products: Products, rotation: Rotation) -> None:
         swapped = _swapped(child, products, rotation)
         if swapped is None:
             operate(child, products, rotation)
-            swapped = FastLayer(child) if _is_usual_layer(child) else child
+            swapped = _layer(child) or child
         setattr(model, name, swapped)
 
 
@@ -65,9 +60,14 @@ def _is_usual_attention(module: nn.Module) -> bool:
     )
 
 
-def _is_usual_layer(module: nn.Module) -> bool:
-    """Exactly the four parts of a pre-norm layer, each swapped already."""
+def _layer(module: nn.Module) -> FastLayer | None:
+    """A layer out of exactly the four parts of a pre-norm one, each swapped already."""
     parts = dict(module.named_children())
-    return parts.keys() == _LAYER.keys() and all(
-        isinstance(parts[name], kind) for name, kind in _LAYER.items()
-    )
+    if parts.keys() != set(_LAYER):
+        return None
+    first, attention, second, mlp = (parts[name] for name in _LAYER)
+    if not isinstance(first, FastNorm) or not isinstance(second, FastNorm):
+        return None
+    if not isinstance(attention, FastAttention) or not isinstance(mlp, FastMlp):
+        return None
+    return FastLayer((first, second), attention, mlp)

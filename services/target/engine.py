@@ -12,7 +12,8 @@ from slipstream.core.laws import check_logit_bias
 from slipstream.core.proposal_check import check_proposal
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, Proposal, Session, Verdict
-from slipstream.core.verify import Walk, verify
+from slipstream.core.verify import verify
+from slipstream.core.walk import Walk
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.rows import Rows
@@ -47,9 +48,7 @@ class LocalTarget:
         self._check(session, delta)
         held = self._open(session, delta)
         self._update(held, session.session_id, delta)
-        check_proposal(
-            session, proposal, vocab_size=self._model.vocab_size, roots=held.roots
-        )
+        check_proposal(session, proposal, vocab_size=self._model.vocab_size, roots=held.roots)
         logits, rows, num_pending = self._forward(held, proposal)
         walk = verify(
             session,

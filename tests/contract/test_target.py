@@ -1,0 +1,179 @@
+"""Laws of every target: what a delta does, what repeating does, what is refused."""
+
+import pytest
+
+import tiny
+from slipstream.core.errors import (
+    CapacityError,
+    InvalidRequest,
+    PromptTooLong,
+    SessionOutOfSync,
+)
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    Delta,
+    FinishReason,
+    Proposal,
+    SamplingParams,
+    Session,
+)
+from slipstream.target.engine import LocalTarget
+
+PROMPT = tuple(tiny.tokens(20))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.causal()
+
+
+@pytest.fixture
+def target(model):
+    return LocalTarget(model, free_rows=16, max_sessions=3)
+
+
+def session(name="s", *, prompt=PROMPT, max_tokens=50, **options):
+    return Session(name, len(prompt), max_tokens, **options)
+
+
+def chain(*tokens):
+    return Proposal(TokenTree.chain(tokens))
+
+
+async def plain(target, count, name="plain", prompt=PROMPT):
+    """Tokens of plain decoding."""
+    at, tokens = session(name, prompt=prompt), list(prompt)
+    told = 0
+    for _ in range(count):
+        verdict = await target.verify(at, Delta.since(told, tokens), Proposal())
+        tokens += verdict.tokens
+        told = len(tokens)
+    await target.release(name)
+    return tuple(tokens[len(prompt) :])
+
+
+async def test_an_empty_proposal_yields_one_token(target):
+    verdict = await target.verify(session(), Delta(0, PROMPT), Proposal())
+    assert len(verdict.tokens) == 1
+    assert verdict.num_accepted == 0
+
+
+async def test_a_right_proposal_is_accepted_and_followed_by_a_bonus_token(target):
+    expected = await plain(target, 4)
+    verdict = await target.verify(session(), Delta(0, PROMPT), chain(*expected[:3]))
+    assert verdict.tokens == expected
+    assert verdict.num_accepted == 3
+
+
+async def test_nothing_after_the_first_wrong_token_survives(target):
+    expected = await plain(target, 3)
+    wrong = (expected[1] + 1) % tiny.VOCAB
+    verdict = await target.verify(session(), Delta(0, PROMPT), chain(expected[0], wrong, 7))
+    assert verdict.tokens == expected[:2]
+    assert verdict.num_accepted == 1
+
+
+async def test_repeating_a_call_changes_nothing(target):
+    expected = await plain(target, 3)
+    first = await target.verify(session(), Delta(0, PROMPT), chain(*expected[:2]))
+    assert await target.verify(session(), Delta(0, PROMPT), chain(*expected[:2])) == first
+    news = Delta(len(PROMPT), first.tokens)
+    second = await target.verify(session(), news, Proposal())
+    assert await target.verify(session(), news, Proposal()) == second
+
+
+async def test_telling_another_replica_everything_moves_the_session(model, target):
+    tokens = (*PROMPT, *await plain(target, 5))
+    other = LocalTarget(model, free_rows=16)
+    moved = await other.verify(session(), Delta(0, tokens), Proposal())
+    assert moved.tokens == (await plain(target, 6))[5:]
+
+
+async def test_a_lower_start_takes_tokens_back(target):
+    first = await target.verify(session(), Delta(0, PROMPT), Proposal())
+    other = (first.tokens[0] + 1) % tiny.VOCAB or 1
+    verdict = await target.verify(session(), Delta(len(PROMPT), (other,)), Proposal())
+    fresh = await plain(target, 1, prompt=(*PROMPT, other))
+    assert verdict.tokens == fresh
+
+
+async def test_a_gap_in_the_final_tokens_is_refused(target):
+    await target.verify(session(), Delta(0, PROMPT), Proposal())
+    with pytest.raises(SessionOutOfSync, match="starts at position 99"):
+        await target.verify(session(), Delta(99, (1,)), Proposal())
+
+
+async def test_an_unknown_session_must_start_at_0(target):
+    with pytest.raises(SessionOutOfSync, match="0 tokens are held"):
+        await target.verify(session("new"), Delta(3, (1,)), Proposal())
+
+
+async def test_a_stop_token_inside_an_accepted_path_ends_the_request(target):
+    expected = await plain(target, 4)
+    at = session(stop_token_ids=frozenset({expected[1]}))
+    stop = expected.index(expected[1])
+    verdict = await target.verify(at, Delta(0, PROMPT), chain(*expected[:3]))
+    assert verdict.tokens == expected[: stop + 1]
+    assert verdict.finish_reason is FinishReason.STOP
+
+
+async def test_the_limit_inside_an_accepted_path_ends_the_request(target):
+    expected = await plain(target, 4)
+    verdict = await target.verify(session(max_tokens=2), Delta(0, PROMPT), chain(*expected[:3]))
+    assert verdict.tokens == expected[:2]
+    assert verdict.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_session_goes_on_rightly_after_a_truncated_round(target):
+    expected = await plain(target, 4)
+    await target.verify(session(max_tokens=2), Delta(0, PROMPT), chain(*expected[:3]))
+    turn = (*PROMPT, *expected[:2], 5, 6)
+    verdict = await target.verify(session(prompt=turn), Delta(0, turn), Proposal())
+    assert verdict.tokens == await plain(target, 1, prompt=turn)
+
+
+async def test_cached_tokens_of_an_earlier_turn_are_counted(target):
+    assert target.num_cached("s", PROMPT) == 0
+    await target.verify(session(), Delta(0, PROMPT), Proposal())
+    assert target.num_cached("s", (*PROMPT, 1, 2)) == len(PROMPT)
+
+
+async def test_releasing_twice_is_fine(target):
+    await target.verify(session(), Delta(0, PROMPT), Proposal())
+    await target.release("s")
+    await target.release("s")
+    assert target.num_cached("s", PROMPT) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "proposal"), [((1, tiny.VOCAB), Proposal()), (PROMPT, chain(-1)), ((), Proposal())]
+)
+async def test_tokens_that_do_not_exist_are_refused(target, tokens, proposal):
+    with pytest.raises(InvalidRequest):
+        await target.verify(session(), Delta(0, tokens), proposal)
+
+
+async def test_a_refused_call_leaves_the_session_as_it_was(target):
+    await target.verify(session(), Delta(0, PROMPT), Proposal())
+    with pytest.raises(InvalidRequest):
+        await target.verify(session(), Delta(len(PROMPT), ()), chain(tiny.VOCAB))
+    verdict = await target.verify(session(), Delta(0, PROMPT), Proposal())
+    assert verdict.tokens == await plain(target, 1)
+
+
+async def test_a_request_that_can_outgrow_the_context_is_refused(target):
+    with pytest.raises(PromptTooLong, match="context of 512"):
+        await target.verify(session(max_tokens=500), Delta(0, PROMPT), Proposal())
+
+
+async def test_a_biased_token_that_does_not_exist_is_refused(target):
+    at = session(sampling=SamplingParams(logit_bias=((tiny.VOCAB, 1.0),)))
+    with pytest.raises(InvalidRequest, match="logit_bias"):
+        await target.verify(at, Delta(0, PROMPT), Proposal())
+
+
+async def test_more_sessions_than_fit_are_refused(target):
+    for name in "abc":
+        await target.verify(session(name), Delta(0, PROMPT), Proposal())
+    with pytest.raises(CapacityError):
+        await target.verify(session("d"), Delta(0, PROMPT), Proposal())

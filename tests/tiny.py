@@ -1,0 +1,95 @@
+"""Small models with random weights and token ids for text: no downloads, a few milliseconds each."""
+
+from typing import Any
+
+import torch
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from slipstream.models.causal import CausalModel, Numerics
+from slipstream.models.glide_config import GlideConfig
+from slipstream.models.glide_init import init_from_target
+from slipstream.models.glide_scorer import GlideScorer
+from slipstream.models.glide_target import target_parts
+
+VOCAB = 48
+EOS = 0
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+_FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, _GROUPED),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 2}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, _GROUPED),
+    # Fused projections and a parallel residual: served by transformers' own modules.
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"num_key_value_heads": 2}),
+    "gpt-neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {}),
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+def hf_model(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """A transformers model of a family, with weights large enough to have opinions."""
+    config, model, extra = _FAMILIES[family]
+    torch.manual_seed(seed)
+    made = model(config(**_SHAPE, **extra, initializer_range=0.12))
+    return made.to(dtype).eval()
+
+
+def causal(
+    family: str = "llama",
+    *,
+    dtype: torch.dtype = torch.float32,
+    numerics: Numerics = "invariant",
+    seed: int = 0,
+) -> CausalModel:
+    """A `CausalModel` over `hf_model`."""
+    return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics)
+
+
+def glide(
+    *, dtype: torch.dtype = torch.float32, layers: tuple[int, ...] = (0, 2), max_lag: int = 8
+) -> GlideScorer:
+    """An untrained GliDe draft of `hf_model()`, its head trimmed to every token but a few."""
+    model = hf_model(dtype=dtype)
+    parts = target_parts(model)
+    config = GlideConfig(
+        target_model="tiny",
+        tokenizer_hash="tiny",
+        vocab_size=VOCAB,
+        head_size=VOCAB - 6,
+        hidden_size=64,
+        intermediate_size=96,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        target_layers=layers,
+        max_lag=max_lag,
+    )
+    vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
+    return GlideScorer(init_from_target(model, config), vocab, parts, dtype=dtype)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """Random token ids, end of sequence excluded."""
+    noise = torch.Generator().manual_seed(seed)
+    return (1 + torch.randint(VOCAB - 1, (count,), generator=noise)).tolist()
