@@ -164,6 +164,28 @@ def test_imports_follow_the_contracts():
     assert report.returncode == 0, report.stdout + report.stderr
 
 
-def test_the_command_line_answers_help_without_loading_torch():
-    code = "import sys, slipstream.cli.main; sys.exit('torch' in sys.modules)"
-    assert run("-c", code).returncode == 0
+def test_the_public_surface_is_what_is_written_here():
+    import slipstream.client
+
+    assert sorted(slipstream.client.__all__) == [
+        "Chunk",
+        "Client",
+        "ClientSession",
+        "FinishReason",
+        "Mode",
+        "RequestStats",
+        "Result",
+        "SamplingParams",
+        "Shape",
+        "SpeculationOptions",
+        "StopPolicy",
+        "Timings",
+        "Verification",
+    ]
+    assert all(hasattr(slipstream.client, name) for name in slipstream.client.__all__)
+
+
+def test_the_sdk_and_the_command_line_load_without_torch():
+    for module in ("slipstream.client", "slipstream.cli.main", "slipstream.config"):
+        code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+        assert run("-c", code).returncode == 0, module

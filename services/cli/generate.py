@@ -112,7 +112,8 @@ def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result"
     """Generate, showing text as it becomes final."""
     from slipstream.client.results import Result
 
-    text, tokens = "", ()
+    text = ""
+    tokens: tuple[int, ...] = ()
     for chunk in client.stream(request.prompt, **request.options()):
         text += chunk.text
         tokens += chunk.token_ids
