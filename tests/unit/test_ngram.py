@@ -1,0 +1,149 @@
+"""Prompt lookup repeats what followed, and keeps the laws of the draft's port."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest, SessionOutOfSync, UnsupportedCombination
+from slipstream.core.ngram import Lookup, NgramDraft
+from slipstream.core.types import Delta, Plan, Session, Shape
+
+TOKENS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def session_of(*stop_ids, name="s"):
+    return Session(name, 1, 100, stop_token_ids=frozenset(stop_ids))
+
+
+def plan_of(depth, **fields):
+    return Plan(depth, fields.pop("max_nodes", 99), **fields)
+
+
+def by_definition(tokens, count, max_n, min_n):
+    """The longest suffix that occurred before with something after it; its last occurrence."""
+    size = len(tokens)
+    ends = [
+        start + n
+        for n in range(min(max_n, size - 1), min_n - 1, -1)
+        for start in range(size - n - 1, -1, -1)
+        if tokens[start : start + n] == tokens[size - n :]
+    ]
+    copied = list(tokens)
+    for index in range(count if ends else 0):
+        copied.append(copied[ends[0] + index])
+    return copied[size:]
+
+
+def looked_up(tokens, max_n=3, min_n=1):
+    lookup = Lookup(max_n, min_n)
+    lookup.append(tokens)
+    return lookup
+
+
+def test_the_worked_example():
+    assert looked_up([1, 2, 3, 4, 2, 3]).guess(3) == [4, 2, 3]
+
+
+def test_the_longest_match_wins_over_a_more_recent_shorter_one():
+    tokens = [1, 2, 3, 7, 0, 3, 8, 1, 2, 3]
+    assert looked_up(tokens).guess(1) == [7]
+    assert looked_up(tokens, max_n=1).guess(1) == [8]
+
+
+def test_the_most_recent_of_equally_long_matches_wins():
+    assert looked_up([1, 2, 7, 1, 2, 8, 1, 2]).guess(1) == [8]
+
+
+def test_a_repetition_is_continued_for_as_long_as_asked():
+    assert looked_up([5, 6, 5, 6]).guess(7) == [5, 6, 5, 6, 5, 6, 5]
+
+
+def test_without_a_match_nothing_is_guessed():
+    assert looked_up([1, 2, 3]).guess(4) == []
+    assert looked_up([]).guess(4) == []
+    assert looked_up([1, 2, 1], min_n=2).guess(4) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(TOKENS, st.integers(0, 9), st.integers(1, 4), st.integers(1, 4))
+def test_lookup_finds_what_a_search_of_everything_finds(tokens, count, max_n, min_n):
+    max_n = max(max_n, min_n)
+    assert looked_up(tokens, max_n, min_n).guess(count) == by_definition(
+        tokens, count, max_n, min_n
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(TOKENS, st.integers(0, 40), TOKENS)
+def test_truncating_leaves_no_trace(tokens, length, more):
+    lookup = looked_up(tokens)
+    lookup.truncate(length)
+    lookup.append(more)
+    assert lookup == looked_up(tokens[:length] + more)
+
+
+async def test_a_proposal_is_a_chain_within_the_plan():
+    draft = NgramDraft()
+    delta = Delta(0, (5, 6, 5, 6))
+    proposal = await draft.propose(session_of(), delta, plan_of(9, max_nodes=3))
+    assert proposal.tree.is_chain()
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((5, 6, 5), "nodes")
+    proposal = await draft.propose(session_of(), delta, plan_of(2))
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((5, 6), "depth")
+
+
+async def test_nothing_is_proposed_after_a_stop_token():
+    proposal = await NgramDraft().propose(session_of(6), Delta(0, (5, 6, 5)), plan_of(9))
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((6,), "eos")
+
+
+async def test_an_empty_proposal_is_a_proposal():
+    proposal = await NgramDraft().propose(session_of(), Delta(0, (5, 6)), plan_of(9))
+    assert (len(proposal.tree), proposal.stopped_by) == (0, "none")
+
+
+async def test_repeating_a_call_changes_nothing():
+    draft, plan = NgramDraft(), plan_of(4)
+    await draft.propose(session_of(), Delta(0, (1, 2, 3)), plan)
+    delta = Delta(3, (1, 2))
+    first = await draft.propose(session_of(), delta, plan)
+    assert await draft.propose(session_of(), delta, plan) == first
+    assert first.tree.tokens == (3, 1, 2, 3)
+
+
+async def test_a_lower_start_replaces_what_was_held():
+    draft, plan = NgramDraft(), plan_of(1)
+    await draft.propose(session_of(), Delta(0, (1, 2, 1, 3, 1)), plan)
+    after = await draft.propose(session_of(), Delta(2, (1,)), plan)
+    fresh = await NgramDraft().propose(session_of(), Delta(0, (1, 2, 1)), plan)
+    assert after == fresh
+    assert after.tree.tokens == (2,)
+
+
+async def test_a_gap_in_the_final_tokens_is_refused():
+    draft = NgramDraft()
+    await draft.propose(session_of(), Delta(0, (1, 2)), plan_of(1))
+    with pytest.raises(SessionOutOfSync, match="position 3, but 2 tokens"):
+        await draft.propose(session_of(), Delta(3, (1,)), plan_of(1))
+
+
+async def test_sessions_do_not_see_each_other_and_are_forgotten_when_released():
+    draft, plan = NgramDraft(), plan_of(1)
+    await draft.propose(session_of(name="a"), Delta(0, (1, 2, 1)), plan)
+    other = await draft.propose(session_of(name="b"), Delta(0, (1,)), plan)
+    assert len(other.tree) == 0
+    await draft.release("a")
+    await draft.release("never opened")
+    with pytest.raises(SessionOutOfSync):
+        await draft.propose(session_of(name="a"), Delta(3, (2,)), plan)
+
+
+async def test_shapes_other_than_a_chain_are_refused():
+    with pytest.raises(UnsupportedCombination, match="chains, not cape"):
+        await NgramDraft().propose(session_of(), Delta(0, (1,)), plan_of(1, shape=Shape.CAPE))
+
+
+@pytest.mark.parametrize(("max_n", "min_n"), [(0, 0), (2, 3), (3, 0)])
+def test_sizes_that_make_no_n_gram_are_refused(max_n, min_n):
+    with pytest.raises(InvalidRequest, match="need 1 <= min_n <= max_n"):
+        NgramDraft(max_n=max_n, min_n=min_n)

@@ -1,0 +1,68 @@
+"""Every figure follows from the outcomes of the rounds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.stats import Outcomes
+
+ROUNDS = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=20
+)
+
+
+def stats_of(rounds, **fields):
+    outcomes = Outcomes()
+    for accepted, depth, drafted in rounds:
+        outcomes.record(drafted, depth, num_accepted=accepted)
+    return outcomes.summary(num_spec_tokens=9, lossless=True)
+
+
+def test_a_worked_example():
+    outcomes = Outcomes()
+    outcomes.record(12, 4, num_accepted=4, stopped_by="policy")
+    outcomes.record(10, 3, num_accepted=1, stopped_by="policy")
+    outcomes.record(8, 4, num_accepted=1, stopped_by="depth")
+    outcomes.record(0, 0, num_accepted=0)
+    stats = outcomes.summary(num_spec_tokens=4, lossless=False)
+    assert stats.mean_acceptance_length == 3.0
+    assert stats.draft_acceptance_rate == 0.2
+    assert stats.acceptance_histogram == {1: 2, 4: 1}
+    assert (stats.num_spec_steps, stats.num_plain_steps) == (3, 1)
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (30, 6)
+    assert (stats.per_step_accepted, stats.per_step_drafted) == ((4, 1, 1), (12, 10, 8))
+    assert stats.per_step_depth == (4, 3, 4)
+    assert stats.stop_reasons == {"policy": 2, "depth": 1}
+    assert (stats.num_spec_tokens, stats.lossless) == (4, False)
+
+
+def test_a_request_that_never_speculated_has_figures_too():
+    stats = stats_of([])
+    assert (stats.mean_acceptance_length, stats.draft_acceptance_rate) == (1.0, 0.0)
+    assert stats.acceptance_histogram == {}
+
+
+@given(ROUNDS)
+def test_the_histogram_accounts_for_every_step_and_every_accepted_token(rounds):
+    stats = stats_of(rounds)
+    histogram = stats.acceptance_histogram
+    assert sum(histogram.values()) == stats.num_spec_steps
+    assert sum(k * n for k, n in histogram.items()) == stats.num_accepted_draft_tokens
+    assert stats.num_spec_steps + stats.num_plain_steps == len(rounds)
+    assert 0 <= stats.draft_acceptance_rate <= 1
+    assert 1 <= stats.mean_acceptance_length <= 1 + 9
+
+
+@pytest.mark.parametrize(("drafted", "depth", "accepted"), [(3, 2, 3), (2, 3, 1), (2, 2, -1)])
+def test_a_round_that_can_not_have_happened_is_refused(drafted, depth, accepted):
+    with pytest.raises(ValueError, match="accepted of depth"):
+        Outcomes().record(drafted, depth, num_accepted=accepted)
+
+
+def test_a_summary_is_not_changed_by_later_rounds():
+    outcomes = Outcomes()
+    outcomes.record(2, 2, num_accepted=1)
+    before = outcomes.summary(num_spec_tokens=2, lossless=True)
+    outcomes.record(2, 2, num_accepted=2, stopped_by="eos")
+    assert before.per_step_accepted == (1,)
+    assert before.stop_reasons == {"none": 1}
