@@ -1,5 +1,7 @@
 """What every test shares: the real model when it is there, and a skip for missing hardware."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny models run on one thread: more only wait for each other. The real one takes all."""
+    torch = sys.modules.get("torch")
+    if torch is None or request.node.get_closest_marker("real"):
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
