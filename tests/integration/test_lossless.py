@@ -1,0 +1,214 @@
+"""Speculation changes no token: every draft, shape and stop policy, greedy and sampled.
+
+On tiny models with random weights, in float32 and, with invariant numerics, in bfloat16.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+import tiny
+from rounds import plain, speculate
+from slipstream.core.errors import UnsupportedCombination
+from slipstream.core.ngram import NgramDraft
+from slipstream.core.options import DRAFTERS, Mode, SpeculationOptions
+from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
+from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.models.causal_scorer import CausalScorer
+from slipstream.models.decision import DecisionModel
+from slipstream.target.engine import LocalTarget
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=1.0, seed=11),
+    "everything": SamplingParams(
+        temperature=0.8,
+        top_k=30,
+        top_p=0.95,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias=((3, 1.5), (7, -2.0)),
+        seed=2**64 - 1,
+    ),
+}
+SHAPES = [shape for shape in Shape if shape is not Shape.FORK]
+# The first prompt repeats itself, so that prompt lookup finds something; the second is long
+# enough for rows to cross positions 127 and 128.
+PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
+MAX_TOKENS = 20
+
+
+class World:
+    """A target, and every kind of draft for it."""
+
+    def __init__(self, dtype):
+        self.target = LocalTarget(tiny.causal(dtype=dtype), free_rows=24)
+        scorer = tiny.glide(dtype=dtype)
+        torch.manual_seed(1)
+        decision = DecisionModel((scorer.hidden_size, 8))
+        feed = Feed(self.target, scorer.config.target_layers)
+        # The target itself with fast numerics: a draft that is nearly always right.
+        twin = CausalScorer(tiny.causal(dtype=dtype, numerics="fast"))
+        twin_decision = DecisionModel((twin.hidden_size, 8))
+        self.drafts = {
+            "glide": LocalDraft(scorer, feed, decision=decision.score),
+            "vanilla": LocalDraft(twin, decision=twin_decision.score),
+            "ngram": NgramDraft(),
+        }
+        self._plain = {}
+
+    def plain(self, index, sampling):
+        key = (index, sampling)
+        if key not in self._plain:
+            out = plain(
+                self.target, PROMPTS[index], sampling=SAMPLINGS[sampling], max_tokens=MAX_TOKENS
+            )
+            assert out.num_drafted == 0
+            self._plain[key] = out.tokens
+        return self._plain[key]
+
+    def speculate(self, kind, index, sampling, options):
+        return speculate(
+            self.target,
+            self.drafts[kind],
+            kind,
+            PROMPTS[index],
+            sampling=sampling,
+            options=options,
+            max_tokens=MAX_TOKENS,
+            has_decision_model=True,
+        )
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def world(request):
+    return World(DTYPES[request.param])
+
+
+def options(shape, stop, **more):
+    widths = (3, 2, 1) if shape is Shape.PRODUCT else None
+    return SpeculationOptions(
+        mode=Mode.FORCED, shape=shape, stop=stop, widths=widths, max_nodes=23, **more
+    )
+
+
+def combinations():
+    for kind, shape, stop in itertools.product(DRAFTERS, SHAPES, StopPolicy):
+        if shape in DRAFTERS[kind].shapes and stop in DRAFTERS[kind].stops:
+            yield kind, shape, stop
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("kind", "shape", "stop"), list(combinations()))
+def test_the_output_is_that_of_plain_decoding(world, kind, shape, stop, sampling):
+    drafted = 0
+    for index in range(len(PROMPTS)):
+        out = world.speculate(kind, index, SAMPLINGS[sampling], options(shape, stop))
+        assert out.tokens == world.plain(index, sampling)
+        drafted += out.num_drafted
+    assert drafted > 0, "inconclusive: nothing was drafted"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_draft_that_is_the_target_is_accepted_to_the_end(world, shape):
+    out = world.speculate("vanilla", 0, SAMPLINGS["greedy"], options(shape, StopPolicy.FIXED))
+    assert out.num_accepted >= MAX_TOKENS // 2
+
+
+@pytest.mark.parametrize("sampling", ["sampled", "everything"])
+def test_noise_shared_with_the_target_makes_sampled_drafts_right(world, sampling):
+    """Candidates coupled with the target's noise: a draft with its law draws its tokens."""
+    chain = options(Shape.CHAIN, StopPolicy.FIXED)
+    out = world.speculate("vanilla", 0, SamplingParams(temperature=1.0, seed=5), chain)
+    assert out.num_accepted >= MAX_TOKENS // 2
+    other = world.speculate("vanilla", 0, SAMPLINGS[sampling], chain)
+    assert other.num_accepted > 0
+
+
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize(
+    ("verification", "shape"),
+    [
+        (Verification.MCSD, Shape.CHAIN),
+        (Verification.MCSD, Shape.PRODUCT),
+        (Verification.MCSD, Shape.CAPE),
+        (Verification.MCSD_REPLACEMENT, Shape.PRODUCT),
+        (Verification.TARGET_INIT, Shape.FORK),
+    ],
+)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_other_verification_modes_finish_and_repeat(world, kind, verification, shape, sampling):
+    asked = options(shape, StopPolicy.FIXED, verification=verification)
+    runs = [world.speculate(kind, 0, SAMPLINGS[sampling], asked) for _ in range(2)]
+    assert len(runs[0].tokens) == MAX_TOKENS
+    assert runs[0].tokens == runs[1].tokens
+    assert runs[0].num_drafted > 0
+
+
+@pytest.mark.parametrize("verification", [Verification.MCSD, Verification.MCSD_REPLACEMENT])
+def test_greedy_rejection_sampling_is_greedy_decoding(world, verification):
+    asked = options(Shape.PRODUCT, StopPolicy.FIXED, verification=verification)
+    for kind in ("glide", "vanilla"):
+        out = world.speculate(kind, 0, SAMPLINGS["greedy"], asked)
+        assert out.tokens == world.plain(0, "greedy")
+        assert out.num_drafted > 0
+
+
+def test_what_does_not_go_together_is_refused(world):
+    for kind, asked in [
+        ("glide", options(Shape.DYNAMIC, None, verification=Verification.MCSD)),
+        ("glide", options(Shape.CAPE, None, verification=Verification.MCSD_REPLACEMENT)),
+        ("glide", options(Shape.CHAIN, None, verification=Verification.TARGET_INIT)),
+        ("glide", options(Shape.FORK, None)),
+        ("ngram", options(Shape.CAPE, None)),
+        ("ngram", options(Shape.CHAIN, StopPolicy.SVIP)),
+        ("ngram", options(Shape.CHAIN, None, verification=Verification.MCSD)),
+    ]:
+        with pytest.raises(UnsupportedCombination):
+            world.speculate(kind, 0, SAMPLINGS["greedy"], asked)
+
+
+def test_a_stop_token_in_the_middle_of_a_round_ends_the_output_there(world):
+    whole = world.plain(0, "greedy")
+    stop = whole[7]
+    expected = whole[: whole.index(stop) + 1]
+    out = speculate(
+        world.target,
+        world.drafts["vanilla"],
+        "vanilla",
+        PROMPTS[0],
+        sampling=SAMPLINGS["greedy"],
+        options=options(Shape.CHAIN, StopPolicy.FIXED),
+        max_tokens=MAX_TOKENS,
+        stop_token_ids=frozenset({stop}),
+    )
+    assert out.tokens == expected
+
+
+def test_a_session_moved_in_the_middle_goes_on_with_the_same_tokens(world):
+    """Replay from 0 on an engine that has never heard of the session gives the same tokens."""
+    for sampling in SAMPLINGS.values():
+        out = plain(world.target, PROMPTS[1], sampling=sampling, max_tokens=MAX_TOKENS)
+        other = LocalTarget(world.target._model, free_rows=24)
+        at = _session(PROMPTS[1], sampling)
+        for length in (1, 9, 10, 11):
+            told = (*PROMPTS[1], *out.tokens[:length])
+            assert _next(other, at, told) == out.tokens[length]
+
+
+def _session(prompt, sampling):
+    from slipstream.core.types import Session
+
+    return Session("moved", len(prompt), MAX_TOKENS, sampling)
+
+
+def _next(target, session, tokens):
+    from slipstream.client.inline import finished
+    from slipstream.core.types import Delta, Proposal
+
+    finished(target.release("moved"))
+    return finished(target.verify(session, Delta(0, tokens), Proposal())).tokens[0]
