@@ -4,7 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from slipstream.models.glide import GlideModel, Rope
 from slipstream.models.glide_config import GlideConfig
@@ -29,6 +36,12 @@ SIZES: dict[str, Any] = {
 def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
+
+
+def qwen2(seed: int = 0) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
 
 
 def qwen3(seed: int = 0) -> Qwen3ForCausalLM:

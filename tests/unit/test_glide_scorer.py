@@ -15,7 +15,7 @@ from slipstream.models.glide_weights import save_glide
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
 TARGETS = {
     "llama": tiny.llama,
-    "attention biases": lambda: tiny.llama(attention_bias=True),
+    "attention biases": tiny.qwen2,
     "query and key norms": tiny.qwen3,
     "scaled rotary": lambda: tiny.llama(
         rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
