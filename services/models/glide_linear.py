@@ -20,7 +20,7 @@ class DraftLinear:
         self._packed = PackedLinear(weight, bias)
         self._bias = bias
         self._levels: Tensor | None = None
-        if can_pack(weight):
+        if weight.dtype == torch.bfloat16 and can_pack(weight):
             self._levels, self._scales = quantize(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
