@@ -163,6 +163,6 @@ def test_one_row_and_many_agree_up_to_rounding(bias):
     assert (rows - linear(x).float()).norm() < 0.02 * rows.norm()
 
 
-def test_float32_products_are_exact_for_any_number_of_rows():
+def test_a_float32_row_is_not_quantised():
     weight, x = torch.randn(6, 8), torch.randn(1, 8)
-    assert torch.equal(DraftLinear(weight)(x), torch.nn.functional.linear(x, weight))
+    torch.testing.assert_close(DraftLinear(weight)(x), x @ weight.T)
