@@ -70,6 +70,13 @@ def argmax_first(scores: Tensor) -> int:
     return int(scores.argmax())
 
 
+def places(mask: Tensor) -> Tensor:
+    """Indices [n] where `mask` [V] is true, ascending."""
+    if mask.device.type == "cpu":  # several times faster than torch's
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return mask.nonzero()[:, 0]
+
+
 def coupled(scores: Tensor, seed: int, *, position: int, ids: Tensor | int) -> Tensor:
     """Scores [n] perturbed with the noise the target will use for the slot at `position`.
 

@@ -9,16 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.candidates import argmax_first, ordered_top
+from slipstream.core.candidates import argmax_first, ordered_top, places
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
 
 _FIRST_NUCLEUS = 64
-_NUCLEUS_GROWTH = 8
+_NUCLEUS_GROWTH = 4
 
 
 def check_logit_bias(sampling: SamplingParams, vocab_size: int) -> None:
@@ -106,7 +105,7 @@ class LawContext:
         if sampling.top_p < 1:
             values, ids = _nucleus(values, ids, sampling.top_p)
         if sampling.min_p > 0:
-            kept = _places(values >= values.max() + math.log(sampling.min_p))
+            kept = places(values >= values.max() + math.log(sampling.min_p))
             values, ids = values[kept], kept if ids is None else ids[kept]
         if ids is None:
             return values, None
@@ -131,13 +130,6 @@ def _nucleus(scores: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, 
             kept = 1 + int((mass[:-1] < limit).sum())
             return values[:kept], order[:kept]
         k = min(size, k * _NUCLEUS_GROWTH)
-
-
-def _places(mask: Tensor) -> Tensor:
-    """Indices [n] where `mask` [V] is true, ascending."""
-    if mask.device.type == "cpu":  # several times faster than torch's
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return mask.nonzero()[:, 0]
 
 
 def _penalise_repetition_(scores: Tensor, ids: Tensor, penalty: float) -> None:

@@ -5,11 +5,15 @@ host has the same bits, and noise can be had for a few candidate tokens without 
 vocabulary. There is no generator and no state. Knows nothing of laws, trees or models.
 """
 
+import math
 import struct
 from enum import IntEnum
 
 import torch
 from torch import Tensor
+
+MAX_GUMBEL = 23.0
+"""Above all Gumbel noise: 33 bits make its largest value 22.88."""
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -63,6 +67,11 @@ def uniform(seed: int, position: int, purpose: Purpose, index: int) -> float:
     bits = _mix(((_mix((index ^ first) & _MASK32)) + second) & _MASK32) ^ 0x80000000
     rounded: float = struct.unpack("f", struct.pack("f", (bits + 0.5) * 2.0**-32))[0]
     return min(rounded, _BELOW_ONE)
+
+
+def gumbel_of(seed: int, position: int, token: int, *, purpose: Purpose) -> float:
+    """The Gumbel noise of one token, without a tensor: that of `gumbel` up to rounding."""
+    return -math.log(-math.log1p(-uniform(seed, position, purpose, token)))
 
 
 def _keys(seed: int, position: int, purpose: Purpose) -> tuple[int, int]:

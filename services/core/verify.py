@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.core.candidates import argmax_first
+from slipstream.core.candidates import argmax_first, places
 from slipstream.core.laws import LawContext
-from slipstream.core.noise import Purpose, gumbel, uniform
+from slipstream.core.noise import MAX_GUMBEL, Purpose, gumbel, gumbel_of, uniform
 from slipstream.core.proposal_check import check_proposal
 from slipstream.core.slots import draw, multi_candidate
 from slipstream.core.target_init import verify_forest
@@ -59,14 +59,27 @@ def _choose(
     sampling: SamplingParams, laws: LawContext, logits: Tensor, prefix: Sequence[int]
 ) -> int:
     scores, ids = laws.support(logits, prefix)
+    best = argmax_first(scores)
     if sampling.is_greedy:
-        return argmax_first(scores)
-    tokens = ids
-    if tokens is None:
-        tokens = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
-    noise = gumbel(sampling.seed, len(prefix), tokens, purpose=Purpose.DRAW)
-    best = argmax_first(noise.add_(scores))
-    return best if ids is None else int(ids[best])
+        return best
+    if ids is None:
+        scores, ids = _contenders(scores, best, seed=sampling.seed, position=len(prefix))
+    noise = gumbel(sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
+    return int(ids[argmax_first(noise.add_(scores))])
+
+
+def _contenders(scores: Tensor, best: int, *, seed: int, position: int) -> tuple[Tensor, Tensor]:
+    """The scores [n] and ids [n], ascending, of tokens that some noise could make the draw.
+
+    Below temperature 1 they are a small part of the vocabulary, and noise is what costs.
+    """
+    reached = float(scores[best]) + gumbel_of(seed, position, best, purpose=Purpose.DRAW)
+    near = scores >= reached - MAX_GUMBEL
+    size = scores.shape[0]
+    if 2 * int(near.sum()) > size:  # gathering that many costs more than their noise
+        return scores, torch.arange(size, dtype=torch.int32, device=scores.device)
+    ids = places(near)
+    return scores[ids], ids
 
 
 def _laws(session: Session) -> LawContext:

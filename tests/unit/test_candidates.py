@@ -85,7 +85,7 @@ def test_draws_without_replacement_differ_and_are_capped_by_the_support():
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_ordered_draws_have_the_law_of_sequential_sampling(replacement):
-    q, count = oracle.law(4, 2, 1, 1), 12_000
+    q, count = oracle.law(4, 2, 1, 1), 6_000
     law = SparseLaw((10, 20, 30, 40), tuple(float(x) for x in q))
     draw = draw_with_replacement if replacement else draw_without_replacement
     seen = Counter(draw(law, 2, seed=seed, position=9) for seed in range(count))
@@ -95,8 +95,8 @@ def test_ordered_draws_have_the_law_of_sequential_sampling(replacement):
     }
     assert set(seen) <= set(expected)
     observed = [Fraction(seen[pair], count) for pair in expected]
-    # About 16 cells of 12000 draws: the expected distance is 0.012.
-    assert oracle.total_variation(observed, list(expected.values())) < 0.03
+    # Up to 16 cells of 6000 draws: the expected distance is about 0.015.
+    assert oracle.total_variation(observed, list(expected.values())) < 0.04
 
 
 def test_draws_do_not_depend_on_the_order_the_law_is_listed_in():

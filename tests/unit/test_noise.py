@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.noise import Purpose, gumbel, uniform, uniforms
+from slipstream.core.noise import MAX_GUMBEL, Purpose, gumbel, gumbel_of, uniform, uniforms
 
 SEEDS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**24)
@@ -30,6 +30,17 @@ def test_a_token_has_its_own_noise_whichever_others_are_asked_for():
     whole = gumbel(5, 9, 1000, purpose=Purpose.DRAW)
     some = torch.tensor([999, 3, 500])
     assert torch.equal(gumbel(5, 9, some, purpose=Purpose.DRAW), whole[some])
+
+
+def test_the_noise_of_one_token_is_its_noise_among_many():
+    whole = gumbel(5, 9, 1000, purpose=Purpose.DRAW)
+    alone = [gumbel_of(5, 9, token, purpose=Purpose.DRAW) for token in range(1000)]
+    assert alone == pytest.approx(whole.tolist(), rel=1e-5, abs=1e-5)
+
+
+def test_no_noise_exceeds_its_bound():
+    smallest = 0.5 * 2.0**-32
+    assert 22.8 < -math.log(-math.log1p(-smallest)) < MAX_GUMBEL
 
 
 def test_noise_is_finite_at_both_ends_of_the_hash():
