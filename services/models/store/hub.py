@@ -47,7 +47,7 @@ def fetch_snapshot(hub_id: str) -> Path:
     except WeightsError:
         raise
     except Exception as error:  # its HTTP library and its errors differ between versions
-        raise ModelNotFound(f"the hub has no {hub_id} for us ({brief(error)})") from None
+        raise ModelNotFound(f"{hub_id} can't be had from the hub ({brief(error)})") from None
     if lack := missing_part(Path(path)):
         raise WeightsError(f"{hub_id} on the hub is not a loadable model: {lack}")
     return Path(path)

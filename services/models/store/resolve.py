@@ -55,8 +55,10 @@ def resolve(
         return find_local(name, settings=settings)
     except ModelNotFound:
         known = CATALOG.get(name)
-        if settings.offline or (known is None and not is_hub_id(name)):
+        if known is None and not is_hub_id(name):
             raise
+    if settings.offline:
+        raise ModelNotFound(f"the model {name!r} is not on this machine, and we are offline")
     progress = progress or Silent()
     progress.step(f"asking the hub for {name}")
     if known is None:
