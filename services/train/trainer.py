@@ -5,7 +5,7 @@ Knows nothing of files of text or of the command line; time comes in as a clock.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -104,36 +104,21 @@ class Trainer:
         """Train to the end of the schedule, checking as often as the settings say."""
         state, settings = self.state, self._settings
         begun = hooks.clock() - state.elapsed_seconds
-        reported, checked, losses, tokens = state.elapsed_seconds, state.elapsed_seconds, [], 0
+        meter, checked = _Meter(state.elapsed_seconds), state.elapsed_seconds
         for batch in self._batches():
             done = progress(settings.schedule, state)
             if done >= 1:
                 break
             lr = learning_rate(settings.schedule, done)
-            losses.append(self._step(batch, lr))
-            tokens += int(batch.lengths.sum())
-            state.num_tokens += int(batch.lengths.sum())
+            meter.add(self._step(batch, lr), batch)
             state.elapsed_seconds = hooks.clock() - begun
-            span = state.elapsed_seconds - reported
-            if span >= settings.report_seconds:
-                mean = sum(losses) / len(losses)
-                hooks.report(
-                    Report(
-                        state.step,
-                        state.epoch,
-                        mean,
-                        lr,
-                        tokens / span,
-                        done,
-                        state.elapsed_seconds,
-                    )
-                )
-                reported, losses, tokens = state.elapsed_seconds, [], 0
+            if state.elapsed_seconds - meter.since >= settings.report_seconds:
+                hooks.report(meter.report(state, done, lr))
+                meter = _Meter(state.elapsed_seconds)
             if state.elapsed_seconds - checked >= settings.export_seconds:
                 hooks.check(self.check())
-                state.elapsed_seconds = hooks.clock() - begun
-                reported = checked = state.elapsed_seconds
-                losses, tokens = [], 0
+                state.elapsed_seconds = checked = hooks.clock() - begun
+                meter = _Meter(checked)
         hooks.check(self.check())
 
     def check(self) -> Check:
@@ -172,7 +157,32 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.grad_clip)
         self._optimizer.step()
         state.step += 1
+        state.num_tokens += int(batch.lengths.sum())
         return float(loss.detach())
+
+
+@dataclass(slots=True)
+class _Meter:
+    """Losses and tokens since `since` (seconds of the run)."""
+
+    since: float
+    losses: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def add(self, loss: float, batch: Batch) -> None:
+        self.losses.append(loss)
+        self.num_tokens += int(batch.lengths.sum())
+
+    def report(self, state: RunState, done: float, lr: float) -> Report:
+        return Report(
+            step=state.step,
+            epoch=state.epoch,
+            loss=sum(self.losses) / len(self.losses),
+            lr=lr,
+            tokens_per_second=self.num_tokens / (state.elapsed_seconds - self.since),
+            done=done,
+            elapsed_seconds=state.elapsed_seconds,
+        )
 
 
 def progress(schedule: Schedule, state: RunState) -> float:
