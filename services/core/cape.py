@@ -31,10 +31,14 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many leaves to spend: `table` per chain position, `max_nodes` for the whole tree."""
+    """How many leaves to spend: `table` per chain position, `max_nodes` for the whole tree.
+
+    A leaf whose chance to be reached and right is below `min_value` is not worth its row.
+    """
 
     max_nodes: int
     table: tuple[int, ...] = PAPER_TABLE
+    min_value: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.table or min(self.table) < 0:
@@ -99,7 +103,8 @@ def cape_leaves(
             value = min(value, reach * prob)
             ranked.append((-value, position, rank))
         reach *= top_prob
-    kept = sorted(ranked)[: budget.max_nodes - len(chain)]
+    worth = [leaf for leaf in ranked if -leaf[0] >= budget.min_value]
+    kept = sorted(worth)[: budget.max_nodes - len(chain)]
     places = sorted((position, rank) for _, position, rank in kept)
     return tuple(Leaf(len(chain) + index, *place) for index, place in enumerate(places))
 

@@ -28,8 +28,8 @@ DEFAULT_NUM_ROOTS = 4
 class Profile:
     """Calibrated defaults of one pair of models on one machine.
 
-    `step_cost` is the time of a draft step over that of a target round, `calibration` what the
-    draft's confidence is worth; `max_nodes` is what the target verifies at no extra cost.
+    `step_cost` is the time of a draft step, and `row_cost` that of one more row to verify, both
+    over that of a plain round; `calibration` is what the draft's confidence is worth.
     """
 
     shape: Shape = Shape.CAPE
@@ -38,6 +38,7 @@ class Profile:
     max_depth: int = 8
     max_nodes: int = 31
     step_cost: float = 0.05
+    row_cost: float = 0.0
     cape_table: tuple[int, ...] = PAPER_TABLE
     calibration: Calibration = field(default_factory=Calibration)
 

@@ -35,7 +35,7 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
         [slot.tokens[0] for slot in path.slots],
         [slot.tokens[1:] for slot in path.slots],
         top_probs=[slot.top_prob for slot in path.slots],
-        budget=Budget(plan.max_nodes, growth.cape_table),
+        budget=Budget(plan.max_nodes, growth.cape_table, growth.row_cost),
         probs=None if is_drawn else [slot.probs[1:] for slot in path.slots],
     )
     return _proposal(growth, tree, path)

@@ -44,6 +44,7 @@ class Growth:
         self._prefix = prefix
         self._reader = reader
         self.cape_table = profile.cape_table
+        self.row_cost = profile.row_cost
         self._calibration = profile.calibration
         self._rows: dict[int, tuple[Tensor, Tensor]] = {
             ROOT: (prefix.first.logits[0], prefix.first.hidden[0])

@@ -82,6 +82,7 @@ class KvCache:
         """Forget every position from `count` on."""
         self.count = min(self.count, count)
 
+    @torch.inference_mode()
     def keep(self, slots: Sequence[int]) -> None:
         """Make the rows in `slots` the positions that follow `count`, moving them in place."""
         goal = range(self.count, self.count + len(slots))

@@ -121,3 +121,15 @@ def test_a_cache_grows_without_losing_what_it_holds():
         model.prefill(cache, tokens[:100])
         model.prefill(cache, tokens[100:])
     assert torch.equal(small.layer(0)[:, :300], large.layer(0)[:, :300])
+
+
+def test_a_path_is_kept_in_a_cache_that_had_to_grow_for_its_tree():
+    model = tiny.causal()
+    tokens = tiny.tokens(120)
+    tree, nodes = bushy(tokens[101:110], seed=3)
+    small, large = model.open(8), model.open(400)
+    for cache in (small, large):
+        model.prefill(cache, tokens[:100])
+        _, rows = model.forward(cache, tokens[100:101], tree)
+        cache.keep([rows.slot_list[0], *(rows.slot_list[1 + node] for node in nodes)])
+    assert torch.equal(small.layer(2)[:, :110], large.layer(2)[:, :110])
