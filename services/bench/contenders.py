@@ -1,0 +1,122 @@
+"""Methods at work: each opens conversations that it continues turn by turn. Prints nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slipstream.bench.environment import weights_digests
+from slipstream.bench.figures import Reply
+from slipstream.bench.methods import Method, Numerics
+from slipstream.bench.reference import GenerateTalk
+from slipstream.client import Client, ClientSession
+from slipstream.client.embedded import Embedded
+from slipstream.client.engine import SHIPPED, Drafter, Engine, EngineOptions
+from slipstream.core.options import SpeculationOptions
+from slipstream.core.types import SamplingParams
+from slipstream.models.loading import LoadedModel, load_target_parts
+
+
+class Talk(Protocol):
+    """A conversation with one method."""
+
+    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
+        """Continue after `prompt`, the tokens that follow what was said before."""
+        ...
+
+    def close(self) -> None:
+        """Free its caches."""
+        ...
+
+
+class Contenders:
+    """The methods of one run over one target. Engines and drafts are shared where they can be.
+
+    An engine takes its weights over, hence one copy per numerics, and an untouched one for
+    transformers' own `generate`.
+    """
+
+    def __init__(
+        self, target: str, draft: str, options: EngineOptions, *, sampling: SamplingParams
+    ) -> None:
+        """`draft` is the GliDe draft: glide, or a directory of weights."""
+        self._target = target
+        self._draft = draft
+        self._options = options
+        self._sampling = sampling
+        self._engines: dict[Numerics, Engine] = {}
+        self._drafters: dict[tuple[Numerics, str], Drafter] = {}
+        self._untouched: LoadedModel | None = None
+
+    def load(self, method: Method) -> None:
+        """Load what the method needs; raises `ModelError` or `InvalidRequest` where it can't."""
+        if method.base == "hf":
+            self._load_untouched()
+        else:
+            self._drafter(method)
+
+    def engine(self, numerics: Numerics) -> Engine:
+        """The target in these numerics."""
+        if numerics not in self._engines:
+            at = self._options
+            options = EngineOptions(at.dtype, numerics, at.threads, at.device)
+            self._engines[numerics] = Engine.load(self._target, options)
+        return self._engines[numerics]
+
+    def draft_digests(self) -> dict[str, str]:
+        """SHA-256 of the GliDe weights that were loaded, by file name; empty without any."""
+        if not any(drafter.kind == "glide" for drafter in self._drafters.values()):
+            return {}
+        shipped = SHIPPED / f"{self.engine('fast').model_id}-glide"
+        return weights_digests(
+            shipped if self._draft == "glide" else Path(self._draft).expanduser()
+        )
+
+    def talk(self, method: Method) -> Talk:
+        """A new conversation with a method."""
+        if method.base == "hf":
+            stop_token_ids = self.engine("fast").stop_token_ids
+            return GenerateTalk(self._load_untouched().model, stop_token_ids, self._sampling)
+        client = Client(Embedded(self.engine(method.numerics), self._drafter(method)))
+        return _SessionTalk(client.session(), method.options, self._sampling)
+
+    def _load_untouched(self) -> LoadedModel:
+        if self._untouched is None:
+            at = self._options
+            self._untouched = load_target_parts(self._target, dtype=at.dtype, device=at.device)
+        return self._untouched
+
+    def _drafter(self, method: Method) -> Drafter:
+        key = (method.numerics, self._draft_name(method))
+        if key not in self._drafters:
+            self._drafters[key] = self.engine(method.numerics).drafter(key[1])
+        return self._drafters[key]
+
+    def _draft_name(self, method: Method) -> str:
+        if method.base == "vanilla":
+            return f"vanilla:{method.model}"
+        return {"plain": "none", "ngram": "ngram"}.get(method.base, self._draft)
+
+
+class _SessionTalk:
+    """A conversation with our own engines, through the SDK."""
+
+    def __init__(
+        self, session: ClientSession, speculation: SpeculationOptions, sampling: SamplingParams
+    ) -> None:
+        self._session = session
+        self._speculation = speculation
+        self._sampling = sampling
+
+    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
+        """See `Talk.reply`."""
+        result = self._session.generate(
+            tuple(prompt),
+            sampling=self._sampling,
+            max_tokens=max_tokens,
+            speculation=self._speculation,
+        )
+        return Reply(result.token_ids, result.stats.timings, result.stats.speculation)
+
+    def close(self) -> None:
+        """See `Talk.close`."""
+        self._session.close()

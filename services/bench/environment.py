@@ -1,0 +1,107 @@
+"""What figures depend on: versions, processor, threads, weights, code. Knows no benchmark."""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import slipstream
+from slipstream.core.errors import InvalidRequest
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+_WEIGHTS = ("*.safetensors", "*.gguf")
+_PACKAGE = Path(slipstream.__file__).resolve().parent
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Software and machine; `device` is where the models run."""
+    return {
+        "slipstream": slipstream.__version__,
+        "git_commit": code_revision(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "num_processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": _device(device),
+    }
+
+
+def code_revision() -> str | None:
+    """The commit of this package, "-dirty" appended when it was changed; None if installed."""
+    if not (_PACKAGE.parent / ".git").exists():
+        return None  # a repository further up is somebody else's
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit if _git("status", "--porcelain", "--", ".") == "" else f"{commit}-dirty"
+
+
+def weights_digests(path: Path) -> dict[str, str]:
+    """SHA-256 of every weights file of a model directory, or of a GGUF file, by name."""
+    files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
+    return {file.name: file_digest(file) for file in files}
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_writable(path: Path) -> None:
+    """Raise `InvalidRequest` unless a file can be written there, before hours are spent."""
+    if path.is_dir():
+        raise InvalidRequest(f"{path} is a directory, but a file is to be written")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InvalidRequest(f"{path} can't be written: {path.parent} is no writable directory")
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as part:
+        try:
+            part.write(text)
+            part.close()
+            os.chmod(part.name, 0o644)
+            os.replace(part.name, path)
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _device(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", *arguments]
+    try:
+        result = subprocess.run(
+            command, cwd=_PACKAGE, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()

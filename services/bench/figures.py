@@ -1,0 +1,197 @@
+"""From single outputs to the figures of a method. Pure; knows no clock, model or terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slipstream.bench.methods import Method
+from slipstream.client.results import Timings
+from slipstream.core.stats import SpeculationStats
+
+Key = tuple[int | str, int]
+"""question_id and turn: what was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a method said, and how long it took."""
+
+    token_ids: tuple[int, ...]
+    timings: Timings
+    speculation: SpeculationStats | None = None
+    """None where nothing could be drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One run of one turn by one method. `prompt` is every token before the reply."""
+
+    question_id: int | str
+    category: str
+    turn: int
+    prompt: tuple[int, ...]
+    reply: Reply
+
+    @property
+    def key(self) -> Key:
+        return (self.question_id, self.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where an output leaves plain decoding's, and how close plain decoding's choice was.
+
+    `position` counts output tokens before; `margin` is the score of plain decoding's token over
+    that of the next best (logits, or what sampling adds up to), None when not looked at.
+    """
+
+    question_id: int | str
+    turn: int
+    position: int
+    margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outputs of a method beside those it is measured against, for the same questions."""
+
+    method: Method
+    outputs: Sequence[Output]
+    plain: Sequence[Output]
+    """The fastest plain decoding: for the speed."""
+    reference: Sequence[Output]
+    """Plain decoding in the method's own numerics: for the tokens."""
+    is_greedy: bool = True
+    divergences: Sequence[Divergence] = ()
+
+    def only(self, category: str) -> "Comparison":
+        """The same for one category."""
+
+        def of(outputs: Sequence[Output]) -> list[Output]:
+            return [output for output in outputs if output.category == category]
+
+        outputs = of(self.outputs)
+        asked = {output.question_id for output in outputs}
+        divergences = [item for item in self.divergences if item.question_id in asked]
+        return Comparison(
+            self.method,
+            outputs,
+            of(self.plain),
+            of(self.reference),
+            self.is_greedy,
+            divergences,
+        )
+
+
+def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Index of the first token that differs or is missing on one side; None when all agree."""
+    if tuple(tokens) == tuple(reference):
+        return None
+    pairs = enumerate(zip(tokens, reference, strict=False))
+    shorter = min(len(tokens), len(reference))
+    return next((index for index, (a, b) in pairs if a != b), shorter)
+
+
+def divergences(outputs: Sequence[Output], reference: Sequence[Output]) -> list[Divergence]:
+    """Every output that is not the reference's; the earliest difference of its repeats."""
+    expected = {output.key: output.reply.token_ids for output in reversed(reference)}
+    found: dict[Key, int] = {}
+    for output in outputs:
+        at = first_difference(output.reply.token_ids, expected[output.key])
+        if at is not None:
+            found[output.key] = min(at, found.get(output.key, at))
+    return [Divergence(question_id, turn, at) for (question_id, turn), at in found.items()]
+
+
+def method_figures(comparison: Comparison) -> dict[str, Any]:
+    """`{"overall": R, "categories": {CATEGORY: R}}`."""
+    categories = dict.fromkeys(output.category for output in comparison.outputs)
+    return {
+        "overall": figures(comparison),
+        "categories": {name: figures(comparison.only(name)) for name in categories},
+    }
+
+
+def figures(comparison: Comparison) -> dict[str, Any]:
+    """One R: speed, acceptance and identity, of all outputs together."""
+    outputs, plain = comparison.outputs, comparison.plain
+    counts = _counts(outputs)
+    decode_s = _sum(outputs, lambda reply: reply.timings.decode_s)
+    return {
+        "tokens_per_s": _total_rate(outputs),
+        "ratio": _quotient(_total_rate(outputs), _total_rate(plain)),
+        "ratio_decode": _quotient(_decode_rate(outputs), _decode_rate(plain)),
+        "mean_acceptance_length": 1 + (_quotient(counts.accepted, counts.steps) or 0.0),
+        "draft_acceptance_rate": _quotient(counts.accepted, counts.drafted) or 0.0,
+        "drafted_tokens": counts.drafted,
+        "outputs": len({output.key for output in outputs}),
+        **_identity(comparison, counts.drafted),
+        "tokens": int(_sum(outputs, lambda reply: len(reply.token_ids))),
+        "rounds": counts.steps,
+        "plain_rounds": counts.plain_steps,
+        "draft_share": _quotient(_sum(outputs, lambda reply: reply.timings.draft_s), decode_s),
+        "verify_share": _quotient(_sum(outputs, lambda reply: reply.timings.verify_s), decode_s),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    steps: int
+    plain_steps: int
+    drafted: int
+    accepted: int
+
+
+def _counts(outputs: Sequence[Output]) -> _Counts:
+    parts = [out.reply.speculation for out in outputs if out.reply.speculation is not None]
+    return _Counts(
+        sum(part.num_spec_steps for part in parts),
+        sum(part.num_plain_steps for part in parts),
+        sum(part.num_draft_tokens for part in parts),
+        sum(part.num_accepted_draft_tokens for part in parts),
+    )
+
+
+def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:
+    """Outputs identical to plain decoding; None where that would say nothing.
+
+    Nothing drafted is nothing shown, and where only the law is the same (or not even that), other
+    tokens are no fault.
+    """
+    method = comparison.method
+    num_outputs = len({output.key for output in comparison.outputs})
+    num_different = len(divergences(comparison.outputs, comparison.reference))
+    identical: int | None = num_outputs - num_different
+    verdict = "different" if num_different else "identical"
+    if method.name == method.reference:
+        verdict = "reference"
+    elif method.is_drafting and num_drafted == 0:
+        verdict, identical = "inconclusive", None
+    elif not method.is_comparable(is_greedy=comparison.is_greedy):
+        verdict = "not-comparable"
+    return {
+        "identical": identical,
+        "identity": verdict,
+        "identity_promised": method.promises_identity(is_greedy=comparison.is_greedy),
+        "divergences": [asdict(item) for item in comparison.divergences],
+    }
+
+
+def _sum(outputs: Sequence[Output], value: Callable[[Reply], float]) -> float:
+    return sum(value(output.reply) for output in outputs)
+
+
+def _total_rate(outputs: Sequence[Output]) -> float | None:
+    """Tokens per second, prefill included."""
+    seconds = _sum(outputs, lambda reply: reply.timings.prefill_s + reply.timings.decode_s)
+    return _quotient(_sum(outputs, lambda reply: len(reply.token_ids)), seconds)
+
+
+def _decode_rate(outputs: Sequence[Output]) -> float | None:
+    """Tokens after the first, which is prefill's, per second of decoding."""
+    tokens = _sum(outputs, lambda reply: max(len(reply.token_ids) - 1, 0))
+    return _quotient(tokens, _sum(outputs, lambda reply: reply.timings.decode_s))
+
+
+def _quotient(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by else None

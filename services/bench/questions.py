@@ -1,0 +1,90 @@
+"""Prompts in Spec-Bench's format, one JSON object a line. Knows no tokenizer and no model."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A conversation to run: what the user says, turn by turn."""
+
+    question_id: int | str
+    category: str
+    turns: tuple[str, ...]
+
+
+def read_questions(path: Path) -> tuple[Question, ...]:
+    """Every question of a file. Raises `InvalidRequest` naming the first line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the prompts in {path} can't be read ({_brief(error)})") from None
+    questions: dict[int | str, Question] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        question = _question(line, f"{path} line {number}")
+        if question.question_id in questions:
+            raise InvalidRequest(
+                f"{path} line {number} has question_id {question.question_id!r} a second time"
+            )
+        questions[question.question_id] = question
+    if not questions:
+        raise InvalidRequest(f"{path} holds no prompts")
+    return tuple(questions.values())
+
+
+def select(
+    questions: Sequence[Question], *, categories: Sequence[str] = (), limit: int | None = None
+) -> tuple[Question, ...]:
+    """Those of some categories, at most `limit` of them, evenly from each; in the given order.
+
+    No categories means all. Raises `InvalidRequest` for a category that no question has.
+    """
+    if limit is not None and limit < 1:
+        raise InvalidRequest(f"limit is {limit}, but must be at least 1")
+    known = list(dict.fromkeys(question.category for question in questions))
+    for category in categories:
+        if category not in known:
+            raise InvalidRequest(
+                f"no prompt has category {category!r}; there are {', '.join(known)}"
+            )
+    groups = [
+        [question for question in questions if question.category == category]
+        for category in known
+        if not categories or category in categories
+    ]
+    in_turn = [item for item in chain.from_iterable(zip_longest(*groups)) if item is not None]
+    chosen = {question.question_id for question in in_turn[:limit]}
+    return tuple(question for question in questions if question.question_id in chosen)
+
+
+def _question(line: str, place: str) -> Question:
+    try:
+        item: Any = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"{place} is not JSON ({_brief(error)})") from None
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{place} is not a JSON object")
+    question_id, category, turns = (item.get(k) for k in ("question_id", "category", "turns"))
+    if isinstance(question_id, bool) or not isinstance(question_id, int | str):
+        raise InvalidRequest(f"{place} has question_id {question_id!r}, not a number or text")
+    if not isinstance(category, str) or not category:
+        raise InvalidRequest(f"{place} has category {category!r}, not text")
+    if not isinstance(turns, list) or not turns or not all(map(_is_said, turns)):
+        raise InvalidRequest(f"{place} must have turns, a list of texts that are not empty")
+    return Question(question_id, category, tuple(turns))
+
+
+def _is_said(turn: object) -> bool:
+    return isinstance(turn, str) and bool(turn.strip())
+
+
+def _brief(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error).splitlines()[0]

@@ -1,0 +1,92 @@
+"""The figures as tables for people. The numbers are made elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+Figures = Mapping[str, Any]
+
+
+def speed_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row a method, all categories together."""
+    table = _table(
+        "method",
+        "tokens/s",
+        "ratio",
+        "ratio decode",
+        "acceptance length",
+        "acceptance rate",
+        "drafted",
+        "draft share",
+        "identical",
+    )
+    for name, parts in methods.items():
+        of = parts["overall"]
+        table.add_row(
+            name,
+            _fixed(of["tokens_per_s"], 1),
+            _fixed(of["ratio"], 2, "x"),
+            _fixed(of["ratio_decode"], 2, "x"),
+            _fixed(of["mean_acceptance_length"], 2),
+            _fixed(of["draft_acceptance_rate"], 2),
+            str(of["drafted_tokens"]),
+            _fixed(of["draft_share"], 2),
+            identity(of),
+        )
+    return table
+
+
+def category_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Ratio and acceptance length of every method (columns) in every category (rows)."""
+    table = _table("ratio (acceptance length)", *methods)
+    names = dict.fromkeys(name for parts in methods.values() for name in parts["categories"])
+    for category in names:
+        cells = []
+        for parts in methods.values():
+            of = parts["categories"][category]
+            cells.append(f"{_fixed(of['ratio'], 2, 'x')} ({of['mean_acceptance_length']:.2f})")
+        table.add_row(category, *cells)
+    return table
+
+
+def identity(of: Figures) -> str:
+    """How many outputs are those of plain decoding in the same numerics, and what that says."""
+    if of["identity"] in ("reference", "inconclusive"):
+        return str(of["identity"])
+    share = f"{of['identical']}/{of['outputs']}"
+    if of["identity"] == "not-comparable":
+        return f"{share}, not expected"
+    if of["identity"] == "different" and of["identity_promised"]:
+        return f"{share}, BROKEN PROMISE"
+    return share
+
+
+def divergence_lines(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Per method, where its outputs first left plain decoding's, and by which margin."""
+    lines = []
+    for name, parts in methods.items():
+        of = parts["overall"]
+        if not of["divergences"] or of["identity"] == "reference":
+            continue
+        places = [
+            f"question {item['question_id']}"
+            + (f" turn {item['turn'] + 1}" if item["turn"] else "")
+            + f" at token {item['position']}, margin {item['margin']:.3g}"
+            for item in of["divergences"]
+        ]
+        share = f"{of['identical']} of {of['outputs']} outputs identical"
+        lines.append(f"{name}: {share}; first differences: {'; '.join(places)}")
+    return lines
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _fixed(value: float | None, digits: int, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"

@@ -1,0 +1,165 @@
+"""Runs the methods over the questions, in turn, so that no drift of the machine favours one.
+
+Knows nothing of options, files and terminals.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream.bench.contenders import Contenders, Talk
+from slipstream.bench.figures import (
+    Comparison,
+    Divergence,
+    Output,
+    divergences,
+    method_figures,
+)
+from slipstream.bench.margin import margin
+from slipstream.bench.methods import PLAIN, Method
+from slipstream.bench.questions import Question
+from slipstream.client.prompts import encode_prompt, encode_turn
+from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.types import SamplingParams
+
+Outputs = Mapping[str, Sequence[Output]]
+"""By the name of the method."""
+
+Advance = Callable[[str], None]
+"""Told the name of a method whenever it has finished a conversation."""
+
+WARMUP_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedPlan:
+    """What to run. `methods` include their references, see `with_references`."""
+
+    methods: tuple[Method, ...]
+    questions: tuple[Question, ...]
+    sampling: SamplingParams
+    max_new_tokens: int = 128
+    repeats: int = 1
+    warmup: int = 1
+    all_turns: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_new_tokens", 1), ("repeats", 1), ("warmup", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+
+    @property
+    def num_conversations(self) -> int:
+        """Conversations of the whole run, warm-up included."""
+        return len(self.methods) * (self.repeats * len(self.questions) + self.warmup)
+
+    def turns(self, question: Question) -> tuple[str, ...]:
+        """What the user says in a conversation."""
+        return question.turns if self.all_turns else question.turns[:1]
+
+
+def run_speed(plan: SpeedPlan, contenders: Contenders, *, advance: Advance) -> Outputs:
+    """Every output of every method; each question goes through all methods before the next.
+
+    The order of the methods moves on by one from question to question. Raises `InvalidRequest`
+    before anything is measured when a prompt does not fit.
+    """
+    for method in plan.methods:
+        contenders.load(method)
+    _check_lengths(plan, contenders)
+    _warm_up(plan, contenders, advance)
+    outputs: dict[str, list[Output]] = {method.name: [] for method in plan.methods}
+    for number, question in enumerate(plan.questions * plan.repeats):
+        for method in rotated(plan.methods, number):
+            outputs[method.name] += _converse(plan, contenders, method, question)
+            advance(method.name)
+    return outputs
+
+
+def rotated(methods: Sequence[Method], by: int) -> tuple[Method, ...]:
+    """`methods` beginning with another one for each `by`."""
+    start = by % len(methods)
+    return (*methods[start:], *methods[:start])
+
+
+def compare(plan: SpeedPlan, contenders: Contenders, outputs: Outputs) -> dict[str, Any]:
+    """The figures of every method, with margins where outputs leave plain decoding's."""
+    compared = {}
+    for method in plan.methods:
+        reference = outputs[method.reference]
+        comparison = Comparison(
+            method,
+            outputs[method.name],
+            outputs[PLAIN],
+            reference,
+            plan.sampling.is_greedy,
+            _measured(plan, contenders, method, outputs),
+        )
+        compared[method.name] = method_figures(comparison)
+    return compared
+
+
+def _measured(
+    plan: SpeedPlan, contenders: Contenders, method: Method, outputs: Outputs
+) -> list[Divergence]:
+    if not method.is_comparable(is_greedy=plan.sampling.is_greedy):
+        return []
+    reference = outputs[method.reference]
+    by_key = {output.key: output for output in reversed(reference)}
+    model = contenders.engine(method.numerics).model
+    measured = []
+    for item in divergences(outputs[method.name], reference):
+        plain = by_key[(item.question_id, item.turn)]
+        prefix = (*plain.prompt, *plain.reply.token_ids[: item.position])
+        value = margin(model, prefix, plan.sampling)
+        measured.append(replace(item, margin=value))
+    return measured
+
+
+def _converse(
+    plan: SpeedPlan, contenders: Contenders, method: Method, question: Question
+) -> list[Output]:
+    talk = contenders.talk(method)
+    try:
+        return _turns(plan, contenders, talk, question)
+    finally:
+        talk.close()
+
+
+def _turns(plan: SpeedPlan, contenders: Contenders, talk: Talk, question: Question) -> list[Output]:
+    tokenizer = contenders.engine("fast").tokenizer
+    said: tuple[int, ...] = ()
+    outputs = []
+    for turn, text in enumerate(plan.turns(question)):
+        if said:
+            prompt = encode_turn(tokenizer, text, last_token=said[-1])
+        else:
+            prompt = encode_prompt(tokenizer, text)
+        reply = talk.reply(prompt, plan.max_new_tokens)
+        said += prompt
+        outputs.append(Output(question.question_id, question.category, turn, said, reply))
+        said += reply.token_ids
+    return outputs
+
+
+def _warm_up(plan: SpeedPlan, contenders: Contenders, advance: Advance) -> None:
+    """Let every method generate a little, so that nobody pays for what is done once."""
+    question = replace(plan.questions[0], turns=plan.questions[0].turns[:1])
+    short = replace(plan, max_new_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
+    for _ in range(plan.warmup):
+        for method in plan.methods:
+            _converse(short, contenders, method, question)
+            advance(method.name)
+
+
+def _check_lengths(plan: SpeedPlan, contenders: Contenders) -> None:
+    engine = contenders.engine("fast")
+    limit = engine.model.context_length
+    for question in plan.questions:
+        length = len(encode_prompt(engine.tokenizer, question.turns[0]))
+        if length + plan.max_new_tokens > limit:
+            raise PromptTooLong(
+                f"question {question.question_id} has {length} tokens, which with"
+                f" {plan.max_new_tokens} new ones exceed the context of {limit}"
+            )
