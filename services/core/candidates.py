@@ -4,11 +4,13 @@ Every order is (value descending, id ascending): ties are the rule in bf16, and 
 would make two replicas disagree. Knows nothing of trees, sessions or how candidates are verified.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.noise import Purpose, gumbel, uniform
 from slipstream.core.types import SparseLaw
 
@@ -21,6 +23,8 @@ def ordered_top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     Value descending, id ascending, also where the k-th value is tied; never a sort of a row.
     """
+    if k < 1:
+        raise ValueError(f"the {k} best tokens were asked for, but must be at least 1")
     k = min(k, scores.shape[-1])
     if scores.device.type != "cpu":
         return _top_by_key(scores, k)
@@ -64,10 +68,15 @@ def _top_by_key(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def argmax_first(scores: Tensor) -> int:
-    """Id of the largest of `scores` [V], the smallest id among equals."""
-    if scores.device.type == "cpu":  # several times faster than torch's, and as exact
-        return int(scores.numpy().argmax())
-    return int(scores.argmax())
+    """Id of the largest of `scores` [V], the smallest id among equals.
+
+    Raises `ModelError` when there is a score that is no number: no token would be right.
+    """
+    is_on_host = scores.device.type == "cpu"  # where numpy is several times faster than torch
+    best = int(scores.numpy().argmax() if is_on_host else scores.argmax())
+    if math.isnan(float(scores[best])):
+        raise ModelError("a slot has scores that are no numbers")
+    return best
 
 
 def places(mask: Tensor) -> Tensor:

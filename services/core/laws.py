@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.candidates import argmax_first, ordered_top, places
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.types import SamplingParams
 
 _FIRST_NUCLEUS = 64
@@ -57,7 +57,9 @@ class LawContext:
         """The law as probabilities [V]; one-hot when greedy."""
         values, ids = self.support(logits, prefix)
         if self._sampling.is_greedy:
-            return torch.zeros_like(logits).index_fill_(0, torch.tensor(argmax_first(values)), 1)
+            one_hot = torch.zeros_like(logits)
+            one_hot[argmax_first(values)] = 1
+            return one_hot
         if ids is None:
             return torch.softmax(values, -1)
         return torch.zeros_like(logits).scatter_(0, ids, torch.softmax(values, -1))
@@ -67,7 +69,13 @@ class LawContext:
         scores = self._penalised(logits, prefix)
         if self._sampling.is_greedy:
             return scores, None
-        return self._truncated(self._tempered(scores))
+        best = float(scores.max())
+        if not math.isfinite(best):
+            raise ModelError(f"the best score of a slot is {best}, so its law is none")
+        if self._sampling.temperature != 1:
+            # Relative to the best, so that no temperature, however low, overflows.
+            scores, best = (scores - best).div_(self._sampling.temperature), 0.0
+        return self._truncated(scores, best)
 
     def _penalised(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
         sampling = self._sampling
@@ -91,21 +99,15 @@ class LawContext:
         ]
         scores.index_add_(0, _ids(counts, scores), _values(penalties, scores))
 
-    def _tempered(self, scores: Tensor) -> Tensor:
-        if self._sampling.temperature == 1:
-            return scores
-        # Relative to the best, so that no temperature, however low, overflows.
-        return (scores - scores.max()).div_(self._sampling.temperature)
-
-    def _truncated(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _truncated(self, scores: Tensor, best: float) -> tuple[Tensor, Tensor | None]:
         sampling = self._sampling
         values, ids = scores, None
         if sampling.top_k is not None and sampling.top_k < scores.shape[0]:
             values, ids = ordered_top(scores, sampling.top_k)
         if sampling.top_p < 1:
-            values, ids = _nucleus(values, ids, sampling.top_p)
+            values, ids = _nucleus(values, ids, best=best, top_p=sampling.top_p)
         if sampling.min_p > 0:
-            kept = places(values >= values.max() + math.log(sampling.min_p))
+            kept = places(values >= best + math.log(sampling.min_p))
             values, ids = values[kept], kept if ids is None else ids[kept]
         if ids is None:
             return values, None
@@ -113,13 +115,14 @@ class LawContext:
         return values[order], ids
 
 
-def _nucleus(scores: Tensor, ids: Tensor | None, top_p: float) -> tuple[Tensor, Tensor]:
+def _nucleus(
+    scores: Tensor, ids: Tensor | None, *, best: float, top_p: float
+) -> tuple[Tensor, Tensor]:
     """The fewest best tokens whose mass reaches `top_p`; at least one.
 
     `scores` are in order already when `ids` are given. Else the best are selected, more and
     more of them until the mass is reached; peaked laws need one small selection.
     """
-    best = scores.max()
     limit = top_p * (scores - best).exp_().sum(dtype=torch.float64)
     size = scores.shape[0]
     k = size if ids is not None else min(size, _FIRST_NUCLEUS)

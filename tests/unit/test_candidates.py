@@ -106,3 +106,16 @@ def test_draws_do_not_depend_on_the_order_the_law_is_listed_in():
         assert draw_without_replacement(law, 3, seed=seed, position=4) == draw_without_replacement(
             turned, 3, seed=seed, position=4
         )
+
+
+def test_asking_for_no_candidate_at_all_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        ordered_top(torch.zeros(3), 0)
+
+
+@pytest.mark.gpu
+def test_a_device_selects_in_the_same_order_as_the_host():
+    rows = (torch.randn(3, 5000) * 3).bfloat16().float()
+    for host, device in zip(ordered_top(rows, 70), ordered_top(rows.cuda(), 70), strict=True):
+        assert torch.equal(device.cpu(), host)
+    assert [argmax_first(row.cuda()) for row in rows] == [argmax_first(row) for row in rows]

@@ -104,3 +104,10 @@ def test_gumbel_noise_has_the_gumbel_law():
     for level in (-1.0, 0.0, 1.0, 3.0):
         expected = math.exp(-math.exp(-level))
         assert abs(float((noise <= level).double().mean()) - expected) < 0.01
+
+
+@pytest.mark.gpu
+def test_a_device_has_the_same_bits_as_the_host():
+    ids = torch.arange(50_000)
+    on_device = uniforms(3, 17, ids.cuda(), purpose=Purpose.DRAW)
+    assert torch.equal(on_device.cpu(), uniforms(3, 17, ids, purpose=Purpose.DRAW))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import oracle
 from slipstream.core.candidates import draw_with_replacement, draw_without_replacement
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.noise import Purpose, gumbel
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
@@ -260,3 +260,11 @@ def test_leaving_out_tokens_that_no_noise_could_lift_changes_no_draw(temperature
         noise = gumbel(seed, len(PROMPT), 3000, purpose=Purpose.DRAW)
         drawn = int((logits / temperature + noise).argmax())
         assert choose(session, logits, PROMPT) == drawn
+
+
+@pytest.mark.parametrize("mode", [Verification.EXACT, Verification.MCSD])
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3])
+def test_logits_that_are_no_numbers_are_an_error_and_not_a_token(sampling, mode):
+    broken = torch.full((VOCAB,), float("nan"))
+    with pytest.raises(ModelError):
+        verify(session_of(sampling, mode), PROMPT, Proposal(), lambda _: broken)
