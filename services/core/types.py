@@ -75,8 +75,12 @@ class SamplingParams:
             _check(-2 <= value <= 2, name, value, "between -2 and 2")
         for token, bias in self.logit_bias:
             _check(token >= 0, "a logit_bias token id", token, "0 or more")
-            _check(math.isfinite(bias) and abs(bias) <= 100, f"logit_bias of token {token}", bias,
-                   "between -100 and 100")
+            _check(
+                math.isfinite(bias) and abs(bias) <= 100,
+                f"logit_bias of token {token}",
+                bias,
+                "between -100 and 100",
+            )
         _check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between 0 and 2**64 - 1")
 
     @property
@@ -108,8 +112,12 @@ class Session:
     """Target-initialised roots a verdict carries; 1 in every other mode."""
 
     def __post_init__(self) -> None:
-        _check(self.num_prompt_tokens >= 1, "the prompt's length", self.num_prompt_tokens,
-               "at least 1 token")
+        _check(
+            self.num_prompt_tokens >= 1,
+            "the prompt's length",
+            self.num_prompt_tokens,
+            "at least 1 token",
+        )
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _check(self.num_roots >= 1, "num_roots", self.num_roots, "at least 1")
 
