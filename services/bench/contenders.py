@@ -63,13 +63,16 @@ class Contenders:
         return self._engines[numerics]
 
     def draft_digests(self) -> dict[str, str]:
-        """SHA-256 of the GliDe weights that were loaded, by file name; empty without any."""
+        """SHA-256 of the GliDe weights, by file name; empty where no method loaded them."""
         if not any(drafter.kind == "glide" for drafter in self._drafters.values()):
             return {}
-        shipped = SHIPPED / f"{self.engine('fast').model_id}-glide"
-        return weights_digests(
-            shipped if self._draft == "glide" else Path(self._draft).expanduser()
-        )
+        return weights_digests(self.draft_folder())
+
+    def draft_folder(self) -> Path:
+        """Where the GliDe weights are."""
+        if self._draft == "glide":
+            return SHIPPED / f"{self.engine('fast').model_id}-glide"
+        return Path(self._draft).expanduser()
 
     def talk(self, method: Method) -> Talk:
         """A new conversation with a method."""

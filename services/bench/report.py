@@ -80,6 +80,33 @@ def divergence_lines(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def cost_table(cost: Mapping[str, Any]) -> Table:
+    """What verifying some rows takes, and against one row."""
+    kinds = cost["forward_ms"]
+    heads = [head for name in kinds for head in (f"{name} ms", "of one row")]
+    table = _table("rows", *heads)
+    for rows in kinds["fast"]:
+        cells = []
+        for ms in kinds.values():
+            cells += [_fixed(ms[rows], 2), _fixed(ms[rows] / ms["1"], 2, "x")]
+        table.add_row(rows, *cells)
+    return table
+
+
+def cost_lines(cost: Mapping[str, Any]) -> list[str]:
+    """The draft beside the target, and plain decoding beside transformers'."""
+    lines = []
+    if (draft := cost["draft"]) is not None:
+        lines.append(
+            f"draft step {draft['step_ms']:.3f} ms, {draft['step_ratio']:.1%} of a one-row target"
+            f" forward; in a round, with reading its law, {draft['round_step_ms']:.3f} ms,"
+            f" {draft['round_step_ratio']:.1%}"
+        )
+    plain = [f"{name} {_fixed(ms, 2)} ms" for name, ms in cost["plain_ms_per_token"].items()]
+    lines.append(f"plain decoding, per token: {', '.join(plain)}")
+    return lines
+
+
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(first, no_wrap=True)
