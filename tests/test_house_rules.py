@@ -53,11 +53,17 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     # The environment's PYTHONPATH, if any, must not decide what these commands see.
     env = {**os.environ, "PYTHONPATH": str(ROOT / ".dev")}
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=env,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -152,6 +158,16 @@ def test_the_package_refuses_to_be_imported_under_its_folder_name():
     refused = run("-c", "import services")
     assert refused.returncode != 0
     assert "import slipstream" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import services.core", "from services import core", "import pickle", "torch.load('x')"],
+)
+def test_ruff_refuses_what_the_house_bans(line):
+    code = f'"""A module."""\n\nimport torch\n\n{line}\nassert torch\n'
+    report = run("-m", "ruff", "check", "--stdin-filename", "services/x.py", "-", text=code)
+    assert "is banned" in report.stdout
 
 
 def test_ruff_finds_nothing():
