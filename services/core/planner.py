@@ -4,6 +4,7 @@
 round after round and learns from each verdict.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from slipstream.core.calibration import Calibration
@@ -47,8 +48,10 @@ class Profile:
             raise InvalidRequest(f"a profile's max_depth is {self.max_depth}, not 1 to 40")
         if not 1 <= self.max_nodes <= MAX_NODES:
             raise InvalidRequest(f"a profile's max_nodes is {self.max_nodes}, not 1 to 127")
-        if not 0 <= self.step_cost < float("inf"):
-            raise InvalidRequest(f"a profile's step_cost is {self.step_cost}, not 0 or more")
+        for name in ("step_cost", "row_cost"):
+            if not 0 <= getattr(self, name) < math.inf:
+                value = getattr(self, name)
+                raise InvalidRequest(f"a profile's {name} is {value}, not 0 or more")
         if self.shape in (Shape.PRODUCT, Shape.FORK):
             raise InvalidRequest(f"a profile's shape is {self.shape.value}, which needs a request")
 
@@ -67,6 +70,7 @@ class Settings:
     verification: Verification
     num_roots: int
     step_cost: float
+    row_cost: float
 
 
 def resolve(
@@ -91,6 +95,7 @@ def resolve(
         verification=verification,
         num_roots=roots if verification is Verification.TARGET_INIT else 1,
         step_cost=profile.step_cost,
+        row_cost=profile.row_cost,
     )
 
 
@@ -128,7 +133,9 @@ class Planner:
             return
         self._length = self._length.after(all_accepted=verdict.num_accepted == depth)
         if verdict.finish_reason is None:  # a last round is cut short for reasons of its own
-            self._backoff.record(len(verdict.tokens) / (1 + depth * self._settings.step_cost))
+            costs = self._settings
+            cost = 1 + depth * costs.step_cost + len(proposal.tree) * costs.row_cost
+            self._backoff.record(len(verdict.tokens) / cost)
 
     def _speculates(self) -> bool:
         if self._settings.mode is Mode.AUTO:

@@ -72,13 +72,10 @@ def residual(p: Tensor, law: SparseLaw) -> Tensor:
 def draw(weights: Tensor, u: float) -> int:
     """The token at which the cumulative mass of `weights` [V] exceeds `u` of the whole.
 
-    A token of weight 0 is never drawn, whatever `u` and the rounding.
+    A token of weight 0 is never drawn: in float64 `u` below 1 leaves less than the whole.
     """
     mass = weights.to(torch.float64).cumsum(0)
-    at = int(torch.searchsorted(mass, u * mass[-1:], right=True))
-    if at == mass.shape[0]:  # u * total rounded up to the total
-        at = int(weights.nonzero()[-1])
-    return at
+    return int(torch.searchsorted(mass, u * mass[-1:], right=True))
 
 
 def _rejected(p: Tensor, mass: float, ids: Tensor, q: Tensor) -> tuple[Tensor, float]:

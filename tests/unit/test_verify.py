@@ -186,6 +186,30 @@ def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law
     assert oracle.total_variation(observed, list(expected.values())) < 0.06
 
 
+@pytest.mark.parametrize(
+    ("p", "q", "width"),
+    [
+        (oracle.law(1, 2, 3, 6, 0, 0), oracle.law(9, 4, 2, 1, 1, 1), 3),
+        (oracle.law(3, 4, 3, 0, 0, 0), oracle.law(6, 2, 2, 0, 0, 0), 2),
+    ],
+    ids=["many rejections", "a test right after another"],
+)
+def test_tests_and_the_draw_after_them_use_different_numbers(p, q, width):
+    count = 2500
+    logits = torch.tensor([float(x) for x in p]).log()
+    law = SparseLaw(tuple(range(VOCAB)), tuple(float(x) for x in q))
+    seen = Counter()
+    for seed in range(count):
+        session = session_of(SamplingParams(temperature=1.0, seed=seed), Verification.MCSD)
+        tokens = draw_without_replacement(law, width, seed=seed, position=len(PROMPT))
+        tree = TokenTree(tokens, (ROOT,) * width)
+        proposal = Proposal(tree, laws=(law, *[None] * width))
+        walk = verify(session, PROMPT, proposal, lambda _: logits)
+        seen[tree.tokens[walk.nodes[0]] if walk.nodes else walk.token] += 1
+    # The expected distance at 2500 draws is about 0.012.
+    assert oracle.total_variation([seen[token] / count for token in range(VOCAB)], p) < 0.03
+
+
 @pytest.mark.parametrize("mode", [Verification.MCSD, Verification.MCSD_REPLACEMENT])
 def test_greedy_rejection_sampling_gives_the_greedy_tokens(mode):
     session, target, draft = session_of(SamplingParams(), mode), ToyModel(1), ToyModel(2)
