@@ -11,6 +11,7 @@ from slipstream.bench.reference import GenerateTalk
 from slipstream.client import Client, ClientSession
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import SHIPPED, Drafter, Engine, EngineOptions
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.types import SamplingParams
 from slipstream.models.loading import LoadedModel, load_target_parts
@@ -51,8 +52,13 @@ class Contenders:
         """Load what the method needs; raises `ModelError` or `InvalidRequest` where it can't."""
         if method.base == "hf":
             self._load_untouched()
-        else:
-            self._drafter(method)
+            return
+        try:
+            with self._client(method).session() as session:
+                # Everything about a request is checked when it is made; this one never runs.
+                session.stream((0,), max_tokens=1, speculation=method.options)
+        except InvalidRequest as error:
+            raise type(error)(f"method {method.name!r}: {error}") from None
 
     def engine(self, numerics: Numerics) -> Engine:
         """The target in these numerics."""
@@ -79,8 +85,10 @@ class Contenders:
         if method.base == "hf":
             stop_token_ids = self.engine("fast").stop_token_ids
             return GenerateTalk(self._load_untouched().model, stop_token_ids, self._sampling)
-        client = Client(Embedded(self.engine(method.numerics), self._drafter(method)))
-        return _SessionTalk(client.session(), method.options, self._sampling)
+        return _SessionTalk(self._client(method).session(), method.options, self._sampling)
+
+    def _client(self, method: Method) -> Client:
+        return Client(Embedded(self.engine(method.numerics), self._drafter(method)))
 
     def _load_untouched(self) -> LoadedModel:
         if self._untouched is None:
