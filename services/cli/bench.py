@@ -92,7 +92,7 @@ def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
     console = _console()
     console.print(report.cost_table(measured))
     for line in report.cost_lines(measured):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
     environment = {**_environment(models, ()), "rounds": plan.rounds}
     _write(output, {"environment": environment, "cost": measured})
 
@@ -181,7 +181,7 @@ def _show_speed(methods: dict[str, Any]) -> None:
     console.print()
     console.print(report.category_table(methods))
     for line in report.divergence_lines(methods):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _console() -> Console:

@@ -1,10 +1,10 @@
 """`slipstream chat`: a conversation that keeps what both models have read of it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from slipstream.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from slipstream.client import Client
     from slipstream.client.prompts import Prompt
+    from slipstream.client.results import Chunk
 
 HELP = "/reset begins a new conversation, /quit ends."
 
@@ -71,28 +72,32 @@ def _converse(
             if text.startswith("/"):
                 console.print(f"There is no {text.split()[0]}. {HELP}", style="dim")
                 continue
-            prompt = conversation.first(text) if is_first else text
-            is_first = not _reply(session.stream(prompt, **options), console) and is_first
+            try:
+                chunks = session.stream(conversation.first(text) if is_first else text, **options)
+            except InvalidRequest as error:
+                # This turn can't be answered; the conversation goes on without it.
+                console.print(f"error: {error}", markup=False)
+                continue
+            is_first = False
+            # The session is free for the next turn, whatever ends this one.
+            with closing(cast("Generator[Chunk]", chunks)):
+                _reply(chunks, console)
     return False
 
 
-def _reply(chunks: Iterator[Any], console: Console) -> bool:
-    """Print a reply as it comes; whether it was begun."""
-    chunk = None
+def _reply(chunks: "Iterator[Chunk]", console: Console) -> None:
+    """Print a reply as it comes, to its end or to the interruption."""
+    stats = None
     try:
         for chunk in chunks:
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
+            stats = chunk.stats
     except KeyboardInterrupt:
         console.print(" (interrupted)", style="dim")
-    except InvalidRequest as error:
-        # This turn can't be answered; the conversation goes on without it.
-        console.print(f"error: {error}")
-        return False
     typer.echo()
-    if chunk is not None and chunk.stats is not None:
-        console.print(f"[{stats_line(chunk.stats)}]", style="dim", markup=False)
-    return chunk is not None
+    if stats is not None:
+        console.print(f"[{stats_line(stats)}]", style="dim", markup=False)
 
 
 def _lines(console: Console) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import json
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -110,26 +110,19 @@ def generate(
 
 def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result":
     """Generate, showing text as it becomes final."""
-    from slipstream.client.results import Result
+    from slipstream.client.client import collected
 
-    text = ""
-    tokens: tuple[int, ...] = ()
+    chunks = []
     for chunk in client.stream(request.prompt, **request.options()):
-        text += chunk.text
-        tokens += chunk.token_ids
+        chunks.append(chunk)
         if shows_text:
             sys.stdout.write(chunk.text)
             sys.stdout.flush()
-    if chunk.finish_reason is None or chunk.stats is None:
-        raise AssertionError("a stream ended without its last chunk")
-    lossless = chunk.stats.speculation.lossless
-    return Result(text, tokens, chunk.finish_reason, chunk.stats, lossless)
+    return collected(iter(chunks))
 
 
 def _compare(client: "Client", request: Request, engine: EngineFlags) -> Comparison:
     """Decode the request plainly: in its own numerics, and in the fastest."""
-    from dataclasses import replace
-
     plainly = SpeculationOptions(mode=Mode.OFF)
     plain = client.generate(request.prompt, **request.options(speculation=plainly))
     if engine.numerics == "fast":

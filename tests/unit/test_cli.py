@@ -108,6 +108,39 @@ def test_chat_answers_every_turn_and_begins_anew_on_request(checkpoint, capsys, 
     assert "There is no /nonsense" in said.err
 
 
+class Interrupting(io.StringIO):
+    """Standard output on which Ctrl-C is pressed while the first text appears."""
+
+    is_pressed = False
+
+    def write(self, text):
+        if not self.is_pressed:
+            self.is_pressed = True
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_an_interrupted_reply_ends_and_the_conversation_goes_on(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nmore\n"))
+    monkeypatch.setattr(sys, "stdout", Interrupting())
+    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
+    assert exit_code(["chat", *arguments]) == 0
+    said = capsys.readouterr().err
+    assert said.count("(interrupted)") == 1
+    assert said.count("tokens/s") == 1
+
+
+def test_a_turn_that_can_not_be_answered_leaves_the_conversation_as_it_was(
+    checkpoint, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 200 + "\nhello\n"))
+    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
+    assert exit_code(["chat", *arguments]) == 0
+    said = capsys.readouterr().err
+    assert "exceed the context" in said
+    assert said.count("tokens/s") == 1
+
+
 BAD = [
     (["--temperature", "nan"], "temperature is nan"),
     (["--temperature", "-1"], "temperature is -1.0"),
