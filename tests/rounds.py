@@ -10,6 +10,8 @@ from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner, Profile, resolve
 from slipstream.core.types import SamplingParams, Session
 
+DEFAULTS = Profile()
+
 
 @dataclass(frozen=True)
 class Output:
@@ -38,10 +40,11 @@ def speculate(  # noqa: PLR0913 - a request's parts
     max_tokens: int,
     stop_token_ids: frozenset[int] = frozenset(),
     has_decision_model: bool = False,
+    profile: Profile = DEFAULTS,
     name: str = "s",
 ) -> Output:
     """One request, from an empty session to its release."""
-    settings = resolve(options, Profile(), drafter=kind, has_decision_model=has_decision_model)
+    settings = resolve(options, profile, drafter=kind, has_decision_model=has_decision_model)
     session = Session(
         name,
         len(prompt),

@@ -1,4 +1,4 @@
-"""Small models with random weights and token ids for text: no downloads, a few milliseconds each."""
+"""Small models with random weights, and token ids for text: no downloads, milliseconds each."""
 
 from typing import Any
 
