@@ -47,6 +47,8 @@ class Contenders:
         self._engines: dict[Numerics, Engine] = {}
         self._drafters: dict[tuple[Numerics, str], Drafter] = {}
         self._untouched: LoadedModel | None = None
+        self.draft_digests: dict[str, str] = {}
+        """SHA-256 of the GliDe weights when they were loaded, by file; empty without any."""
 
     def load(self, method: Method) -> None:
         """Load what the method needs; raises `ModelError` or `InvalidRequest` where it can't."""
@@ -67,12 +69,6 @@ class Contenders:
             options = EngineOptions(at.dtype, numerics, at.threads, at.device)
             self._engines[numerics] = Engine.load(self._target, options)
         return self._engines[numerics]
-
-    def draft_digests(self) -> dict[str, str]:
-        """SHA-256 of the GliDe weights, by file name; empty where no method loaded them."""
-        if not any(drafter.kind == "glide" for drafter in self._drafters.values()):
-            return {}
-        return weights_digests(self.draft_folder())
 
     def draft_folder(self) -> Path:
         """Where the GliDe weights are."""
@@ -99,7 +95,10 @@ class Contenders:
     def _drafter(self, method: Method) -> Drafter:
         key = (method.numerics, self._draft_name(method))
         if key not in self._drafters:
-            self._drafters[key] = self.engine(method.numerics).drafter(key[1])
+            drafter = self.engine(method.numerics).drafter(key[1])
+            if drafter.kind == "glide":
+                self.draft_digests = weights_digests(self.draft_folder())
+            self._drafters[key] = drafter
         return self._drafters[key]
 
     def _draft_name(self, method: Method) -> str:

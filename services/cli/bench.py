@@ -65,7 +65,7 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         "environment": {
             **_environment(models, methods),
             **_run_facts(prompts, plan),
-            "draft_sha256": contenders.draft_digests(),
+            "draft_sha256": contenders.draft_digests,
         },
         "methods": compare(plan, contenders, outputs),
     }
