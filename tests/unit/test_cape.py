@@ -83,6 +83,17 @@ def test_the_leaves_most_likely_reached_and_right_are_kept_first():
     assert [(leaf.position, leaf.rank) for leaf in leaves] == [(2, 0), (2, 1)]
 
 
+def test_a_leaf_that_is_hardly_ever_reached_loses_to_a_less_likely_one_above_it():
+    leaves = cape_leaves(
+        [1, 2, 3],
+        [[10], [], [30]],
+        top_probs=[0.4, 0.4, 0.4],
+        probs=[[0.1], [], [0.3]],
+        budget=Budget(4),
+    )
+    assert [(leaf.position, leaf.rank) for leaf in leaves] == [(0, 0)]
+
+
 def test_a_likelier_second_candidate_does_not_push_out_the_first():
     leaves = cape_leaves([1], [[10, 11]], top_probs=[0.1], probs=[[0.1, 0.8]], budget=Budget(2))
     assert [(leaf.position, leaf.rank) for leaf in leaves] == [(0, 0)]
