@@ -1,0 +1,191 @@
+"""Laws of every draft: what a delta does, what a plan bounds, what is refused."""
+
+import pytest
+import torch
+
+import tiny
+from slipstream.core.errors import InvalidRequest, SessionOutOfSync
+from slipstream.core.ngram import NgramDraft
+from slipstream.core.options import DRAFTERS
+from slipstream.core.tree import ROOT
+from slipstream.core.types import (
+    Delta,
+    Plan,
+    Proposal,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+    Verification,
+)
+from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.models.causal_scorer import CausalScorer
+from slipstream.target.engine import LocalTarget
+
+PROMPT = tuple(tiny.tokens(7) * 3)
+SESSION = Session("s", len(PROMPT), 40)
+MODELS = ["glide", "vanilla"]
+LEVELLED = [Shape.DYNAMIC, Shape.PRODUCT]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return LocalTarget(tiny.causal(), free_rows=16)
+
+
+@pytest.fixture(scope="module")
+def scorers():
+    return {"glide": tiny.glide(max_lag=6), "vanilla": CausalScorer(tiny.causal(numerics="fast"))}
+
+
+@pytest.fixture(params=list(DRAFTERS))
+async def draft(request, target, scorers):
+    return await made(request.param, target, scorers)
+
+
+@pytest.fixture(params=MODELS)
+async def model_draft(request, target, scorers):
+    return await made(request.param, target, scorers)
+
+
+async def made(kind, target, scorers):
+    if kind == "ngram":
+        return NgramDraft()
+    await target.verify(SESSION, Delta(0, PROMPT[:-1]), Proposal())
+    if kind == "vanilla":
+        return LocalDraft(scorers["vanilla"])
+    glide = scorers["glide"]
+    return LocalDraft(glide, Feed(target, glide.config.target_layers))
+
+
+def plan(shape=Shape.CHAIN, **more):
+    widths = (2, 2, 1) if shape is Shape.PRODUCT else ()
+    return Plan(**{"max_depth": 3, "max_nodes": 12, "shape": shape, "widths": widths, **more})
+
+
+async def test_repeating_a_call_changes_nothing(draft):
+    first = await draft.propose(SESSION, Delta(0, PROMPT), plan())
+    assert await draft.propose(SESSION, Delta(0, PROMPT), plan()) == first
+    assert await draft.propose(SESSION, Delta(len(PROMPT), ()), plan()) == first
+    assert len(first.tree) > 0
+
+
+async def test_being_told_in_pieces_is_being_told_at_once(draft, target, scorers):
+    whole = await draft.propose(SESSION, Delta(0, PROMPT), plan())
+    await draft.release("s")
+    await draft.propose(SESSION, Delta(0, PROMPT[:9]), plan())
+    await draft.propose(SESSION, Delta(9, (5, 6, 7)), plan())
+    pieces = await draft.propose(SESSION, Delta(9, PROMPT[9:]), plan())
+    assert pieces.tree == whole.tree
+    for ours, theirs in zip(pieces.stats, whole.stats, strict=True):
+        assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-4)
+
+
+async def test_a_gap_in_the_final_tokens_is_refused(draft):
+    await draft.propose(SESSION, Delta(0, PROMPT), plan())
+    with pytest.raises(SessionOutOfSync):
+        await draft.propose(SESSION, Delta(99, (1,)), plan())
+
+
+async def test_an_unknown_session_must_start_at_0(draft):
+    with pytest.raises(SessionOutOfSync):
+        await draft.propose(SESSION, Delta(3, (1,)), plan())
+
+
+async def test_releasing_twice_is_fine(draft):
+    await draft.propose(SESSION, Delta(0, PROMPT), plan())
+    await draft.release("s")
+    await draft.release("s")
+
+
+async def test_a_chain_is_no_deeper_than_planned(draft):
+    for depth in (1, 2, 3):
+        proposal = await draft.propose(SESSION, Delta(0, PROMPT), plan(max_depth=depth))
+        assert 1 <= len(proposal.tree) <= depth
+        assert proposal.tree.is_chain()
+
+
+@pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, *LEVELLED])
+@pytest.mark.parametrize("max_nodes", [1, 2, 5, 12])
+async def test_a_tree_has_no_more_nodes_and_levels_than_planned(model_draft, shape, max_nodes):
+    asked = plan(shape, max_nodes=max_nodes)
+    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), asked)
+    assert len(proposal.tree) <= max_nodes
+    assert max(proposal.tree.depths(), default=0) <= asked.max_depth
+    assert len(proposal.stats) == len(proposal.tree)
+
+
+@pytest.mark.parametrize("shape", [Shape.CAPE, *LEVELLED])
+async def test_siblings_differ_and_come_best_first(model_draft, shape):
+    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), plan(shape))
+    tree = proposal.tree
+    for node in range(ROOT, len(tree)):
+        children = tree.children(node)
+        assert len({tree.tokens[child] for child in children}) == len(children)
+        probs = [proposal.stats[child].prob for child in children]
+        assert probs == sorted(probs, reverse=True)
+
+
+async def test_statistics_are_those_of_a_law(model_draft):
+    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), plan(Shape.CAPE))
+    for stats in proposal.stats:
+        assert 0 < stats.prob <= stats.top_prob <= 1
+        assert 0 < stats.entropy <= torch.log(torch.tensor(float(tiny.VOCAB)))
+
+
+async def test_a_stop_token_ends_the_chain(model_draft):
+    free = await model_draft.propose(SESSION, Delta(0, PROMPT), plan())
+    stop = free.tree.tokens[0]
+    session = Session("s", len(PROMPT), 40, stop_token_ids=frozenset({stop}))
+    proposal = await model_draft.propose(session, Delta(0, PROMPT), plan())
+    assert proposal.tree.tokens == (stop,)
+    assert proposal.stopped_by == "eos"
+
+
+async def test_an_eager_policy_still_drafts_one_token(model_draft):
+    asked = plan(stop=StopPolicy.SVIP, threshold=1e-6)
+    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), asked)
+    assert len(proposal.tree) == 1
+    assert proposal.stopped_by == "policy"
+
+
+@pytest.mark.parametrize(
+    ("verification", "shape"),
+    [
+        (Verification.MCSD, Shape.PRODUCT),
+        (Verification.MCSD, Shape.CAPE),
+        (Verification.MCSD_REPLACEMENT, Shape.PRODUCT),
+    ],
+)
+async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, verification, shape):
+    session = Session("s", len(PROMPT), 40, SamplingParams(temperature=1.0, seed=1), verification)
+    proposal = await model_draft.propose(session, Delta(0, PROMPT), plan(shape))
+    tree = proposal.tree
+    assert len(proposal.laws) == len(tree) + 1
+    for node in set(tree.parents):
+        law = proposal.laws[node + 1]
+        assert sum(law.probs) == pytest.approx(1)
+        assert {tree.tokens[child] for child in tree.children(node)} <= set(law.tokens)
+
+
+async def test_a_draft_without_tokens_is_refused(model_draft):
+    with pytest.raises(InvalidRequest):
+        await model_draft.propose(SESSION, Delta(0, ()), plan())
+
+
+async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(target, scorers):
+    glide = await made("glide", target, scorers)
+    proposal = await glide.propose(SESSION, Delta(0, PROMPT), plan(max_depth=20, max_nodes=40))
+    # The target holds all but the newest token and the first slot is one behind that.
+    assert len(proposal.tree) == 6
+    assert proposal.stopped_by == "lag"
+
+
+async def test_a_later_turn_that_needs_more_room_gets_it(target, scorers):
+    glide = await made("glide", target, scorers)
+    await glide.propose(SESSION, Delta(0, PROMPT), plan())
+    longer = Session("s", 200, 100)
+    turn = (*PROMPT, *tiny.tokens(200 - len(PROMPT), seed=2))
+    await target.verify(longer, Delta(0, turn[:-1]), Proposal())
+    proposal = await glide.propose(longer, Delta(0, turn), plan())
+    assert len(proposal.tree) == 3
