@@ -93,7 +93,7 @@ class Engine:
             return self._vanilla(name.removeprefix(_VANILLA))
         if name == "glide":
             return self._glide(self._shipped())
-        if not Path(name).expanduser().is_dir():
+        if not name or not Path(name).expanduser().is_dir():
             raise InvalidRequest(
                 f"the draft is {name!r}, but must be glide, ngram, none, vanilla:MODEL or a"
                 " directory of GliDe weights"
