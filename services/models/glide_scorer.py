@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch
+from slipstream.core.mask import SlicedMasks
 from slipstream.models.glide import GlideModel
 from slipstream.models.glide_config import GlideConfig
 from slipstream.models.glide_linear import DraftLinear
@@ -25,14 +26,14 @@ from slipstream.models.scorer import KvView, Scores
 class GlideState:
     """One session: its tokens, the keys and values of each draft layer, the tree behind them.
 
-    caches: per draft layer keys and values [kv_heads, capacity, head_dim]; ancestors: for each
-    tree node the nodes it sees, itself last; is_chain: each node hangs under the one before.
+    caches: per draft layer keys and values [kv_heads, capacity, head_dim]; parents: of the
+    tree's nodes; is_chain: each node hangs under the one before.
     """
 
     caches: list[tuple[Tensor, Tensor]]
     capacity: int
     tokens: list[int] = field(default_factory=list)
-    ancestors: list[list[int]] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     is_chain: bool = True
     target_kv: Sequence[tuple[Tensor, Tensor]] = ()
 
@@ -56,6 +57,7 @@ class GlideScorer:
         self._layers = [PackedLayer(layer, dtype) for layer in model.layers]
         self._norm = PackedNorm(model.norm, dtype)
         self._head = DraftLinear(target.head[vocab].to(dtype))
+        self._masks = SlicedMasks()
         self._cos = self._sin = torch.empty(0)
 
     def open(self, capacity: int) -> GlideState:
@@ -80,7 +82,7 @@ class GlideScorer:
         _check_room(state, count)
         start = min(_common(state.tokens, tokens), count - 1)
         state.tokens = list(tokens)
-        state.ancestors, state.is_chain = [], True
+        state.parents, state.is_chain = [], True
         state.target_kv = self._visible(view, count)
         x = self._embed(state.tokens[start:])
         for layer, cache in zip(self._layers[:-1], state.caches, strict=False):
@@ -94,21 +96,19 @@ class GlideScorer:
 
         A node sees the prefix, its ancestors and itself, at the position its depth gives.
         """
-        base, old = len(state.tokens), len(state.ancestors)
+        base, old = len(state.tokens), len(state.parents)
         _check_parents(state, tokens, parents)
         _check_room(state, base + old + len(tokens))
         is_next = len(parents) == 1 and parents[0] == old - 1
         state.is_chain = state.is_chain and is_next
-        for offset, parent in enumerate(parents):
-            above = state.ancestors[parent] if parent >= 0 else []
-            state.ancestors.append([*above, old + offset])
+        state.parents += parents
         start = base + old
         if state.is_chain:
             rotation, mask = self._rotation(start, start + 1), None
         else:
-            depths = [len(nodes) - 1 for nodes in state.ancestors[old:]]
-            rotation = self._rotation_at([base + depth for depth in depths])
-            mask = _tree_mask(state.ancestors[old:], base, self._embeddings)
+            seen = self._masks.rows(tuple(state.parents), old).to(self._embeddings.device)
+            rotation = self._rotation_at(base - 1 + seen.sum(1))
+            mask = _tree_mask(seen, base, self._embeddings)
         x = self._embed(tokens)
         rows = Rows(start, rotation, len(tokens), mask, state.target_kv, None)
         for layer, cache in zip(self._layers, state.caches, strict=True):
@@ -177,9 +177,8 @@ class GlideScorer:
     def _rotation(self, start: int, end: int) -> Rotation:
         return Rotation(self._cos[start:end], self._sin[start:end])
 
-    def _rotation_at(self, positions: Sequence[int]) -> Rotation:
-        index = torch.tensor(positions, device=self._cos.device)
-        return Rotation(self._cos[index], self._sin[index])
+    def _rotation_at(self, positions: Tensor) -> Rotation:
+        return Rotation(self._cos[positions], self._sin[positions])
 
 
 def load_glide(
@@ -234,7 +233,7 @@ def _check_room(state: GlideState, needed: int) -> None:
 
 
 def _check_parents(state: GlideState, tokens: Sequence[int], parents: Sequence[int]) -> None:
-    old = len(state.ancestors)
+    old = len(state.parents)
     if not tokens or len(tokens) != len(parents):
         raise InvalidRequest(
             f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token, at "
@@ -246,14 +245,10 @@ def _check_parents(state: GlideState, tokens: Sequence[int], parents: Sequence[i
         raise InvalidRequest(f"parents {list(parents)} must lie within -1..{old - 1}")
 
 
-def _tree_mask(ancestors: Sequence[Sequence[int]], base: int, like: Tensor) -> Tensor:
-    """[R, base + nodes], 0 where a node may look, else -inf."""
-    total = base + ancestors[-1][-1] + 1
-    mask = like.new_full((len(ancestors), total), float("-inf"))
-    mask[:, :base] = 0
-    rows = [row for row, nodes in enumerate(ancestors) for _ in nodes]
-    columns = [base + node for nodes in ancestors for node in nodes]
-    mask[torch.tensor(rows), torch.tensor(columns)] = 0
+def _tree_mask(seen: Tensor, base: int, like: Tensor) -> Tensor:
+    """[R, base + nodes], 0 where a node may look, else -inf; seen [R, nodes] of the tree."""
+    mask = like.new_zeros(seen.shape[0], base + seen.shape[1])
+    mask[:, base:].masked_fill_(~seen, float("-inf"))
     return mask
 
 
