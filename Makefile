@@ -5,6 +5,8 @@ VENV ?= .venv
 MODEL ?= smollm2-135m
 PROMPT ?= Explain in three sentences why the sky is blue.
 MAX_NEW_TOKENS ?= 128
+# Two processes of one thread each finish sooner than one process of two.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -31,7 +33,7 @@ demo: model ## generate text with draft and target, next to the target alone
 	$(BIN)/slipstream generate --target $(MODEL) --max-new-tokens $(MAX_NEW_TOKENS) --compare "$(PROMPT)"
 
 test: model lint ## static checks and every test
-	$(BIN)/python -m pytest --require-model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --require-model --numprocesses $(WORKERS) --dist worksteal
 
 check: test package ## everything CI runs, and the built packages
 
