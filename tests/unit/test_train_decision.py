@@ -1,5 +1,6 @@
 """A decision model learns what its examples say, and keeps its best epoch."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,8 @@ SETTINGS = DecisionSettings(widths=(8,), lr=3e-2, batch_rows=64, epochs=15)
 
 def examples(seed, count=600):
     states = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
-    return Examples(states, (states[:, 0] > 0).float())
+    # Far from zero mean and unit scale, as a draft's states are.
+    return Examples(30 + 50 * states, (states[:, 0] > 0).float(), torch.full((count,), 0.5))
 
 
 def test_it_learns_which_states_are_accepted():
@@ -22,10 +24,11 @@ def test_it_learns_which_states_are_accepted():
     right = (model.score(states.states) > 0.5) == (states.labels > 0.5)
     assert right.float().mean() > 0.95
     assert fit.loss < fit.constant_loss / 2
+    assert fit.confidence_loss == pytest.approx(math.log(2))
 
 
 def test_more_epochs_never_give_a_worse_validation_loss():
-    noise = Examples(torch.randn(64, 4), (torch.rand(64) > 0.5).float())
+    noise = Examples(torch.randn(64, 4), (torch.rand(64) > 0.5).float(), torch.rand(64))
     one, many = (
         train_decision(noise, examples(1), replace(SETTINGS, epochs=epochs))[1].loss
         for epochs in (1, 8)
