@@ -146,6 +146,13 @@ def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_source_file_that_a_page_names_exists(page):
+    named = re.findall(r"`((?:\w+/)+\w+\.py)", text(ROOT / page))
+    lost = [path for path in named if not (ROOT / path).exists()]
+    assert [path for path in lost if not (ROOT / "services" / path).exists()] == []
+
+
 def test_the_import_name_is_a_link_to_the_services_folder():
     link = ROOT / ".dev" / "slipstream"
     if not (ROOT / ".git").exists():
