@@ -86,7 +86,8 @@ class Conversation:
             yield from run.chunks()
         finally:
             self._is_busy = False
-            self._tokens = (*request.tokens, *run.output)
+            if run.output:  # a turn that was never answered was never said
+                self._tokens = (*request.tokens, *run.output)
 
     def _request(self, prompt: Prompt, ask: Ask) -> Request:
         settings = self._settings(ask.speculation)

@@ -147,6 +147,15 @@ def test_a_stream_that_is_left_frees_its_session(vanilla):
         assert session.generate("later", max_tokens=3).token_ids
 
 
+def test_a_turn_that_was_never_answered_was_never_said(vanilla):
+    with vanilla.session() as session:
+        with pytest.raises(InvalidRequest):
+            session.generate("hello", sampling=SamplingParams(logit_bias=((999, 1.0),)))
+        result = session.generate("hello", max_tokens=5)
+    assert result.token_ids == vanilla.generate("hello", max_tokens=5).token_ids
+    assert result.stats.num_prompt_tokens < 2 * len("hello") + 5
+
+
 def test_a_closed_session_is_refused(vanilla):
     session = vanilla.session()
     session.close()
