@@ -40,8 +40,8 @@ class DecisionSettings:
     widths: tuple[int, ...] = (128, 32)
     lr: float = 1e-3
     batch_rows: int = 512
-    epochs: int = 6
-    max_documents: int = 1500
+    epochs: int = 10
+    max_documents: int = 4000
     seed: int = 0
 
     def __post_init__(self) -> None:
