@@ -53,6 +53,12 @@ def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, 
     os.replace(part, path)
 
 
+def read_provenance(directory: Path) -> Any:
+    """The provenance of the weights in `directory`; None when nobody wrote one."""
+    path = directory / PROVENANCE_NAME
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
 def data_facts(data: DataFile) -> dict[str, Any]:
     """What a data file was: name, hash, sizes."""
     return {

@@ -32,6 +32,7 @@ from slipstream.train.provenance import (
     PROVENANCE_NAME,
     code_revision,
     data_facts,
+    read_provenance,
     write_provenance,
 )
 from slipstream.train.trainer import Check, Hooks, Inputs, Trainer
@@ -170,6 +171,7 @@ def _facts(run: GlideRun, files: Sequence[DataFile], trainer: Trainer) -> dict[s
         "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
         "data": [data_facts(data) for data in files],
         "settings": asdict(run.settings),
+        "started_from": None if run.init_from is None else read_provenance(run.init_from),
         "num_steps": trainer.state.step,
         "num_trained_tokens": trainer.state.num_tokens,
         "elapsed_seconds": round(trainer.state.elapsed_seconds, 1),

@@ -19,6 +19,7 @@ from slipstream.train.config import LossSettings, Schedule, TrainSettings
 from slipstream.train.run import GlideRun, train_glide
 from slipstream.train.trainer import Hooks
 
+NAMES = ("first", "second")
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
 SETTINGS = TrainSettings(
     Schedule(steps=6),
@@ -137,6 +138,9 @@ def test_training_can_start_from_earlier_weights_with_other_text(place, tmp_path
     first = tmp_path / "first/weights"
     train(glide_run(place, tmp_path / "second", init_from=first, head_size=20))
     assert read_config(tmp_path / "second/weights").head_size == 20
+    records = [json.loads((tmp_path / n / "weights/provenance.json").read_text()) for n in NAMES]
+    assert records[0]["started_from"] is None
+    assert records[1]["started_from"] == records[0]
 
 
 def test_weights_of_another_shape_are_no_start(place, tmp_path):
