@@ -11,7 +11,7 @@ from slipstream.core.history import apply_delta
 from slipstream.core.options import MAX_NODES
 from slipstream.core.planner import Profile
 from slipstream.core.stop import Stop, make_stop
-from slipstream.core.types import Delta, Plan, Proposal, Session, Shape
+from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.dynamic import grow_dynamic
 from slipstream.draft.growth import Growth, Prefix
@@ -82,7 +82,7 @@ class LocalDraft:
         growth = Growth(
             session,
             Prefix(self._scorer, held.state, len(held.tokens), first),
-            reader=SlotReader(session, self._scorer.vocab, self._decision),
+            reader=SlotReader(session, self._scorer.vocab, self._score(plan)),
             profile=self._profile,
             max_depth=max_depth,
         )
@@ -114,6 +114,10 @@ class LocalDraft:
             return 1 << 30
         staleness = num_tokens - 1 - view.count
         return self._scorer.max_lag - staleness
+
+    def _score(self, plan: Plan) -> Callable[[Tensor], Tensor] | None:
+        """The decision model, where it decides: its score costs a part of every draft step."""
+        return self._decision if plan.stop is StopPolicy.DECISION else None
 
     def _stop(self, plan: Plan) -> Stop:
         return make_stop(
