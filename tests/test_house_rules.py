@@ -196,6 +196,7 @@ def test_the_public_surface_is_what_is_written_here():
         "ClientSession",
         "FinishReason",
         "Mode",
+        "RequestOptions",
         "RequestStats",
         "Result",
         "SamplingParams",

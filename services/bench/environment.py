@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -15,10 +14,10 @@ import torch
 
 import slipstream
 from slipstream.core.errors import InvalidRequest
+from slipstream.revision import code_revision
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 _WEIGHTS = ("*.safetensors", "*.gguf")
-_PACKAGE = Path(slipstream.__file__).resolve().parent
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -34,16 +33,6 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": _device(device),
     }
-
-
-def code_revision() -> str | None:
-    """The commit of this package, "-dirty" appended when it was changed; None if installed."""
-    if not (_PACKAGE.parent / ".git").exists():
-        return None  # a repository further up is somebody else's
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return commit if _git("status", "--porcelain", "--", ".") == "" else f"{commit}-dirty"
 
 
 def weights_digests(path: Path) -> dict[str, str]:
@@ -94,14 +83,3 @@ def _processor() -> str:
 
 def _device(device: str) -> str:
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-
-
-def _git(*arguments: str) -> str | None:
-    command = ["git", *arguments]
-    try:
-        result = subprocess.run(
-            command, cwd=_PACKAGE, capture_output=True, text=True, check=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()

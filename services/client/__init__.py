@@ -1,6 +1,6 @@
 """The SDK: `Client` and what goes into and comes out of a request."""
 
-from slipstream.client.client import Client, ClientSession
+from slipstream.client.client import Client, ClientSession, RequestOptions
 from slipstream.client.results import Chunk, RequestStats, Result, Timings
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.types import (
@@ -17,6 +17,7 @@ __all__ = [
     "ClientSession",
     "FinishReason",
     "Mode",
+    "RequestOptions",
     "RequestStats",
     "Result",
     "SamplingParams",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 from slipstream.client.prompts import Prompt
 from slipstream.client.results import Chunk, Result
@@ -10,9 +10,24 @@ from slipstream.core.options import SpeculationOptions
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.client.embedded import Conversation, Embedded
+    from slipstream.client.embedded import Ask, Conversation, Embedded
 
 DEFAULT_MAX_TOKENS = 256
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beside its prompt; what is left out takes the default."""
+
+    sampling: SamplingParams
+    """The law to sample from; greedy by default."""
+    max_tokens: int
+    """Limit on new tokens, 256 by default."""
+    stop: Sequence[str]
+    """Strings that end the text, and are not part of it."""
+    speculation: SpeculationOptions
+    """How to speculate; by default as calibrated, while it pays."""
+    raw: bool
+    """Take a text prompt as it is, not as a user's message."""
 
 
 class Client:
@@ -43,37 +58,12 @@ class Client:
         options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
         return cls(Embedded.load(target, draft, options))
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: SamplingParams | None = None,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        speculation: SpeculationOptions | None = None,
-        raw: bool = False,
-    ) -> Result:
+    def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
         with self.session() as session:
-            return session.generate(
-                prompt,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                stop=stop,
-                speculation=speculation,
-                raw=raw,
-            )
+            return session.generate(prompt, **options)
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: SamplingParams | None = None,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        speculation: SpeculationOptions | None = None,
-        raw: bool = False,
-    ) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
         """Chunks of text as they become final.
 
         `prompt` is text (a user message; as it is when `raw`), messages, or token ids. Greedy
@@ -81,14 +71,7 @@ class Client:
         """
         session = self.session()
         try:
-            chunks = session.stream(
-                prompt,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                stop=stop,
-                speculation=speculation,
-                raw=raw,
-            )
+            chunks = session.stream(prompt, **options)
         except BaseException:
             session.close()
             raise
@@ -125,42 +108,13 @@ class ClientSession:
         """The conversation's name in the engines."""
         return self._conversation.session_id
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: SamplingParams | None = None,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        speculation: SpeculationOptions | None = None,
-        raw: bool = False,
-    ) -> Result:
+    def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
-        chunks = self.stream(
-            prompt,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop=stop,
-            speculation=speculation,
-            raw=raw,
-        )
-        return collected(chunks)
+        return collected(self.stream(prompt, **options))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: SamplingParams | None = None,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        speculation: SpeculationOptions | None = None,
-        raw: bool = False,
-    ) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
         """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        from slipstream.client.embedded import ask
-
-        wanted = ask(sampling, max_tokens, stop, speculation, raw=raw)
-        return self._conversation.turn(prompt, wanted)
+        return self._conversation.turn(prompt, _ask(options))
 
     def close(self) -> None:
         """Free the session's caches."""
@@ -176,6 +130,18 @@ class ClientSession:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _ask(options: RequestOptions) -> "Ask":
+    from slipstream.client.embedded import Ask
+
+    return Ask(
+        options.get("sampling", SamplingParams()),
+        options.get("max_tokens", DEFAULT_MAX_TOKENS),
+        tuple(options.get("stop", ())),
+        options.get("speculation", SpeculationOptions()),
+        options.get("raw", False),
+    )
 
 
 def collected(chunks: Iterator[Chunk]) -> Result:

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slipstream.client.engine import Drafter, Engine, EngineOptions
@@ -142,21 +142,3 @@ def _check_lag(options: SpeculationOptions, drafter: Drafter) -> None:
             f"{asked} draft tokens are asked for, but the draft was trained for paths of at most"
             f" {drafter.max_lag}"
         )
-
-
-def ask(
-    sampling: SamplingParams | None,
-    max_tokens: int,
-    stop: Sequence[str],
-    speculation: SpeculationOptions | None,
-    *,
-    raw: bool,
-) -> Ask:
-    """An `Ask` with the defaults filled in."""
-    return Ask(
-        sampling or SamplingParams(),
-        max_tokens,
-        tuple(stop),
-        speculation or SpeculationOptions(),
-        raw,
-    )

@@ -23,10 +23,11 @@ from slipstream.models.glide import GlideModel, Rope
 from slipstream.models.glide_target import rotary_tables, target_parts
 from slipstream.models.glide_weights import load_weights
 from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.revision import code_revision
 from slipstream.train.data import DataFile, ReadLimits, batches, read_data
 from slipstream.train.features import Batch, FeatureSet, FeatureSource, feature_store
 from slipstream.train.glide import Frozen, greedy_matches, lag_mask, position_weights, states
-from slipstream.train.provenance import code_revision, data_facts, write_provenance
+from slipstream.train.provenance import data_facts, write_provenance
 from slipstream.train.run import encode_prompt
 
 _BATCH_TOKENS = 4096
@@ -200,7 +201,7 @@ def main(
     model, fit = train_decision(train, held, settings)
     save_decision(model, weights / DECISION_NAME)
     facts = {
-        "revision": code_revision(Path(__file__).parent),
+        "revision": code_revision(),
         "data": [data_facts(file) for file in files],
         "settings": asdict(settings),
         "num_examples": len(train.labels),

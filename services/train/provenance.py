@@ -6,7 +6,6 @@ Knows nothing of training itself.
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,27 +15,6 @@ from slipstream.train.data import DataFile
 
 PROVENANCE_NAME = "provenance.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-
-
-def code_revision(directory: Path) -> str | None:
-    """The commit of the code in `directory`, "-dirty" appended when the code differs from it;
-    None without git."""
-    commit = _git(directory, "rev-parse", "HEAD")
-    if commit is None:
-        return None
-    changes = _git(directory, "status", "--porcelain", "--", ".")
-    return commit if changes == "" else f"{commit}-dirty"
-
-
-def _git(directory: Path, *arguments: str) -> str | None:
-    command = ["git", *arguments]
-    try:
-        result = subprocess.run(
-            command, cwd=directory, capture_output=True, text=True, check=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()
 
 
 def environment() -> dict[str, str]:

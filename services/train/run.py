@@ -24,13 +24,13 @@ from slipstream.models.glide_init import (
 from slipstream.models.glide_target import rotary_tables, target_parts
 from slipstream.models.glide_weights import load_weights, save_glide
 from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.revision import code_revision
 from slipstream.train.config import TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
 from slipstream.train.features import FeatureSet, FeatureSource, Progress, feature_store
 from slipstream.train.glide import Frozen
 from slipstream.train.provenance import (
     PROVENANCE_NAME,
-    code_revision,
     data_facts,
     read_provenance,
     write_provenance,
@@ -76,7 +76,7 @@ class GlideRun:
 
 def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> None:
     """Train to the end of the schedule; `run.out` holds the weights of the best check."""
-    revision = code_revision(Path(__file__).parent)
+    revision = code_revision()
     target = load_target_parts(run.target)
     parts = target_parts(target.model)
     run = replace(run, layers=run.layers or (parts.num_layers - 1,))

@@ -99,7 +99,7 @@ def test_text_ends_before_a_stop_string(vanilla):
 
 def test_a_limit_is_exact_and_said_to_be_the_reason(vanilla):
     for count in (1, 2, 7):
-        result = vanilla.generate("hello", max_tokens=count, speculation=None)
+        result = vanilla.generate("hello", max_tokens=count)
         if result.finish_reason is FinishReason.LENGTH:
             assert len(result.token_ids) == count
 

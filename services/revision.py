@@ -1,0 +1,28 @@
+"""Which code is running: the commit of the checkout it came from. Asks git, knows nothing else."""
+
+import subprocess
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def code_revision() -> str | None:
+    """The commit, "-dirty" appended when the package differs from it; None if installed."""
+    if not (_PACKAGE.parent / ".git").exists():
+        return None  # a repository further up is somebody else's
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git("status", "--porcelain", "--", ".")
+    return commit if changes == "" else f"{commit}-dirty"
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", *arguments]
+    try:
+        result = subprocess.run(
+            command, cwd=_PACKAGE, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
