@@ -18,6 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _spread(items)
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch
@@ -39,6 +40,14 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def _spread(items: list[pytest.Item]) -> None:
+    """Long tests first, half of them for each of two processes, which share what is left."""
+    long = [item for item in items if item.get_closest_marker("real")]
+    short = [item for item in items if not item.get_closest_marker("real")]
+    middle = len(short) // 2
+    items[:] = [*long[::2], *short[:middle], *long[1::2], *short[middle:]]
 
 
 @pytest.fixture(scope="session")
