@@ -54,6 +54,10 @@ class DynamicTree:
         """Creation index of the node above, or `ROOT`."""
         return self._parents[node]
 
+    def token(self, node: int) -> int:
+        """The token that `node` carries."""
+        return self._tokens[node]
+
     def path_tokens(self, node: int) -> tuple[int, ...]:
         """Tokens from the root's child down to `node`."""
         tokens: list[int] = []

@@ -55,13 +55,11 @@ def _expanded(
     growth: Growth, tree: DynamicTree, rows: dict[int, int], width: int
 ) -> dict[int, int]:
     """Score the next frontier; its nodes by creation index, with their rows in `growth`."""
-    nodes = [
-        node for node in tree.frontier(width) if not growth.ends_with(tree.path_tokens(node)[-1])
-    ]
+    nodes = [node for node in tree.frontier(width) if not growth.ends_with(tree.token(node))]
     if not nodes:
         return {}
     parents = [rows[tree.parent(node)] for node in nodes]
-    grown = growth.extend([tree.path_tokens(node)[-1] for node in nodes], parents)
+    grown = growth.extend([tree.token(node) for node in nodes], parents)
     return dict(zip(nodes, grown, strict=True))
 
 
