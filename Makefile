@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test check lint package compat bench fmt clean
+.PHONY: help install model demo test check lint package compat bench protos fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -37,7 +37,8 @@ test: model lint ## static checks and every test
 
 check: test package ## everything CI runs, and the built packages
 
-lint: $(READY) ## format, lint, types and import rules
+lint: $(READY) ## format, lint, types, import rules and the wire
+	@VENV=$(VENV) .ci/protos check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p slipstream
@@ -51,6 +52,9 @@ compat: ## the tests with the oldest supported torch and transformers
 
 bench: model ## speed and identity of all methods on the bundled prompts
 	$(BIN)/slipstream bench speed --prompts services/data/prompts.jsonl --methods plain,ngram,glide,glide+cape+svip
+
+protos: $(READY) ## regenerate services/rpc/v1 from protos/
+	VENV=$(VENV) .ci/protos
 
 fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff check --fix --select I,UP .

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.client.inline import iterated
+from slipstream.core.inline import iterated
 from slipstream.core.loop import Round, decode
 from slipstream.core.ngram import NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions

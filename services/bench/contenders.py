@@ -10,10 +10,11 @@ from slipstream.bench.methods import Method, Numerics
 from slipstream.bench.reference import GenerateTalk
 from slipstream.client import Client, ClientSession
 from slipstream.client.embedded import Embedded
-from slipstream.client.engine import SHIPPED, Drafter, Engine, EngineOptions
+from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.types import SamplingParams
+from slipstream.draft.build import SHIPPED, Drafter
 from slipstream.models.loading import LoadedModel, load_target_parts
 
 
@@ -79,7 +80,7 @@ class Contenders:
     def talk(self, method: Method) -> Talk:
         """A new conversation with a method."""
         if method.base == "hf":
-            stop_token_ids = self.engine("fast").stop_token_ids
+            stop_token_ids = self.engine("fast").facts.stop_token_ids
             return GenerateTalk(self._load_untouched().model, stop_token_ids, self._sampling)
         return _SessionTalk(self._client(method).session(), method.options, self._sampling)
 

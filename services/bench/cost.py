@@ -14,8 +14,8 @@ import torch
 
 from slipstream.bench.contenders import Contenders
 from slipstream.bench.methods import Method, parse_method
-from slipstream.client.inline import finished
 from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.inline import finished
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Plan, Session
 from slipstream.draft.engine import Feed, LocalDraft

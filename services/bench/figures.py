@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.bench.methods import Method
-from slipstream.client.results import Timings
+from slipstream.core.results import Timings
 from slipstream.core.stats import SpeculationStats
 
 Key = tuple[int | str, int]

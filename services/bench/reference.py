@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from slipstream.bench.figures import Reply
-from slipstream.client.results import Timings
+from slipstream.core.results import Timings
 from slipstream.core.types import SamplingParams
 
 

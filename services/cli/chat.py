@@ -18,7 +18,7 @@ from slipstream.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from slipstream.client import Client
     from slipstream.client.prompts import Prompt
-    from slipstream.client.results import Chunk
+    from slipstream.core.results import Chunk
 
 HELP = "/reset begins a new conversation, /quit ends."
 

@@ -19,7 +19,7 @@ from slipstream.core.types import SamplingParams
 if TYPE_CHECKING:
     from slipstream.client import Client
     from slipstream.client.prompts import Prompt
-    from slipstream.client.results import Result
+    from slipstream.core.results import Result
 
 _WARM_UP_TOKENS = 8
 

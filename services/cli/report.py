@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream.client.results import RequestStats, Result
+    from slipstream.core.results import RequestStats, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The SDK: `Client` and what goes into and comes out of a request."""
 
 from slipstream.client.client import Client, ClientSession, RequestOptions
-from slipstream.client.results import Chunk, RequestStats, Result, Timings
 from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.results import Chunk, RequestStats, Result, Timings
 from slipstream.core.types import (
     FinishReason,
     SamplingParams,

@@ -5,14 +5,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 from slipstream.client.prompts import Prompt
-from slipstream.client.results import Chunk, Result
 from slipstream.core.options import SpeculationOptions
+from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask
+from slipstream.core.results import Chunk, Result
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.client.embedded import Ask, Conversation, Embedded
-
-DEFAULT_MAX_TOKENS = 256
+    from slipstream.client.embedded import Conversation, Embedded
 
 
 class RequestOptions(TypedDict, total=False):
@@ -132,9 +131,7 @@ class ClientSession:
         self.close()
 
 
-def _ask(options: RequestOptions) -> "Ask":
-    from slipstream.client.embedded import Ask
-
+def _ask(options: RequestOptions) -> Ask:
     return Ask(
         options.get("sampling", SamplingParams()),
         options.get("max_tokens", DEFAULT_MAX_TOKENS),

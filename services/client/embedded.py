@@ -2,30 +2,16 @@
 
 import secrets
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from slipstream.client.engine import Drafter, Engine, EngineOptions
-from slipstream.client.inline import finished
+from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.prompts import Prompt, encode_prompt, encode_turn
-from slipstream.client.request import Request, Run
-from slipstream.client.results import Chunk
-from slipstream.core.errors import InvalidRequest, PromptTooLong, SessionBusy, SessionClosed
-from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Settings, resolve
-from slipstream.core.text import check_stop_strings
-from slipstream.core.types import SamplingParams, Session
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a caller wants of one request, beside the prompt."""
-
-    sampling: SamplingParams
-    max_tokens: int
-    stop: tuple[str, ...]
-    speculation: SpeculationOptions
-    raw: bool = False
+from slipstream.core.errors import SessionBusy, SessionClosed
+from slipstream.core.inline import finished, iterated
+from slipstream.core.request import Ask, Request, draft_settings, make_request
+from slipstream.core.results import Chunk
+from slipstream.core.run import Run
+from slipstream.draft.build import Drafter
 
 
 class Embedded:
@@ -81,29 +67,25 @@ class Conversation:
 
     def _chunks(self, request: Request) -> Iterator[Chunk]:
         self._is_busy = True
-        run = Run(self._engine, self._drafter, request, time.perf_counter)
+        run = Run(
+            self._drafter.draft,
+            self._engine.target,
+            request,
+            detokenise=self._text,
+            clock=time.perf_counter,
+        )
         try:
-            yield from run.chunks()
+            yield from iterated(run.chunks())
         finally:
             self._is_busy = False
             if run.output:  # a turn that was never answered was never said
                 self._tokens = (*request.tokens, *run.output)
 
     def _request(self, prompt: Prompt, ask: Ask) -> Request:
-        settings = self._settings(ask.speculation)
-        check_stop_strings(ask.stop)
+        engine, facts = self._engine, self._drafter.facts
+        draft_settings(ask.speculation, facts)  # refused before anything is encoded
         tokens = (*self._tokens, *self._encode(prompt, ask))
-        self._check_length(len(tokens), ask.max_tokens)
-        session = Session(
-            session_id=self.session_id,
-            num_prompt_tokens=len(tokens),
-            max_tokens=ask.max_tokens,
-            sampling=ask.sampling,
-            verification=settings.verification,
-            stop_token_ids=self._engine.stop_token_ids,
-            num_roots=settings.num_roots,
-        )
-        return Request(session, tokens, settings, ask.stop)
+        return make_request(self.session_id, tokens, ask, engine.facts, facts)
 
     def _encode(self, prompt: Prompt, ask: Ask) -> tuple[int, ...]:
         tokenizer = self._engine.tokenizer
@@ -111,34 +93,8 @@ class Conversation:
             return encode_prompt(tokenizer, prompt, raw=ask.raw)
         return encode_turn(tokenizer, prompt, last_token=self._tokens[-1], raw=ask.raw)
 
-    def _check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        limit = self._engine.model.context_length
-        if num_prompt_tokens + max_tokens > limit:
-            raise PromptTooLong(
-                f"a prompt of {num_prompt_tokens} tokens and up to {max_tokens} new ones exceed"
-                f" the context of {limit} tokens"
-            )
-
-    def _settings(self, options: SpeculationOptions) -> Settings:
-        drafter = self._drafter
-        if drafter.kind == "none":
-            if options != SpeculationOptions() and options.mode is not Mode.OFF:
-                raise InvalidRequest("the engine has no draft, so nothing can be asked of one")
-            options = SpeculationOptions(mode=Mode.OFF)
-        kind = "ngram" if drafter.kind == "none" else drafter.kind
-        _check_lag(options, drafter)
-        return resolve(
-            options,
-            drafter.profile,
-            drafter=kind,
-            has_decision_model=drafter.has_decision_model,
+    def _text(self, tokens: Sequence[int]) -> str:
+        text: str = self._engine.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-
-
-def _check_lag(options: SpeculationOptions, drafter: Drafter) -> None:
-    asked = max(options.max_draft_tokens or 0, len(options.widths or ()))
-    if drafter.max_lag is not None and asked > drafter.max_lag:
-        raise InvalidRequest(
-            f"{asked} draft tokens are asked for, but the draft was trained for paths of at most"
-            f" {drafter.max_lag}"
-        )
+        return text

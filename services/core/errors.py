@@ -4,6 +4,7 @@ SlipstreamError
 ├── InvalidRequest        a parameter, prompt or combination that can't be honoured
 │   ├── UnsupportedCombination   each part is fine, together they are not
 │   └── PromptTooLong     the prompt leaves no room in the context
+├── NotBuilt              something this version can't do at all
 ├── ModelError            a model that can't be found, loaded or used
 │   ├── ModelNotFound     no such alias, path, hub id or package
 │   ├── ModelMismatch     draft and target do not belong together
@@ -11,8 +12,20 @@ SlipstreamError
 ├── SessionError          the two sides disagree about a session
 │   ├── SessionOutOfSync  a delta that starts above what the engine holds
 │   ├── SessionBusy       a second request while one is running
-│   └── SessionClosed     a session that was closed or never opened
+│   ├── SessionClosed     a session that was closed or never opened
+│   ├── SessionNotFound   no such session
+│   ├── SessionExists     a session that is to begin is there already
+│   └── SessionTaken      another request has taken the session over
 ├── CapacityError         memory or rows that are not there
+├── ServiceError          a service that did not answer as it should
+│   ├── Unavailable       it can't be reached, or is about to stop
+│   ├── HandshakeError    it is not the one that was expected
+│   ├── DeadlineExceeded  it did not answer in time
+│   ├── Cancelled         the request was cancelled
+│   └── InternalError     it failed in a way that it did not foresee
+├── AccessError           a caller that may not
+│   ├── Unauthenticated   no token, or a wrong one
+│   └── PermissionDenied  a token that does not open this
 └── TrainingError         data or settings that can't be trained with
 
 Messages are one sentence: what is wrong, the value, the limit.
@@ -33,6 +46,10 @@ class UnsupportedCombination(InvalidRequest):
 
 class PromptTooLong(InvalidRequest):
     """The prompt, or the prompt and what may follow, exceeds the context."""
+
+
+class NotBuilt(SlipstreamError):
+    """Something that this version can't do at all."""
 
 
 class ModelError(SlipstreamError):
@@ -67,8 +84,56 @@ class SessionClosed(SessionError):
     """The session was closed, or never opened."""
 
 
+class SessionNotFound(SessionError):
+    """No such session."""
+
+
+class SessionExists(SessionError):
+    """A session that is to begin is there already."""
+
+
+class SessionTaken(SessionError):
+    """Another request has taken the session over."""
+
+
 class CapacityError(SlipstreamError):
     """Memory or rows that are not there."""
+
+
+class ServiceError(SlipstreamError):
+    """A service that did not answer as it should."""
+
+
+class Unavailable(ServiceError):
+    """It can't be reached, or is about to stop. Worth another try."""
+
+
+class HandshakeError(ServiceError):
+    """It is not the one that was expected: another model, layout, protocol or process."""
+
+
+class DeadlineExceeded(ServiceError):
+    """It did not answer in time."""
+
+
+class Cancelled(ServiceError):
+    """The request was cancelled."""
+
+
+class InternalError(ServiceError):
+    """It failed in a way that it did not foresee."""
+
+
+class AccessError(SlipstreamError):
+    """A caller that may not."""
+
+
+class Unauthenticated(AccessError):
+    """No token, or a wrong one."""
+
+
+class PermissionDenied(AccessError):
+    """A token that does not open this."""
 
 
 class TrainingError(SlipstreamError):

@@ -13,20 +13,11 @@ import torch
 from torch import Tensor
 
 from slipstream.core.candidates import argmax_first, ordered_top, places
-from slipstream.core.errors import InvalidRequest, ModelError
+from slipstream.core.errors import ModelError
 from slipstream.core.types import SamplingParams
 
 _FIRST_NUCLEUS = 64
 _NUCLEUS_GROWTH = 4
-
-
-def check_logit_bias(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises `InvalidRequest` when a biased token is not in the vocabulary."""
-    for token, _ in sampling.logit_bias:
-        if token >= vocab_size:
-            raise InvalidRequest(
-                f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens"
-            )
 
 
 class LawContext:

@@ -33,7 +33,8 @@ class SpeculationOptions:
     """How to speculate; `None` takes the engine's calibrated default.
 
     `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
-    are the children per depth of shape `product`; `num_roots` is of `target-init`.
+    are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
+    a kind: glide, vanilla or ngram.
     """
 
     mode: Mode = Mode.AUTO
@@ -45,11 +46,14 @@ class SpeculationOptions:
     widths: tuple[int, ...] | None = None
     verification: Verification | None = None
     num_roots: int | None = None
+    drafter: str | None = None
 
     def __post_init__(self) -> None:
         _check_range("max_draft_tokens", self.max_draft_tokens, MAX_DRAFT_TOKENS)
         _check_range("max_nodes", self.max_nodes, MAX_NODES)
         _check_range("num_roots", self.num_roots, MAX_NODES)
+        if self.drafter is not None:
+            _check_drafter(self.drafter)
         if self.mode is Mode.OFF:
             self._check_nothing_given()
         self._check_widths()
@@ -152,8 +156,7 @@ def check_combination(
 
     What is left to the engine's default is not looked at: defaults fit.
     """
-    if drafter not in DRAFTERS:
-        raise InvalidRequest(f"the drafter is {drafter}, but must be one of {', '.join(DRAFTERS)}")
+    _check_drafter(drafter)
     mode = options.verification or Verification.EXACT
     for capability in (VERIFICATIONS[mode], DRAFTERS[drafter]):
         _check_part(capability, "shape", options.shape, capability.shapes)
@@ -191,6 +194,11 @@ def _check_part(
         raise UnsupportedCombination(
             f"{name} {value.value} does not go with {capability.name}, which takes {known}"
         )
+
+
+def _check_drafter(kind: str) -> None:
+    if kind not in DRAFTERS:
+        raise InvalidRequest(f"the drafter is {kind!r}, but must be one of {', '.join(DRAFTERS)}")
 
 
 def _check_range(name: str, value: int | None, limit: int) -> None:

@@ -5,7 +5,7 @@ Field names are those of vLLM's per-request acceptance metrics. Knows no clock a
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class SpeculationStats:
     """How often each thing ended the drafting of a step."""
     lossless: bool
     """Whether the verification used keeps the target's law."""
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    """Plain steps because no draft answered, by reason."""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -65,6 +67,7 @@ class Outcomes:
         self._depths: list[int] = []
         self._accepted: list[int] = []
         self._stop_reasons: Counter[str] = Counter()
+        self._fallbacks: Counter[str] = Counter()
         self._num_plain_steps = 0
 
     def record(
@@ -86,6 +89,11 @@ class Outcomes:
         self._accepted.append(num_accepted)
         self._stop_reasons[stopped_by] += 1
 
+    def record_fallback(self, reason: str) -> None:
+        """Count a plain round that stands in for a draft that did not answer."""
+        self._num_plain_steps += 1
+        self._fallbacks[reason] += 1
+
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
         """The figures so far."""
         return SpeculationStats(
@@ -99,4 +107,5 @@ class Outcomes:
             per_step_depth=tuple(self._depths),
             stop_reasons=dict(self._stop_reasons),
             lossless=lossless,
+            fallbacks=dict(self._fallbacks),
         )

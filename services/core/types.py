@@ -212,6 +212,21 @@ class NodeStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyTiming:
+    """Where the time of one reply of an engine elsewhere went, in seconds.
+
+    `service_s` is the service's part, from message to answer; `queue_s`, `engine_s` and
+    `kv_wait_s` are parts of it. `serialisation_s` is spent on the caller's side of the wire.
+    """
+
+    service_s: float = 0.0
+    queue_s: float = 0.0
+    engine_s: float = 0.0
+    kv_wait_s: float = 0.0
+    serialisation_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """A draft's guess: a token tree, statistics per node and, for mcsd, the laws drawn from.
 
@@ -224,6 +239,11 @@ class Proposal:
     laws: tuple[SparseLaw | None, ...] = ()
     stopped_by: str = "none"
     """What ended the drafting: depth, nodes, policy, eos, lag or none."""
+    fallback: str | None = None
+    """Why no draft answered, where a plain round stands in for a lost draft."""
+    staleness: int | None = None
+    """Positions by which the target's keys lagged behind; None for a draft that reads none."""
+    timing: ReplyTiming | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +252,8 @@ class Verdict:
 
     `num_accepted` of the `tokens` came from the proposal. `roots` are the target-initialised
     roots of the next slot, in `target-init` only. `free_rows` is how many rows, the pending
-    token included, the target can verify next at no extra cost.
+    token included, the target can verify next at no extra cost. `num_cached` leading tokens had
+    their keys and values cached before the round.
     """
 
     tokens: tuple[int, ...]
@@ -240,3 +261,5 @@ class Verdict:
     finish_reason: FinishReason | None = None
     roots: tuple[int, ...] = ()
     free_rows: int | None = None
+    num_cached: int = field(default=0, compare=False)
+    timing: ReplyTiming | None = field(default=None, compare=False)

@@ -8,10 +8,10 @@ from torch import Tensor
 from slipstream.core.errors import CapacityError, InvalidRequest, PromptTooLong
 from slipstream.core.finish import finish
 from slipstream.core.history import apply_delta
-from slipstream.core.laws import check_logit_bias
 from slipstream.core.proposal_check import check_proposal
+from slipstream.core.request import check_logit_bias
 from slipstream.core.tree import ROOT
-from slipstream.core.types import Delta, Proposal, Session, Verdict
+from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
 from slipstream.models.cache import KvCache
@@ -49,6 +49,7 @@ class LocalTarget:
         held = self._open(session, delta)
         self._update(held, session.session_id, delta)
         check_proposal(session, proposal, vocab_size=self._model.vocab_size, roots=held.roots)
+        num_cached = held.cache.count
         logits, rows, num_pending = self._forward(held, proposal)
         walk = verify(
             session,
@@ -57,7 +58,9 @@ class LocalTarget:
             lambda node: logits[node + 1].float(),
             roots=held.roots,
         )
-        return self._settle(held, session, walk, proposal, (rows, num_pending))
+        final, reason = self._settle(held, session, walk, proposal, (rows, num_pending))
+        num_accepted = min(len(walk.nodes), len(final))
+        return Verdict(final, num_accepted, reason, held.roots, self._free_rows, num_cached)
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Target.release`."""
@@ -66,13 +69,6 @@ class LocalTarget:
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
         """The keys and values of a session's final tokens, without a copy."""
         return self._held[session_id].cache.view(layers)
-
-    def num_cached(self, session_id: str, tokens: Sequence[int]) -> int:
-        """How many leading tokens of `tokens` have their keys and values cached."""
-        held = self._held.get(session_id)
-        if held is None:
-            return 0
-        return min(apply_delta(held.tokens, Delta(0, tuple(tokens)))[1], held.cache.count)
 
     def _check(self, session: Session, delta: Delta) -> None:
         limit = self._model.context_length
@@ -124,7 +120,7 @@ class LocalTarget:
         walk: Walk,
         proposal: Proposal,
         place: tuple[Rows, int],
-    ) -> Verdict:
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
         rows, num_pending = place
         tokens = [proposal.tree.tokens[node] for node in walk.nodes]
         if walk.token is not None:
@@ -136,7 +132,7 @@ class LocalTarget:
         held.cache.keep([*slots, *(rows.slot_list[num_pending + node] for node in accepted)])
         held.tokens += final
         held.roots = walk.roots if reason is None else ()
-        return Verdict(tuple(final), len(accepted), reason, held.roots, self._free_rows)
+        return final, reason
 
 
 assert ROOT == -1, "row 0 of the logits is the root's"

@@ -207,7 +207,7 @@ def _session(prompt, sampling):
 
 
 def _next(target, session, tokens):
-    from slipstream.client.inline import finished
+    from slipstream.core.inline import finished
     from slipstream.core.types import Delta, Proposal
 
     finished(target.release("moved"))

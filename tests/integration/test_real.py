@@ -64,7 +64,7 @@ class Real:
                 prompt,
                 sampling=sampling,
                 max_tokens=max_tokens,
-                stop_token_ids=self.engine.stop_token_ids,
+                stop_token_ids=self.engine.facts.stop_token_ids,
             )
             self._plain[key] = (max_tokens, out.tokens)
         return self._plain[key][1][:max_tokens]
@@ -81,7 +81,7 @@ class Real:
             sampling=sampling,
             options=options,
             max_tokens=max_tokens,
-            stop_token_ids=self.engine.stop_token_ids,
+            stop_token_ids=self.engine.facts.stop_token_ids,
             profile=drafter.profile,
         )
 
@@ -192,7 +192,7 @@ def test_replaying_a_conversation_from_0_gives_the_same_tokens(bfloat16):
 
 
 def replayed(real, prompt, told, sampling):
-    from slipstream.client.inline import finished
+    from slipstream.core.inline import finished
     from slipstream.core.types import Delta, Proposal, Session
 
     target = real.engine.target

@@ -15,7 +15,7 @@ from slipstream.bench.figures import (
     method_figures,
 )
 from slipstream.bench.methods import parse_method
-from slipstream.client.results import Timings
+from slipstream.core.results import Timings
 from slipstream.core.stats import Outcomes
 
 KEYS = {

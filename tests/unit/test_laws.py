@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import oracle
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.laws import LawContext, check_logit_bias
+from slipstream.core.laws import LawContext
+from slipstream.core.request import check_logit_bias
 from slipstream.core.types import SamplingParams
 
 PROMPT = [3, 5, 5]

@@ -11,13 +11,20 @@ class Timings:
     """Where a request's time went, in seconds.
 
     `prefill_s` is up to the first final token, `decode_s` the rest; `draft_s` and `verify_s`
-    are the engines' parts of `decode_s`.
+    are the engines' parts of `decode_s`, the way there and back included. The rest splits these two
+    up where engines live elsewhere (see `ReplyTiming`), and is 0 otherwise.
     """
 
     prefill_s: float
     decode_s: float
     draft_s: float
     verify_s: float
+    draft_service_s: float = 0.0
+    draft_engine_s: float = 0.0
+    kv_wait_s: float = 0.0
+    target_service_s: float = 0.0
+    target_engine_s: float = 0.0
+    serialisation_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,124 @@
+"""From what a caller asks to a request that can run: everything that can be refused, is here.
+
+Knows what a model and a draft say of themselves; nothing of where they live, or of text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
+from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.planner import Profile, Settings, resolve
+from slipstream.core.text import check_stop_strings
+from slipstream.core.types import SamplingParams, Session
+
+DEFAULT_MAX_TOKENS = 256
+NO_DRAFTER = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a target says of itself."""
+
+    model_id: str
+    vocab_size: int
+    context_length: int
+    stop_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a draft says of itself: its kind, calibrated defaults and abilities.
+
+    `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for.
+    """
+
+    kind: str
+    profile: Profile = field(default_factory=Profile)
+    has_decision_model: bool = False
+    max_lag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a caller wants of one request, beside the prompt."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    stop: tuple[str, ...] = ()
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request: token ids, limits and settings."""
+
+    session: Session
+    tokens: tuple[int, ...]
+    settings: Settings
+    stop: tuple[str, ...] = ()
+
+
+def make_request(
+    session_id: str, tokens: Sequence[int], ask: Ask, model: ModelFacts, draft: DraftFacts
+) -> Request:
+    """A request to go on from `tokens`, which earlier turns are part of.
+
+    Raises `InvalidRequest` for what can't be honoured with this model and this draft.
+    """
+    settings = draft_settings(ask.speculation, draft)
+    check_stop_strings(ask.stop)
+    _check_length(len(tokens), ask.max_tokens, model.context_length)
+    check_logit_bias(ask.sampling, model.vocab_size)
+    session = Session(
+        session_id=session_id,
+        num_prompt_tokens=len(tokens),
+        max_tokens=ask.max_tokens,
+        sampling=ask.sampling,
+        verification=settings.verification,
+        stop_token_ids=model.stop_token_ids,
+        num_roots=settings.num_roots,
+    )
+    return Request(session, tuple(tokens), settings, ask.stop)
+
+
+def draft_settings(options: SpeculationOptions, draft: DraftFacts) -> Settings:
+    """The options with nothing left open. Raises `InvalidRequest` where the draft can't follow."""
+    if options.drafter is not None and options.drafter != draft.kind:
+        raise UnsupportedCombination(f"drafter {options.drafter} is not here, but {draft.kind} is")
+    if draft.kind == NO_DRAFTER:
+        if options != SpeculationOptions() and options.mode is not Mode.OFF:
+            raise InvalidRequest("the engine has no draft, so nothing can be asked of one")
+        options = SpeculationOptions(mode=Mode.OFF)
+    kind = "ngram" if draft.kind == NO_DRAFTER else draft.kind
+    _check_lag(options, draft)
+    return resolve(
+        options, draft.profile, drafter=kind, has_decision_model=draft.has_decision_model
+    )
+
+
+def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:
+    asked = max(options.max_draft_tokens or 0, len(options.widths or ()))
+    if draft.max_lag is not None and asked > draft.max_lag:
+        raise InvalidRequest(
+            f"{asked} draft tokens are asked for, but the draft was trained for paths of at most"
+            f" {draft.max_lag}"
+        )
+
+
+def _check_length(num_prompt_tokens: int, max_tokens: int, limit: int) -> None:
+    if num_prompt_tokens + max_tokens > limit:
+        raise PromptTooLong(
+            f"a prompt of {num_prompt_tokens} tokens and up to {max_tokens} new ones exceed"
+            f" the context of {limit} tokens"
+        )
+
+
+def check_logit_bias(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises `InvalidRequest` when a biased token is not in the vocabulary."""
+    for token, _ in sampling.logit_bias:
+        if token >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens"
+            )

@@ -1,0 +1,101 @@
+"""Errors on the wire: one table, both ways. The caller catches the same exception everywhere.
+
+A status carries the sentence, and the error's name as the reason of a google.rpc.ErrorInfo.
+"""
+
+import re
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from slipstream.core import errors
+from slipstream.core.errors import SlipstreamError
+
+DOMAIN = "slipstream"
+
+# The most special class comes first; a code's own class, for errors without a name, comes last.
+_TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
+    (errors.UnsupportedCombination, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.PromptTooLong, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.NotBuilt, grpc.StatusCode.UNIMPLEMENTED),
+    (errors.SessionNotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.ModelNotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.SessionExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.SessionTaken, grpc.StatusCode.ABORTED),
+    (errors.SessionOutOfSync, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.SessionBusy, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.SessionClosed, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.ModelMismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.HandshakeError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.CapacityError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.Cancelled, grpc.StatusCode.CANCELLED),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.InternalError, grpc.StatusCode.INTERNAL),
+)
+_BY_NAME = {kind.__name__: kind for kind, _ in _TABLE}
+_BY_CODE = {code: kind for kind, code in _TABLE}
+_BY_CODE[grpc.StatusCode.OUT_OF_RANGE] = errors.SessionOutOfSync
+
+
+def code_of(error: SlipstreamError) -> grpc.StatusCode:
+    """The status code of an error; INTERNAL for one that was never meant for the wire."""
+    return next((code for kind, code in _TABLE if isinstance(error, kind)), _INTERNAL)
+
+
+_INTERNAL = grpc.StatusCode.INTERNAL
+
+
+def status_of(error: SlipstreamError) -> Any:
+    """The status with details, as `context.abort_with_status` takes it."""
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason_of(error), domain=DOMAIN))
+    number: int = code_of(error).value[0]
+    return rpc_status.to_status(
+        status_pb2.Status(code=number, message=str(error), details=[detail])
+    )
+
+
+def reason_of(error: SlipstreamError) -> str:
+    """The error's name as google.rpc wants it: PROMPT_TOO_LONG."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()
+
+
+def error_from(error: grpc.RpcError) -> SlipstreamError:
+    """The error that a status stands for, sync or aio; the same class as on the other side."""
+    code, sentence = _code(error), _sentence(error)
+    kind = _named(error) or _BY_CODE.get(code, errors.InternalError)
+    if kind is errors.InternalError and code is not _INTERNAL:
+        sentence = f"{sentence} ({code.name})"
+    return kind(sentence)
+
+
+def _code(error: Any) -> grpc.StatusCode:
+    code: grpc.StatusCode = error.code()
+    return code
+
+
+def _sentence(error: Any) -> str:
+    return str(error.details() or "the service gave no reason")
+
+
+def _named(error: Any) -> type[SlipstreamError] | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            return _class_in(value)
+    return None
+
+
+def _class_in(value: bytes) -> type[SlipstreamError] | None:
+    info = error_details_pb2.ErrorInfo()
+    for detail in status_pb2.Status.FromString(value).details:
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            name = info.reason.title().replace("_", "")
+            return _BY_NAME.get(name)
+    return None
