@@ -1,0 +1,115 @@
+"""Connections to services: limits, keepalive, credentials, and what the SDK tries again.
+
+A lost peer is found within 15 seconds by keepalive, on idle connections too.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.rpc.security import ClientTls
+
+KEEPALIVE_S = 10
+KEEPALIVE_TIMEOUT_S = 5
+MAX_MESSAGE_BYTES = 64 << 20
+"""What a caller takes: a tokenizer is the largest message there is."""
+
+# Only what has not begun to answer is tried again, and only when the service said so itself.
+RETRIES = {
+    "methodConfig": [
+        {
+            "name": [{"service": "slipstream.rpc.v1.GenerationService"}],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.1},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelOptions:
+    """How to reach a service. `token` is sent as a bearer token; `retries` is for the public API.
+
+    With `balances`, calls are spread over all the addresses that a name resolves to.
+    """
+
+    tls: ClientTls | None = None
+    token: str | None = None
+    retries: bool = False
+    balances: bool = False
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+    def __post_init__(self) -> None:
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise InvalidRequest("a bearer token is printable ASCII without line breaks")
+
+
+def connect(address: str, options: ChannelOptions) -> grpc.aio.Channel:
+    """A channel for asyncio; nothing is sent before the first call. Close it."""
+    if options.tls is None:
+        return grpc.aio.insecure_channel(check_address(address), options=_arguments(options))
+    credentials = options.tls.credentials()
+    return grpc.aio.secure_channel(check_address(address), credentials, options=_arguments(options))
+
+
+def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
+    """The same for threads."""
+    if options.tls is None:
+        return grpc.insecure_channel(check_address(address), options=_arguments(options))
+    credentials = options.tls.credentials()
+    return grpc.secure_channel(check_address(address), credentials, options=_arguments(options))
+
+
+def metadata(options: ChannelOptions) -> tuple[tuple[str, str], ...]:
+    """What every call carries."""
+    if options.token is None:
+        return ()
+    return (("authorization", f"Bearer {options.token}"),)
+
+
+def check_address(address: str) -> str:
+    """The address; `InvalidRequest` unless it is HOST:PORT or a gRPC name such as dns:///NAME:PORT."""
+    host, separator, port = address.rpartition(":")
+    is_name = "://" in address or address.startswith("unix:")
+    is_plain = bool(host and separator) and port.isdigit() and 0 < int(port) < 65536
+    if not (is_name or is_plain) or any(char.isspace() for char in address):
+        raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
+    return address
+
+
+def keepalive() -> list[tuple[str, Any]]:
+    """Options of either side."""
+    return [
+        ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
+    config: dict[str, Any] = dict(RETRIES) if options.retries else {}
+    if options.balances:
+        config["loadBalancingConfig"] = [{"round_robin": {}}]
+    return [
+        *keepalive(),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", options.max_message_bytes),
+        ("grpc.enable_retries", 1 if options.retries else 0),
+        ("grpc.service_config", json.dumps(config)),
+        # Reconnecting must not wait minutes for a service that is back after seconds.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]

@@ -1,0 +1,164 @@
+"""Who may use which session of an engine, and what stays when nobody does.
+
+A stream is a lease: one at a time per session, and the higher fence wins. What a lease leaves
+parked is bounded by time, bytes and number; the least recently parked goes first. Knows nothing
+of engines but how to free a session and how large it is.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLimits:
+    """How many sessions an engine holds, and how much of that may be parked, for how long."""
+
+    max_sessions: int = 64
+    max_parked_bytes: int = 1 << 30
+    max_ttl_s: float = 600.0
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A running request's hold on a session. `revoked` is set when another took it over."""
+
+    session_id: str
+    fence: int
+    revoked: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Parked:
+    fence: int
+    timer: asyncio.TimerHandle
+    num_bytes: int
+
+
+class Leases:
+    """The sessions of one engine. All calls are made on one event loop."""
+
+    def __init__(
+        self,
+        release: Callable[[str], Awaitable[None]],
+        num_bytes: Callable[[str], int],
+        limits: LeaseLimits,
+    ) -> None:
+        """`release` frees a session in the engine; `num_bytes` is what it holds there."""
+        self._release = release
+        self._num_bytes = num_bytes
+        self._limits = limits
+        self._active: dict[str, Lease] = {}
+        self._parked: OrderedDict[str, _Parked] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_active(self) -> int:
+        """Sessions with a running request."""
+        return len(self._active)
+
+    @property
+    def num_parked(self) -> int:
+        """Sessions kept for a next turn."""
+        return len(self._parked)
+
+    def is_known(self, session_id: str) -> bool:
+        """Whether the engine may hold something for the session."""
+        return session_id in self._active or session_id in self._parked
+
+    async def open(self, session_id: str, fence: int) -> Lease:
+        """Take a session, parked or not, over or begin it.
+
+        Raises `SessionTaken` when a fence as high has it, `CapacityError` when every place is
+        taken by a running request.
+        """
+        running = self._active.get(session_id)
+        parked = self._parked.get(session_id)
+        self._check_fence(session_id, fence, running, parked)
+        if running is not None:
+            running.revoked.set()
+        lease = Lease(session_id, fence)
+        if parked is not None:
+            parked.timer.cancel()
+            del self._parked[session_id]
+        elif running is None and len(self._active) >= self._limits.max_sessions:
+            raise CapacityError(
+                f"{len(self._active)} sessions are running, the limit; try again later"
+            )
+        self._active[session_id] = lease
+        await self._make_room()
+        return lease
+
+    async def close(self, lease: Lease) -> None:
+        """Give a session back and free it, unless another lease has taken it over.
+
+        The session is freed even when the caller is cancelled meanwhile.
+        """
+        await asyncio.shield(self._own(self._close(lease)))
+
+    async def _close(self, lease: Lease) -> None:
+        if self._active.get(lease.session_id) is lease:
+            # It stays taken until it is free: a successor must not meet the remains of this one.
+            await self._release(lease.session_id)
+            if self._active.get(lease.session_id) is lease:
+                del self._active[lease.session_id]
+
+    async def park(self, lease: Lease, ttl_s: float) -> None:
+        """Give a session back, but keep what it holds for a while."""
+        if not 0 < ttl_s <= self._limits.max_ttl_s:
+            raise InvalidRequest(
+                f"a session can't be parked for {ttl_s:g} s, but for up to"
+                f" {self._limits.max_ttl_s:g} s"
+            )
+        session_id = lease.session_id
+        if self._active.get(session_id) is not lease:
+            return
+        del self._active[session_id]
+        timer = asyncio.get_running_loop().call_later(ttl_s, self._expire, session_id)
+        self._parked[session_id] = _Parked(lease.fence, timer, self._num_bytes(session_id))
+        await self._make_room()
+
+    async def clear(self) -> None:
+        """Free everything that is parked, and finish what is under way."""
+        for session_id in list(self._parked):
+            await self._evict(session_id)
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
+
+    def _check_fence(
+        self, session_id: str, fence: int, running: Lease | None, parked: _Parked | None
+    ) -> None:
+        """A parked session may go on under the fence that parked it; a running one may not."""
+        taken = running is not None and running.fence >= fence
+        if taken or (parked is not None and parked.fence > fence):
+            held = running.fence if running else parked.fence if parked else 0
+            raise SessionTaken(f"session {session_id} is held with fence {held}, not {fence}")
+
+    async def _make_room(self) -> None:
+        """Evict parked sessions until all the limits hold."""
+        limits = self._limits
+        while self._parked and (
+            len(self._active) + len(self._parked) > limits.max_sessions
+            or sum(parked.num_bytes for parked in self._parked.values()) > limits.max_parked_bytes
+        ):
+            await self._evict(next(iter(self._parked)))
+
+    async def _evict(self, session_id: str) -> None:
+        parked = self._parked.pop(session_id, None)
+        if parked is not None:
+            parked.timer.cancel()
+            await self._release(session_id)
+
+    def _expire(self, session_id: str) -> None:
+        self._own(self._evict(session_id))
+
+    def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that `clear` waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

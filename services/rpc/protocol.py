@@ -1,0 +1,50 @@
+"""Which protocol this build speaks, and how a process is told from its successor."""
+
+import secrets
+from dataclasses import dataclass
+
+from slipstream.core.errors import HandshakeError
+from slipstream.rpc.v1 import common_pb2
+
+PROTOCOL_VERSION = 1
+
+
+def new_incarnation() -> str:
+    """A random id for a process; another one after every start."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One thing that two sides must agree on."""
+
+    name: str
+    ours: object
+    theirs: object
+
+
+def identity_expectations(
+    ours: common_pb2.ModelIdentity, theirs: common_pb2.ModelIdentity
+) -> list[Expectation]:
+    """What two identities must agree on; a field that is empty on either side is not compared."""
+    names = ("protocol_version", "model_id", "tokenizer_hash", "vocab_size", "incarnation")
+    pairs = [Expectation(name, getattr(ours, name), getattr(theirs, name)) for name in names]
+    return [pair for pair in pairs if pair.ours and pair.theirs]
+
+
+def require_agreement(side: str, expectations: list[Expectation]) -> None:
+    """Raises `HandshakeError` with both values where the two sides differ.
+
+    `side` names ours in the sentence, such as "this target".
+    """
+    for at in expectations:
+        if at.ours != at.theirs:
+            raise HandshakeError(
+                f"{side} has {at.name} {_brief(at.ours)}, but the caller expects"
+                f" {_brief(at.theirs)}"
+            )
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}..."

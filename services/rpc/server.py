@@ -1,0 +1,158 @@
+"""Serves any of the three services: health, reflection, limits, and an end that drops nobody.
+
+Knows nothing of what is served.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.rpc.channel import keepalive
+from slipstream.rpc.interceptors import ErrorsToStatuses
+from slipstream.rpc.security import ServerTls
+
+HEALTH = "grpc.health.v1.Health"
+_LOG = logging.getLogger("slipstream.rpc")
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+Register = Callable[[grpc.aio.Server], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where and how to serve. `health_address` is a plaintext port that serves health alone."""
+
+    address: str = "127.0.0.1:0"
+    max_message_bytes: int = 4 << 20
+    grace_s: float = 30.0
+    tls: ServerTls | None = None
+    health_address: str | None = None
+    max_connection_age_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.grace_s < 0:
+            raise InvalidRequest(f"grace_s is {self.grace_s}, but must be 0 or more")
+        if self.max_message_bytes < 1024:
+            raise InvalidRequest(
+                f"max_message_bytes is {self.max_message_bytes}, but must be 1024 or more"
+            )
+
+
+class Server:
+    """One process's server. `start` it, then `serve_until_stopped` or `stop`."""
+
+    def __init__(self, options: ServerOptions, services: Mapping[str, Register]) -> None:
+        """`services` by full name, such as slipstream.rpc.v1.TargetService."""
+        self._options = options
+        self._names = ("", *services)
+        self._health = HealthServicer()
+        self._server = grpc.aio.server(
+            interceptors=[ErrorsToStatuses()], options=_arguments(options)
+        )
+        for register in services.values():
+            register(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [*services, HEALTH, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self._server)
+        self._health_server = self._plain_health()
+
+    async def start(self, *, serving: bool = True) -> int:
+        """Listen; the port. Raises `Unavailable` when the address can't be had.
+
+        Health says SERVING unless `serving` is False; `set_serving` then changes it.
+        """
+        try:
+            port = self._listen()
+        except BaseException:
+            await self._close()
+            raise
+        await self.set_serving(serving)
+        await self._server.start()
+        if self._health_server is not None:
+            await self._health_server.start()
+        return port
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health says; who watches it is told at once."""
+        for name in self._names:
+            await self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
+    async def drain(self) -> None:
+        """Say NOT_SERVING, for good."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Finish the calls in flight, at most for the grace; then end them."""
+        grace = self._options.grace_s if grace_s is None else grace_s
+        await self.drain()
+        await self._server.stop(grace)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
+
+    async def serve_until_stopped(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop. A second signal ends the grace."""
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        await stopped.wait()
+        _LOG.info("stopping: calls in flight have %g s", self._options.grace_s)
+        stopped.clear()
+        stopping = loop.create_task(self.stop())
+        hurry = loop.create_task(stopped.wait())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not stopping.done():
+            await self._server.stop(0)
+        await stopping
+
+    async def _close(self) -> None:
+        for server in filter(None, (self._server, self._health_server)):
+            await server.stop(None)
+
+    def _listen(self) -> int:
+        options = self._options
+        try:
+            if options.tls is None:
+                port = self._server.add_insecure_port(options.address)
+            else:
+                credentials = options.tls.credentials()
+                port = self._server.add_secure_port(options.address, credentials)
+            if self._health_server is not None and options.health_address is not None:
+                self._health_server.add_insecure_port(options.health_address)
+        except RuntimeError:
+            where = " or ".join(filter(None, (options.address, options.health_address)))
+            raise Unavailable(f"the address {where} can't be listened on") from None
+        return int(port)
+
+    def _plain_health(self) -> grpc.aio.Server | None:
+        if self._options.health_address is None:
+            return None
+        server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
+
+
+def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
+    arguments = [
+        *keepalive(),
+        # Callers ping every 10 s, on idle connections and through long prefills too.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+    ]
+    if options.max_connection_age_s is not None:
+        # Callers resolve names anew; the grace outlives the longest generation.
+        arguments.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
+    return arguments

@@ -1,0 +1,128 @@
+"""Laws of leases: one stream per session, the higher fence wins, what is parked is bounded."""
+
+import asyncio
+
+import pytest
+
+from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
+from slipstream.rpc.leases import LeaseLimits, Leases
+
+
+class Engine:
+    """Remembers what was freed. Every session is 10 bytes large."""
+
+    def __init__(self):
+        self.freed = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def release(self, session_id):
+        await self.gate.wait()
+        self.freed.append(session_id)
+
+    def leases(self, **limits):
+        return Leases(self.release, lambda _: 10, LeaseLimits(**limits))
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+async def test_closing_frees_the_session(engine):
+    leases = engine.leases()
+    await leases.close(await leases.open("a", 1))
+    assert engine.freed == ["a"]
+    assert leases.num_active == 0
+
+
+async def test_a_running_session_is_refused_to_an_equal_or_lower_fence(engine):
+    leases = engine.leases()
+    await leases.open("a", 3)
+    for fence in (3, 2):
+        with pytest.raises(SessionTaken, match=f"fence 3, not {fence}"):
+            await leases.open("a", fence)
+
+
+async def test_a_higher_fence_revokes_and_the_old_stream_frees_nothing(engine):
+    leases = engine.leases()
+    old = await leases.open("a", 1)
+    new = await leases.open("a", 2)
+    assert old.revoked.is_set()
+    assert not new.revoked.is_set()
+    await leases.close(old)
+    assert engine.freed == []
+    await leases.close(new)
+    assert engine.freed == ["a"]
+
+
+async def test_a_parked_session_goes_on_and_is_not_freed(engine):
+    leases = engine.leases()
+    await leases.park(await leases.open("a", 1), ttl_s=60)
+    assert (leases.num_active, leases.num_parked) == (0, 1)
+    await leases.open("a", 1)
+    assert (leases.num_active, leases.num_parked) == (1, 0)
+    assert engine.freed == []
+
+
+async def test_a_parked_session_is_refused_to_a_lower_fence(engine):
+    leases = engine.leases()
+    await leases.park(await leases.open("a", 5), ttl_s=60)
+    with pytest.raises(SessionTaken):
+        await leases.open("a", 4)
+    await leases.clear()
+
+
+async def test_the_least_recently_parked_is_evicted_when_bytes_run_out(engine):
+    leases = engine.leases(max_parked_bytes=20)
+    for name in "abc":
+        await leases.park(await leases.open(name, 1), ttl_s=60)
+    assert engine.freed == ["a"]
+    await leases.clear()
+    assert engine.freed == ["a", "b", "c"]
+
+
+async def test_a_new_session_takes_the_place_of_a_parked_one_but_never_of_a_running_one(engine):
+    leases = engine.leases(max_sessions=2)
+    await leases.park(await leases.open("a", 1), ttl_s=60)
+    await leases.open("b", 1)
+    await leases.open("c", 1)
+    assert engine.freed == ["a"]
+    with pytest.raises(CapacityError, match="2 sessions"):
+        await leases.open("d", 1)
+
+
+async def test_a_parked_session_is_freed_when_its_time_is_up(engine):
+    leases = engine.leases()
+    engine.gate.clear()
+    await leases.park(await leases.open("a", 1), ttl_s=1e-3)
+    loop = asyncio.get_running_loop()
+    soon = loop.create_future()
+    loop.call_later(0.01, soon.set_result, None)
+    await soon
+    assert leases.num_parked == 0
+    engine.gate.set()
+    await leases.clear()
+    assert engine.freed == ["a"]
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, -1.0, 601.0])
+async def test_a_time_out_of_range_is_refused(engine, ttl_s):
+    leases = engine.leases()
+    with pytest.raises(InvalidRequest, match="600"):
+        await leases.park(await leases.open("a", 1), ttl_s=ttl_s)
+
+
+async def test_the_session_is_freed_even_when_the_closing_stream_is_cancelled(engine):
+    leases = engine.leases()
+    lease = await leases.open("a", 1)
+    engine.gate.clear()
+    closing = asyncio.ensure_future(leases.close(lease))
+    await asyncio.wait([closing], timeout=0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    engine.gate.set()
+    await leases.clear()
+    assert engine.freed == ["a"]
+    assert leases.num_active == 0

@@ -1,0 +1,184 @@
+"""Laws of every server: errors keep their names over the wire, health tells, the end is gentle."""
+
+import asyncio
+import socket
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from slipstream.core import errors
+from slipstream.rpc.channel import ChannelOptions, check_address, connect
+from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.status import error_from
+from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
+
+NAME = "slipstream.rpc.v1.DraftService"
+
+
+class Failing(draft_pb2_grpc.DraftServiceServicer):
+    """Raises what it was made with, from a single answer and from a stream of them."""
+
+    def __init__(self, error):
+        self.error = error
+        self.entered = asyncio.Event()
+        self.may_go = asyncio.Event()
+
+    async def DescribeDraft(self, request, context):
+        if self.error is None:
+            self.entered.set()
+            await self.may_go.wait()
+            return draft_pb2.DescribeDraftResponse(kind="slow")
+        raise self.error
+
+    async def Speculate(self, requests, context):
+        async for _ in requests:
+            yield draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
+            raise self.error
+
+
+async def serving(servicer, **options):
+    server = Server(
+        ServerOptions(**options),
+        {NAME: lambda at: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, at)},
+    )
+    return server, f"127.0.0.1:{await server.start()}"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.UnsupportedCombination,
+        errors.PromptTooLong,
+        errors.InvalidRequest,
+        errors.NotBuilt,
+        errors.ModelNotFound,
+        errors.ModelMismatch,
+        errors.SessionNotFound,
+        errors.SessionExists,
+        errors.SessionTaken,
+        errors.SessionOutOfSync,
+        errors.SessionBusy,
+        errors.SessionClosed,
+        errors.CapacityError,
+        errors.Unavailable,
+        errors.HandshakeError,
+        errors.DeadlineExceeded,
+        errors.Cancelled,
+        errors.InternalError,
+        errors.Unauthenticated,
+        errors.PermissionDenied,
+    ],
+)
+async def test_an_error_is_the_same_on_the_other_side(kind):
+    server, address = await serving(Failing(kind("seven is 8, but must be 7")))
+    async with connect(address, ChannelOptions()) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as single:
+            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
+        call = stub.Speculate(iter([draft_pb2.SpeculateRequest()]))
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            async for _ in call:
+                pass
+    await server.stop(0)
+    for caught in (single.value, stream.value):
+        error = error_from(caught)
+        assert type(error) is kind
+        assert str(error) == "seven is 8, but must be 7"
+
+
+async def test_an_error_without_a_name_is_told_by_its_code_and_bugs_stay_inside(caplog):
+    server, address = await serving(Failing(RuntimeError("a secret of the inside")))
+    async with connect(address, ChannelOptions()) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
+    await server.stop(0)
+    error = error_from(caught.value)
+    assert type(error) is errors.InternalError
+    assert "secret" not in str(error)
+    assert "a secret of the inside" in caplog.text
+
+
+async def test_health_is_watched_from_serving_to_the_drain():
+    server, address = await serving(Failing(errors.NotBuilt("no")))
+    async with connect(address, ChannelOptions()) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME))
+        first = await watch.read()
+        await server.drain()
+        second = await watch.read()
+        watch.cancel()
+    await server.stop(0)
+    status = health_pb2.HealthCheckResponse
+    assert (first.status, second.status) == (status.SERVING, status.NOT_SERVING)
+
+
+async def test_a_plaintext_port_serves_health_and_nothing_else():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        health = f"127.0.0.1:{free.getsockname()[1]}"
+    server, _ = await serving(Failing(errors.NotBuilt("no")), health_address=health)
+    async with connect(health, ChannelOptions()) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await draft_pb2_grpc.DraftServiceStub(channel).DescribeDraft(
+                draft_pb2.DescribeDraftRequest()
+            )
+    await server.stop(0)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_call_in_flight_is_finished_before_the_end():
+    servicer = Failing(None)
+    server, address = await serving(servicer)
+    async with connect(address, ChannelOptions()) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        call = stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
+        waiting = asyncio.ensure_future(call)
+        await servicer.entered.wait()
+        stopping = asyncio.ensure_future(server.stop(30))
+        servicer.may_go.set()
+        assert (await waiting).kind == "slow"
+        await stopping
+
+
+async def test_reflection_lists_the_service():
+    server, address = await serving(Failing(errors.NotBuilt("no")))
+    async with connect(address, ChannelOptions()) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        async for answer in stub.ServerReflectionInfo(iter([request])):
+            names = {service.name for service in answer.list_services_response.service}
+    await server.stop(0)
+    assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
+    server, address = await serving(Failing(errors.NotBuilt("no")), max_message_bytes=1024)
+    async with connect(address, ChannelOptions()) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        large = draft_pb2.SpeculateRequest(propose=draft_pb2.Propose())
+        large.propose.delta.tokens.extend(range(4096))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Speculate(iter([large])):
+                pass
+        with pytest.raises(grpc.aio.AioRpcError) as after:
+            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
+    await server.stop(0)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert after.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_an_address_in_use_is_refused():
+    server, address = await serving(Failing(None))
+    with pytest.raises(errors.Unavailable, match=address):
+        await serving(Failing(None), address=address)
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("address", ["", "here", ":1", "host:", "host:0", "host:70000", "a b:1"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(errors.InvalidRequest, match="HOST:PORT"):
+        check_address(address)
