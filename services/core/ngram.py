@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.history import apply_delta
+from slipstream.core.planner import Profile
+from slipstream.core.request import DraftFacts
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Plan, Proposal, Session, Shape
+from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
+
+NGRAM = DraftFacts(
+    "ngram", Profile(shape=Shape.CHAIN, stop=StopPolicy.FIXED, step_cost=0.0, max_depth=8)
+)
+"""What this draft says of itself."""
 
 
 @dataclass(slots=True)

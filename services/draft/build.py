@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.ngram import NgramDraft
+from slipstream.core.ngram import NGRAM, NgramDraft
 from slipstream.core.planner import Profile
 from slipstream.core.ports import Draft
 from slipstream.core.request import NO_DRAFTER, DraftFacts
@@ -28,9 +28,7 @@ _PROFILES: Mapping[str, Profile] = {
         stop=StopPolicy.COST, threshold=0.1, max_nodes=15, step_cost=0.045, row_cost=0.03
     ),
     "vanilla": Profile(shape=Shape.CHAIN, step_cost=0.5, max_depth=5),
-    "ngram": Profile(shape=Shape.CHAIN, stop=StopPolicy.FIXED, step_cost=0.0, max_depth=8),
 }
-NGRAM = DraftFacts("ngram", _PROFILES["ngram"])
 
 
 @dataclass(frozen=True, slots=True)
