@@ -1,19 +1,28 @@
-"""What every call to a server passes: errors become statuses, on one table."""
+"""What every call to a server passes: broken messages and errors become statuses, by one table."""
 
-import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from slipstream.core.errors import CapacityError, SlipstreamError
+from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError
 from slipstream.rpc.status import status_of
 
 PUSHBACK_MS = "500"
 _LOG = logging.getLogger("slipstream.rpc")
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Stands for a message that can't be parsed; gRPC's own answer would be INTERNAL."""
+
+    num_bytes: int
 
 
 class ErrorsToStatuses(grpc.aio.ServerInterceptor):
@@ -34,22 +43,61 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         requests = "stream" if handler.request_streaming else "unary"
         answers = "stream" if handler.response_streaming else "unary"
-        make = getattr(grpc, f"{requests}_{answers}_rpc_method_handler")
         inner = getattr(handler, f"{requests}_{answers}")
+        if handler.request_streaming:
+            inner = _checking_each(inner)
         # A stream is a generator, or a coroutine that writes to its context.
         guard = _streaming if inspect.isasyncgenfunction(inner) else _awaited
-        behaviour = guard(inner, method)
-        return make(
-            behaviour,
-            request_deserializer=handler.request_deserializer,
+        return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
+            guard(inner, method),
+            request_deserializer=_lenient(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
+
+
+def _lenient(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if parse is None:
+        return None
+
+    def parsed(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return _Malformed(len(data))
+
+    return parsed
+
+
+def _checked(message: Any) -> Any:
+    if isinstance(message, _Malformed):
+        raise InvalidRequest(f"a message of {message.num_bytes} bytes can't be parsed")
+    return message
+
+
+async def _each_checked(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _checked(message)
+
+
+def _checking_each(handler: Any) -> Any:
+    if not inspect.isasyncgenfunction(handler):
+        return handler
+
+    async def answer(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async with (
+            aclosing(_each_checked(messages)) as checked,  # type: ignore[type-var]
+            aclosing(handler(checked, context)) as answers,
+        ):
+            async for message in answers:
+                yield message
+
+    return answer
 
 
 def _awaited(handler: Any, method: str) -> Any:
     async def answer(request: Any, context: Any) -> Any:
         try:
-            return await handler(request, context)
+            return await handler(_checked(request), context)
         except Exception as error:
             await _abort(context, error, method)
 
@@ -58,26 +106,25 @@ def _awaited(handler: Any, method: str) -> Any:
 
 def _streaming(handler: Any, method: str) -> Any:
     async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
-        answers = handler(request, context)
         try:
-            async for message in answers:
-                yield message
+            async with aclosing(handler(_checked(request), context)) as answers:
+                async for message in answers:
+                    yield message
         except Exception as error:
             await _abort(context, error, method)
-        finally:
-            await answers.aclose()
 
     return answer
 
 
 async def _abort(context: Any, error: Exception, method: str) -> None:
-    if isinstance(error, (grpc.aio.AbortError, asyncio.CancelledError)):
+    if isinstance(error, grpc.aio.AbortError):
         raise error
     if not isinstance(error, SlipstreamError):
         _LOG.error("%s failed", method, exc_info=error)
         await context.abort(grpc.StatusCode.INTERNAL, f"{method} failed; the log says why")
+    assert isinstance(error, SlipstreamError)
+    status = status_of(error)
+    trailing = [*(context.trailing_metadata() or ()), *(status.trailing_metadata or ())]
     if isinstance(error, CapacityError):
-        context.set_trailing_metadata((("grpc-retry-pushback-ms", PUSHBACK_MS),))
-    status = status_of(error)  # type: ignore[arg-type]
-    trailing = (*(context.trailing_metadata() or ()), *(status.trailing_metadata or ()))
-    await context.abort(status.code, status.details, trailing)
+        trailing.append(("grpc-retry-pushback-ms", PUSHBACK_MS))
+    await context.abort(status.code, status.details, tuple(trailing))

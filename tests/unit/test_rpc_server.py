@@ -171,6 +171,29 @@ async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
     assert after.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize("method", ["DescribeDraft", "Speculate"])
+async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
+    server, address = await serving(Failing(errors.NotBuilt("no")))
+    async with connect(address, ChannelOptions()) as channel:
+        call = channel.stream_stream(f"/{NAME}/{method}")(iter([b"\xff\xff\xff"]))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    await server.stop(0)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "3 bytes" in caught.value.details()
+
+
+async def test_an_overload_says_when_to_come_back():
+    server, address = await serving(Failing(errors.CapacityError("full")))
+    async with connect(address, ChannelOptions()) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
+    await server.stop(0)
+    assert ("grpc-retry-pushback-ms", "500") in tuple(caught.value.trailing_metadata())
+
+
 async def test_an_address_in_use_is_refused():
     server, address = await serving(Failing(None))
     with pytest.raises(errors.Unavailable, match=address):
