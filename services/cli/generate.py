@@ -110,7 +110,7 @@ def generate(
 
 def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result":
     """Generate, showing text as it becomes final."""
-    from slipstream.client.client import collected
+    from slipstream.core.results import collected
 
     chunks = []
     for chunk in client.stream(request.prompt, **request.options()):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 from slipstream.client.prompts import Prompt
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask
-from slipstream.core.results import Chunk, Result
+from slipstream.core.results import Chunk, Result, collected
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -138,21 +138,6 @@ def _ask(options: RequestOptions) -> Ask:
         tuple(options.get("stop", ())),
         options.get("speculation", SpeculationOptions()),
         options.get("raw", False),
-    )
-
-
-def collected(chunks: Iterator[Chunk]) -> Result:
-    """All of a request's chunks as its result."""
-    parts = list(chunks)
-    last = parts[-1]
-    assert last.finish_reason is not None
-    assert last.stats is not None
-    return Result(
-        text="".join(part.text for part in parts),
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        finish_reason=last.finish_reason,
-        stats=last.stats,
-        lossless=last.stats.speculation.lossless,
     )
 
 

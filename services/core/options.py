@@ -198,7 +198,9 @@ def _check_part(
 
 def _check_drafter(kind: str) -> None:
     if kind not in DRAFTERS:
-        raise InvalidRequest(f"the drafter is {kind!r}, but must be one of {', '.join(DRAFTERS)}")
+        raise InvalidRequest(
+            f"the drafter is {kind[:80]!r}, but must be one of {', '.join(DRAFTERS)}"
+        )
 
 
 def _check_range(name: str, value: int | None, limit: int) -> None:

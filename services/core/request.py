@@ -3,17 +3,24 @@
 Knows what a model and a draft say of themselves; nothing of where they live, or of text.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Profile, Settings, resolve
+from slipstream.core.prompt import Prompt
+from slipstream.core.results import PromptInfo
 from slipstream.core.text import check_stop_strings
 from slipstream.core.types import SamplingParams, Session
 
 DEFAULT_MAX_TOKENS = 256
+MAX_MAX_TOKENS = 2**31 - 1
+MAX_NAME_LENGTH = 128
 NO_DRAFTER = "none"
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +48,66 @@ class DraftFacts:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a caller wants of one request, beside the prompt."""
+    """What a caller wants of one request, beside the prompt.
+
+    `raw` takes a text prompt as it is; `request_id` names the request, and may be empty.
+    """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = DEFAULT_MAX_TOKENS
     stop: tuple[str, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     raw: bool = False
+    request_id: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens}, but must be from 1 to {MAX_MAX_TOKENS}"
+            )
+        check_stop_strings(self.stop)
+        _check_name("request_id", self.request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRef:
+    """The conversation that a request belongs to; `create` begins it."""
+
+    session_id: str
+    create: bool = False
+
+    def __post_init__(self) -> None:
+        if not _SESSION_ID.fullmatch(self.session_id):
+            raise InvalidRequest(
+                f"the session id is {self.session_id[:80]!r}, but must be 1 to 64 letters, digits,"
+                " dots, dashes or underscores"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All that a caller says: the prompt, what is wanted, of which model, in which session.
+
+    `model` may be empty where there is only one; without a session the request is on its own.
+    """
+
+    prompt: Prompt
+    ask: Ask = field(default_factory=Ask)
+    model: str = ""
+    session: SessionRef | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("model", self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request: token ids, limits and settings."""
+    """A checked request: token ids, limits and settings, and what is known of it."""
 
     session: Session
     tokens: tuple[int, ...]
     settings: Settings
+    info: PromptInfo
     stop: tuple[str, ...] = ()
 
 
@@ -68,7 +119,6 @@ def make_request(
     Raises `InvalidRequest` for what can't be honoured with this model and this draft.
     """
     settings = draft_settings(ask.speculation, draft)
-    check_stop_strings(ask.stop)
     _check_length(len(tokens), ask.max_tokens, model.context_length)
     check_logit_bias(ask.sampling, model.vocab_size)
     session = Session(
@@ -80,7 +130,8 @@ def make_request(
         stop_token_ids=model.stop_token_ids,
         num_roots=settings.num_roots,
     )
-    return Request(session, tuple(tokens), settings, ask.stop)
+    info = PromptInfo(ask.request_id, model.model_id, ask.sampling.seed, len(tokens))
+    return Request(session, tuple(tokens), settings, info, ask.stop)
 
 
 def draft_settings(options: SpeculationOptions, draft: DraftFacts) -> Settings:
@@ -96,6 +147,15 @@ def draft_settings(options: SpeculationOptions, draft: DraftFacts) -> Settings:
     return resolve(
         options, draft.profile, drafter=kind, has_decision_model=draft.has_decision_model
     )
+
+
+def _check_name(what: str, name: str) -> None:
+    # Names come back in errors and logs, where line breaks would forge lines.
+    if len(name) > MAX_NAME_LENGTH or not (name.isascii() and name.isprintable()):
+        raise InvalidRequest(
+            f"{what} is {name[:80]!r}, but must be at most {MAX_NAME_LENGTH} printable ASCII"
+            " characters"
+        )
 
 
 def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:

@@ -1,9 +1,23 @@
 """What a request gives back. Plain values; knows nothing of engines."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInfo:
+    """What is known of a request when it begins."""
+
+    request_id: str
+    """Names the request in answers, errors and logs."""
+    model: str
+    """The model that answers."""
+    seed: int
+    num_prompt_tokens: int
+    """Tokens before the output, earlier turns included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +65,16 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole tokens and all of their text; the last chunk carries reason and statistics."""
+    """Whole tokens and all of their text.
+
+    The first chunk carries `prompt`; the last one, which may be the first, reason and statistics.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
+    prompt: PromptInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +85,30 @@ class Result:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: RequestStats
-    lossless: bool = field(default=True)
-    """False for `target-init` verification, which changes the law of the output."""
+    prompt: PromptInfo
+
+    @property
+    def request_id(self) -> str:
+        """Names the request in answers, errors and logs."""
+        return self.prompt.request_id
+
+    @property
+    def lossless(self) -> bool:
+        """False for `target-init` verification, which changes the law of the output."""
+        return self.stats.speculation.lossless
+
+
+def collected(chunks: Iterable[Chunk]) -> Result:
+    """All of a request's chunks as its result."""
+    parts = list(chunks)
+    first, last = parts[0], parts[-1]
+    assert first.prompt is not None
+    assert last.finish_reason is not None
+    assert last.stats is not None
+    return Result(
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        finish_reason=last.finish_reason,
+        stats=last.stats,
+        prompt=first.prompt,
+    )

@@ -10,7 +10,7 @@ from slipstream.core.loop import Round, decode
 from slipstream.core.planner import Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Request
-from slipstream.core.results import Chunk, RequestStats, Timings
+from slipstream.core.results import Chunk, PromptInfo, RequestStats, Timings
 from slipstream.core.stats import Outcomes
 from slipstream.core.text import Piece, TextStream
 from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
@@ -42,6 +42,7 @@ class Run:
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """Chunks as they become final; the last one carries the reason and the statistics."""
         request = self._request
+        info: PromptInfo | None = request.info
         start = self._clock()
         planner = Planner(request.settings)
         rounds = decode(self._draft, self._target, planner, request.session, request.tokens)
@@ -52,10 +53,11 @@ class Run:
                 self.output += piece.tokens
                 if reason is not None:
                     stats = self._stats(self._clock() - start)
-                    yield Chunk(piece.text, piece.tokens, reason, stats)
+                    yield Chunk(piece.text, piece.tokens, reason, stats, info)
                     return
                 if piece.tokens:
-                    yield Chunk(piece.text, piece.tokens)
+                    yield Chunk(piece.text, piece.tokens, prompt=info)
+                    info = None
 
     def _piece(self, at: Round) -> tuple[Piece, FinishReason | None]:
         piece = self._stream.push(at.verdict.tokens)

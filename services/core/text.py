@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.prompt import check_unicode
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240
@@ -35,6 +36,7 @@ def check_stop_strings(stop: Sequence[str]) -> None:
             f"{len(stop)} stop strings are given, but at most {MAX_STOP_STRINGS} fit"
         )
     for string in stop:
+        check_unicode(string, "a stop string")
         size = len(string.encode())
         if not 0 < size <= MAX_STOP_BYTES:
             raise InvalidRequest(

@@ -9,6 +9,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import EMPTY, TokenTree
 
 MAX_SEED = 2**64 - 1
+MAX_LOGIT_BIAS = 1024
 
 
 class Verification(StrEnum):
@@ -73,6 +74,14 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(-2 <= value <= 2, name, value, "between -2 and 2")
+        self._check_bias()
+        _check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between 0 and 2**64 - 1")
+
+    def _check_bias(self) -> None:
+        size = len(self.logit_bias)
+        _check(size <= MAX_LOGIT_BIAS, "the length of logit_bias", size, f"up to {MAX_LOGIT_BIAS}")
+        if len({token for token, _ in self.logit_bias}) < size:
+            raise InvalidRequest("logit_bias names a token twice")
         for token, bias in self.logit_bias:
             _check(token >= 0, "a logit_bias token id", token, "0 or more")
             _check(
@@ -81,7 +90,6 @@ class SamplingParams:
                 bias,
                 "between -100 and 100",
             )
-        _check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between 0 and 2**64 - 1")
 
     @property
     def is_greedy(self) -> bool:

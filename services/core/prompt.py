@@ -1,0 +1,77 @@
+"""What a model can be asked to go on from: text, messages or token ids. Form only.
+
+Knows no tokenizer, no chat template and no wire.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+def checked_prompt(prompt: Prompt, *, raw: bool = False) -> Prompt:
+    """The prompt as text, a tuple of ids or a tuple of messages; `raw` refuses messages.
+
+    Raises `InvalidRequest` for what is none of the three, and for an empty one.
+    """
+    if isinstance(prompt, str):
+        return _text(prompt, "the prompt")
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        raise _not_a_prompt(prompt)
+    if not prompt:
+        raise InvalidRequest("the prompt is empty")
+    if are_ids(prompt):
+        return tuple(_token_id(item) for item in prompt)
+    if raw:
+        raise UnsupportedCombination("a raw prompt is text or token ids, not messages")
+    return tuple(_message(item) for item in prompt)
+
+
+def are_ids(prompt: Sequence[Any]) -> bool:
+    """Whether it consists of token ids, and of at least one."""
+    return len(prompt) > 0 and all(type(item) is int for item in prompt)
+
+
+def check_unicode(text: str, name: str) -> None:
+    """Raises `InvalidRequest` for text that has no bytes: half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name} is not valid Unicode ({error.reason})") from None
+
+
+def _token_id(token: Any) -> int:
+    if not 0 <= token <= MAX_TOKEN_ID:
+        raise InvalidRequest(f"the prompt has token id {token}, not 0 to {MAX_TOKEN_ID}")
+    return int(token)
+
+
+def _message(item: Any) -> dict[str, str]:
+    if not isinstance(item, Mapping) or set(item) != {"role", "content"}:
+        raise _not_a_prompt(item)
+    if not all(isinstance(value, str) and value for value in item.values()):
+        raise InvalidRequest(f"role and content of a message must be text: {_brief(item)}")
+    return {name: _text(item[name], name) for name in ("role", "content")}
+
+
+def _text(text: str, name: str) -> str:
+    if not text:
+        raise InvalidRequest(f"{name} is empty")
+    check_unicode(text, name)
+    return text
+
+
+def _not_a_prompt(item: Any) -> InvalidRequest:
+    return InvalidRequest(
+        f"a prompt is text, token ids or messages with role and content: {_brief(item)}"
+    )
+
+
+def _brief(item: Any) -> str:
+    text = repr(item)
+    return text if len(text) <= 80 else f"{text[:80]}..."
