@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import Mode
+from slipstream.core.server_info import ReplicaRole, ReplicaState
 from slipstream.core.types import FinishReason, Shape, StopPolicy, Verification
 from slipstream.rpc.v1 import common_pb2, generation_pb2
 
@@ -57,4 +58,12 @@ FINISH = WireEnum(
 )
 MODE = WireEnum(
     "mode", _numbers(dict(generation_pb2.SpeculationMode.items()), Mode, "SPECULATION_MODE_")
+)
+ROLE = WireEnum(
+    "replica role",
+    _numbers(dict(generation_pb2.ReplicaRole.items()), ReplicaRole, "REPLICA_ROLE_"),
+)
+STATE = WireEnum(
+    "replica state",
+    _numbers(dict(generation_pb2.ReplicaState.items()), ReplicaState, "REPLICA_STATE_"),
 )
