@@ -1,24 +1,39 @@
-"""Settings from the environment, read here only. Knows nothing of models or commands."""
+"""Settings from files, the environment and flags; the environment is read here only.
 
+Knows nothing of models, services or commands: a service hands in the dataclass of its options.
+"""
+
+import argparse
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
+from typing import Any, TypeVar, get_origin, get_type_hints
 
+from slipstream.config_values import Given, convert, items, without_none
 from slipstream.core.errors import InvalidRequest
 
 CACHE_VARIABLE = "SLIPSTREAM_CACHE"
 OFFLINE_VARIABLE = "SLIPSTREAM_OFFLINE"
+TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
+SECTIONS = ("target", "draft", "router")
+"""Tables of a configuration file, one a service."""
+
+T = TypeVar("T")
+_MASK = "***"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment decides; everything else is an argument."""
+    """What the environment decides for everything that runs; the rest is an argument."""
 
     cache_dir: Path
     """Where converted models are kept; `SLIPSTREAM_CACHE`, else the user's cache directory."""
     offline: bool = False
     """Never ask the network for a model; `SLIPSTREAM_OFFLINE=1`."""
+    token: str | None = field(default=None, repr=False)
+    """What a client shows to a router; `SLIPSTREAM_TOKEN`."""
 
 
 def load_settings(env: Mapping[str, str] | None = None) -> Settings:
@@ -27,7 +42,76 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
     Raises `InvalidRequest` for a value that can't be understood.
     """
     env = os.environ if env is None else env
-    return Settings(cache_dir=_cache_dir(env), offline=_flag(env, OFFLINE_VARIABLE))
+    offline = env.get(OFFLINE_VARIABLE, "").strip() or "0"
+    return Settings(
+        cache_dir=_cache_dir(env),
+        offline=convert(Given(offline, OFFLINE_VARIABLE), bool),
+        token=env.get(TOKEN_VARIABLE) or None,
+    )
+
+
+def load_config(
+    cls: Callable[..., T],
+    *,
+    section: str,
+    file: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> T:
+    """`cls`, a dataclass, out of a file's table `section`, the environment and flags.
+
+    A flag overrides the variable `SLIPSTREAM_<SECTION>_<FIELD>`, which overrides the file; what
+    none of them says has the field's default. In variables and flags, commas part the items of a
+    list and an empty text stands for None. Raises `InvalidRequest` for an unknown key, table,
+    variable or flag, a value of another type, and whatever `cls` itself refuses.
+    """
+    kinds = get_type_hints(cls)
+    env = os.environ if env is None else env
+    given = {
+        **_from_file(file, section, kinds),
+        **_from_env(env, f"SLIPSTREAM_{section.upper()}_", kinds),
+        **_from_flags(flags or {}, kinds),
+    }
+    for at in _fields(cls):
+        if at.name not in given and at.default is MISSING and at.default_factory is MISSING:
+            variable = f"SLIPSTREAM_{section.upper()}_{at.name.upper()}"
+            raise InvalidRequest(f"{_flag(at.name)} is needed, or {variable}")
+    return cls(**{name: convert(value, kinds[name]) for name, value in given.items()})
+
+
+def parse_flags(
+    cls: Callable[..., Any], argv: Sequence[str], *, prog: str, doc: str
+) -> tuple[dict[str, Any], Path | None]:
+    """The flags that were given, by field of `cls`, and the file named by `--config`.
+
+    A field's `metadata["help"]` says what it is. One with `metadata["secret"]` has no flag, because
+    everybody can read a process's arguments. Values stay as they were typed, for `load_config`.
+    `--help` prints and raises `SystemExit`. Raises `InvalidRequest` for a flag that no field has, or one without its value.
+    """
+    parser = argparse.ArgumentParser(prog, None, doc, exit_on_error=False, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help="TOML file with a table per service.")
+    kinds = get_type_hints(cls)
+    known = [at for at in _fields(cls) if not at.metadata.get("secret")]
+    for at in known:
+        _add_flag(parser, at, kinds[at.name])
+    try:
+        values, rest = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise InvalidRequest(f"{error.argument_name}: {error.message}") from None
+    if rest:
+        names = ", ".join(["--config", *(_flag(at.name) for at in known)])
+        raise InvalidRequest(f"{prog} has no {rest[0]!r}; there are {names}")
+    given = {name: value for name, value in vars(values).items() if value is not None}
+    file = given.pop("config", None)
+    return given, None if file is None else Path(file)
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """The values of a configuration as JSON takes them, secrets masked."""
+    return {
+        at.name: _shown(getattr(config, at.name), is_secret=at.metadata.get("secret", False))
+        for at in fields(config)
+    }
 
 
 def _cache_dir(env: Mapping[str, str]) -> Path:
@@ -37,10 +121,86 @@ def _cache_dir(env: Mapping[str, str]) -> Path:
     return Path(base) / "slipstream" / "models"
 
 
-def _flag(env: Mapping[str, str], name: str) -> bool:
-    value = env.get(name, "").strip().lower()
-    if value in {"", "0", "false", "no"}:
-        return False
-    if value in {"1", "true", "yes"}:
-        return True
-    raise InvalidRequest(f"{name} is {value!r}, but must be 0 or 1")
+def _fields(cls: Any) -> tuple[Field[Any], ...]:
+    return fields(cls)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _from_file(file: Path | None, section: str, kinds: Mapping[str, Any]) -> dict[str, Given]:
+    if file is None:
+        return {}
+    tables = _read(file)
+    known = sorted({*SECTIONS, section})
+    for name, table in tables.items():
+        if name not in known or not isinstance(table, dict):
+            what = "table" if isinstance(table, dict) else "key outside of a table"
+            raise InvalidRequest(f"{file} has the {what} {name!r}; tables are {', '.join(known)}")
+    values = tables.get(section, {})
+    _check_known(values, kinds, f"[{section}] of {file}")
+    return {
+        name: Given(value, f"{name} in [{section}] of {file}", is_text=False)
+        for name, value in values.items()
+    }
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(f"{file} can't be read ({error.strerror})") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise InvalidRequest(f"{file} is not TOML ({str(error).splitlines()[0]})") from None
+
+
+def _from_env(env: Mapping[str, str], prefix: str, kinds: Mapping[str, Any]) -> dict[str, Given]:
+    names = {prefix + name.upper(): name for name in kinds}
+    values = {name: value for name, value in env.items() if name.startswith(prefix)}
+    _check_known(values, names, "the environment")
+    return {names[name]: Given(value, name) for name, value in values.items()}
+
+
+def _from_flags(flags: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Given]:
+    _check_known(flags, kinds, "the flags")
+    return {
+        name: Given(value, _flag(name), is_text=isinstance(value, str))
+        for name, value in flags.items()
+    }
+
+
+def _check_known(names: Mapping[str, Any], known: Mapping[str, Any], place: str) -> None:
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(sorted(known))}")
+
+
+def _add_flag(parser: argparse.ArgumentParser, at: Field[Any], kind: Any) -> None:
+    default = "" if at.default is MISSING else f" Default: {_default_text(at.default)}."
+    text = (at.metadata.get("help", "") + default).replace("%", "%%")
+    kind, _ = without_none(kind)
+    if kind is bool:
+        parser.add_argument(
+            _flag(at.name), action=argparse.BooleanOptionalAction, default=None, help=text
+        )
+        return
+    is_list = get_origin(kind) is tuple
+    metavar = "A,B" if is_list else kind.__name__.upper()
+    action = "extend" if is_list else "store"
+    split: Callable[[str], Any] = items if is_list else str
+    parser.add_argument(_flag(at.name), metavar=metavar, type=split, action=action, help=text)
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _shown(value: Any, *, is_secret: bool) -> Any:
+    if is_secret:
+        return None if value is None else _MASK
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value

@@ -1,11 +1,66 @@
-"""Settings come from the environment alone, and nonsense in it is refused."""
+"""Options come from a file, the environment and flags, in this order; nonsense is refused."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from slipstream.config import load_settings
+from slipstream.config import load_config, load_settings, parse_flags, resolved
 from slipstream.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One field of every kind there is."""
+
+    name: str = field(default="some", metadata={"help": "A name, 100% free."})
+    size: int = field(default=3, metadata={"help": "A size."})
+    share: float = field(default=0.5, metadata={"help": "A share."})
+    is_open: bool = field(default=False, metadata={"help": "A switch."})
+    title: str | None = field(default=None, metadata={"help": "A title."})
+    most: int | None = field(default=None, metadata={"help": "A limit."})
+    least: float | None = field(default=1.5, metadata={"help": "Another limit."})
+    place: Path | None = field(default=None, metadata={"help": "A file."})
+    peers: tuple[str, ...] = field(default=(), metadata={"help": "Some addresses."})
+    token: str | None = field(default=None, metadata={"help": "A password.", "secret": True})
+
+    def __post_init__(self):
+        if self.size < 0:
+            raise InvalidRequest(f"size is {self.size}, but must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Needy:
+    """An option without a default."""
+
+    address: str = field(metadata={"help": "Where."})
+
+
+FILE = """
+[target]
+name = "from the file"
+size = 7
+share = 1
+is_open = true
+place = "x/y"
+peers = ["a:1", "b:2"]
+
+[draft]
+anything = "is not looked at"
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    """`load_config` of `Options` out of a file's text, an environment and typed flags."""
+
+    def call(text="", env=None, argv=()):
+        file = tmp_path / "slipstream.toml"
+        file.write_text(text)
+        flags, _ = parse_flags(Options, argv, prog="target", doc="A target.")
+        return load_config(Options, section="target", file=file, env=env or {}, flags=flags)
+
+    return call
 
 
 def test_the_cache_directory_is_the_one_the_environment_names():
@@ -25,3 +80,159 @@ def test_offline_is_a_switch(value, offline):
 def test_a_switch_that_is_neither_on_nor_off_is_refused():
     with pytest.raises(InvalidRequest, match="SLIPSTREAM_OFFLINE is 'maybe'"):
         load_settings({"HOME": "/u", "SLIPSTREAM_OFFLINE": "maybe"})
+
+
+def test_a_clients_token_is_in_the_environment_and_not_in_what_is_printed():
+    settings = load_settings({"HOME": "/u", "SLIPSTREAM_TOKEN": "hush"})
+    assert settings.token == "hush"
+    assert "hush" not in repr(settings)
+    assert load_settings({"HOME": "/u", "SLIPSTREAM_TOKEN": ""}).token is None
+
+
+def test_what_nobody_sets_has_its_default(load):
+    assert load() == Options()
+    assert load_config(Options, section="target", env={}) == Options()
+
+
+def test_a_file_gives_values_of_every_kind(load):
+    at = load(FILE)
+    assert (at.name, at.size, at.share, at.is_open) == ("from the file", 7, 1.0, True)
+    assert (at.place, at.peers) == (Path("x/y"), ("a:1", "b:2"))
+    assert type(at.share) is float
+
+
+def test_the_environment_overrides_the_file_and_flags_override_both(load):
+    env = {"SLIPSTREAM_TARGET_SIZE": "8", "SLIPSTREAM_TARGET_NAME": "from the environment"}
+    at = load(FILE, env, ["--size", "9"])
+    assert (at.size, at.name, at.share) == (9, "from the environment", 1.0)
+
+
+def test_variables_are_text_in_every_kind(load):
+    values = {"NAME": "n", "SIZE": "1", "SHARE": "0.25", "IS_OPEN": "yes", "MOST": "4"}
+    values |= {"PLACE": "p", "PEERS": "a:1, b:2,", "TITLE": "t", "LEAST": "2", "TOKEN": "k"}
+    at = load(env={f"SLIPSTREAM_TARGET_{name}": value for name, value in values.items()})
+    assert at == Options("n", 1, 0.25, True, "t", 4, 2.0, Path("p"), ("a:1", "b:2"), token="k")
+
+
+def test_flags_are_text_in_every_kind(load):
+    argv = ["--size=-0", "--share", "2e-1", "--is-open", "--most", "4", "--place", "p"]
+    at = load(argv=[*argv, "--peers", "a:1,b:2", "--peers", "c:3"])
+    assert (at.size, at.share, at.is_open, at.most) == (0, 0.2, True, 4)
+    assert (at.place, at.peers) == (Path("p"), ("a:1", "b:2", "c:3"))
+
+
+def test_a_switch_can_be_switched_off_again(load):
+    assert load(FILE, argv=["--no-is-open"]).is_open is False
+
+
+def test_an_empty_text_takes_an_optional_value_back(load):
+    at = load('[target]\nmost = 3\ntitle = "t"\n', {"SLIPSTREAM_TARGET_MOST": ""}, ["--least", ""])
+    assert (at.most, at.least, at.title) == (None, None, "t")
+
+
+def test_another_services_variables_are_not_looked_at(load):
+    env = {"SLIPSTREAM_DRAFT_SIZE": "x", "SLIPSTREAM_CACHE": "/c", "OTHER": "1"}
+    assert load(env=env) == Options()
+
+
+def test_values_in_code_need_no_text():
+    flags = {"size": 2, "peers": ("a", "b"), "place": Path("p"), "most": None}
+    at = load_config(Options, section="target", env={}, flags=flags)
+    assert (at.size, at.peers, at.place, at.most) == (2, ("a", "b"), Path("p"), None)
+
+
+KNOWN = "is_open, least, most, name"
+BAD_FILES = [
+    ("[target]\nsise = 1", r"\[target\] of .*slipstream.toml has 'sise', but known are " + KNOWN),
+    ("[targets]\nsize = 1", "has the table 'targets'; tables are draft, router, target"),
+    ("size = 1", "has the key outside of a table 'size'"),
+    ("target = 1", "has the key outside of a table 'target'"),
+    ("[target", "is not TOML"),
+    ('[target]\nsize = "1"', r"size in \[target\] of .* is '1', but must be a whole number"),
+    ("[target]\nsize = 1.0", "must be a whole number"),
+    ("[target]\nsize = true", "must be a whole number"),
+    ("[target]\nshare = nan", "share .* is nan, but must be a finite number"),
+    ("[target]\nname = 3", "must be text"),
+    ('[target]\nis_open = "yes"', "must be true or false"),
+    ('[target]\nplace = ""', "must be a path"),
+    ('[target]\npeers = "a:1"', "must be a list of texts"),
+    ("[target]\npeers = [1]", "must be a list of texts"),
+    ("[target]\nsize = -1", "size is -1, but must be at least 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BAD_FILES)
+def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(load, text, reason):
+    with pytest.raises(InvalidRequest, match=reason) as refusal:
+        load(text)
+    assert "\n" not in str(refusal.value)
+
+
+BAD_VARIABLES = [
+    ({"SIZE": "many"}, "SLIPSTREAM_TARGET_SIZE is 'many', but must be a whole number"),
+    ({"SIZE": ""}, "must be a whole number"),
+    ({"SHARE": "inf"}, "must be a finite number"),
+    ({"IS_OPEN": "perhaps"}, "must be true or false"),
+    ({"SISE": "1"}, "the environment has 'SLIPSTREAM_TARGET_SISE', but known are .*_TARGET_SIZE"),
+]
+
+
+@pytest.mark.parametrize(("values", "reason"), BAD_VARIABLES)
+def test_a_variable_that_makes_no_sense_is_refused(load, values, reason):
+    with pytest.raises(InvalidRequest, match=reason):
+        load(env={f"SLIPSTREAM_TARGET_{name}": value for name, value in values.items()})
+
+
+BAD_FLAGS = [
+    (["--size", "many"], "--size is 'many', but must be a whole number"),
+    (["--size"], "--size: expected one argument"),
+    (["--sise", "1"], "target has no '--sise'; there are --config, --name, --size"),
+    (["--siz", "1"], "target has no '--siz'"),
+    (["stray"], "target has no 'stray'"),
+    (["--is-open=yes"], "--is-open"),
+    (["--token", "hush"], "target has no '--token'"),
+]
+
+
+@pytest.mark.parametrize(("argv", "reason"), BAD_FLAGS)
+def test_a_flag_that_makes_no_sense_is_refused(load, argv, reason):
+    with pytest.raises(InvalidRequest, match=reason):
+        load(argv=argv)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match=r"nothing\.toml can't be read"):
+        load_config(Options, section="target", file=tmp_path / "nothing.toml", env={})
+
+
+def test_what_has_no_default_must_be_given():
+    with pytest.raises(InvalidRequest, match="--address is needed, or SLIPSTREAM_X_ADDRESS"):
+        load_config(Needy, section="x", env={})
+    env = {"SLIPSTREAM_X_ADDRESS": "a:1"}
+    assert load_config(Needy, section="x", env=env).address == "a:1"
+
+
+def test_the_flags_name_the_file_and_only_what_was_given():
+    argv = ["--config", "a.toml", "--name", "n"]
+    given, file = parse_flags(Options, argv, prog="target", doc="")
+    assert (given, file) == ({"name": "n"}, Path("a.toml"))
+    assert parse_flags(Options, [], prog="target", doc="") == ({}, None)
+
+
+def test_help_says_of_every_option_what_it_is_and_its_default(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_flags(Options, ["--help"], prog="slipstream serve target", doc="A target.")
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "usage: slipstream serve target" in said
+    assert "A target." in said
+    assert "A name, 100% free. Default: some." in said
+    assert "--no-is-open" in said
+    assert "password" not in said
+
+
+def test_what_is_logged_is_plain_values_with_secrets_masked():
+    shown = resolved(Options(place=Path("a/b"), peers=("a", "b"), token="hush"))
+    assert (shown["place"], shown["peers"], shown["token"]) == ("a/b", ["a", "b"], "***")
+    assert (shown["size"], shown["title"]) == (3, None)
+    assert resolved(Options())["token"] is None
