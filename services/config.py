@@ -86,7 +86,8 @@ def parse_flags(
 
     A field's `metadata["help"]` says what it is. One with `metadata["secret"]` has no flag, because
     everybody can read a process's arguments. Values stay as they were typed, for `load_config`.
-    `--help` prints and raises `SystemExit`. Raises `InvalidRequest` for a flag that no field has, or one without its value.
+    `--help` prints and raises `SystemExit`. Raises `InvalidRequest` for a flag that no field
+    has, or one without its value.
     """
     parser = argparse.ArgumentParser(prog, None, doc, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="TOML file with a table per service.")
