@@ -1,0 +1,148 @@
+"""One request's long-lived stream to an engine elsewhere: messages out, as many answers back.
+
+Carries bytes, so that turning values into them can be timed by whoever does it. Knows nothing of
+what they say.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from slipstream.core.errors import DeadlineExceeded, InternalError, SlipstreamError, Unavailable
+from slipstream.core.timing import Clock
+from slipstream.rpc.status import error_from
+
+M = TypeVar("M", bound=Message)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A replica that can be reached. `name` is what errors call it: target 10.0.0.7:50052."""
+
+    name: str
+    channel: grpc.aio.Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms one request uses a replica.
+
+    `fence` is that of the session's owner. A round may take `round_s` and `token_s` more for every
+    token that it tells; all of them together what `remaining` says, None being no limit.
+    """
+
+    fence: int = 0
+    round_s: float = 30.0
+    token_s: float = 0.01
+    remaining: Callable[[], float | None] = lambda: None
+    clock: Clock = time.perf_counter
+
+    def limit_s(self, num_tokens: int) -> float:
+        """How long a round that tells so many tokens may take."""
+        return self.round_s + self.token_s * num_tokens
+
+
+class Exchange:
+    """A bidirectional stream on which every message has one answer. One user at a time.
+
+    The first message opens it. A round that is cancelled, or takes too long, ends it.
+    """
+
+    def __init__(self, peer: Peer, method: str, terms: Terms) -> None:
+        self._peer = peer
+        self._method = method
+        self._terms = terms
+        self._call: Any = None
+        self._is_over = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything was sent."""
+        return self._call is not None
+
+    async def ask(self, messages: Sequence[bytes], *, num_tokens: int = 0) -> list[bytes]:
+        """Send all the messages, which tell so many tokens, then wait for all of their answers.
+
+        Raises the error that the replica ended the stream with, `Unavailable` when it can't be
+        reached, and `DeadlineExceeded` naming it when it does not answer in time.
+        """
+        if self._is_over:
+            raise Unavailable(f"{self._peer.name} has ended the stream")
+        return await self._within(self._terms.limit_s(num_tokens), self._ask(messages))
+
+    async def finish(self, message: bytes) -> None:
+        """Send the last message and wait for its answer and for the stream's end."""
+        await self.ask([message])
+        self._is_over = True
+        await self._within(self._terms.limit_s(0), self._end())
+
+    def cancel(self) -> None:
+        """End the stream now; the other side frees what it holds. Again is fine."""
+        self._is_over = True
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _within(self, limit_s: float, work: Awaitable[R]) -> R:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError:
+            self.cancel()
+            raise DeadlineExceeded(
+                f"{self._peer.name} did not answer within {limit_s:g} s"
+            ) from None
+        except grpc.aio.AioRpcError as error:
+            self._is_over = True
+            raise _named(error, self._peer.name) from None
+        except BaseException:
+            self.cancel()
+            raise
+
+    async def _ask(self, messages: Sequence[bytes]) -> list[bytes]:
+        if self._call is None:
+            self._call = self._opened()
+        for message in messages:
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:
+                break  # the stream has ended, and reading says why
+        return [await self._read() for _ in messages]
+
+    async def _read(self) -> bytes:
+        answer = await self._call.read()
+        if answer is grpc.aio.EOF:
+            self._is_over = True
+            raise Unavailable(f"{self._peer.name} has ended the stream")
+        return bytes(answer)
+
+    async def _end(self) -> None:
+        await self._call.done_writing()
+        await self._call.read()
+
+    def _opened(self) -> Any:
+        remaining = self._terms.remaining()
+        timeout = None if remaining is None else max(remaining, 0.0)
+        open_stream: Any = self._peer.channel.stream_stream(self._method)
+        return open_stream(timeout=timeout)
+
+
+def parsed(kind: type[M], data: bytes, source: str) -> M:
+    """The message; `InternalError` naming `source` where the bytes are none."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise InternalError(f"{source} answered with bytes that are no {kind.__name__}") from None
+
+
+def _named(error: grpc.aio.AioRpcError, name: str) -> SlipstreamError:
+    """The error the status stands for; who can't be reached is named."""
+    found = error_from(error)
+    if isinstance(found, Unavailable) and name not in str(found):
+        return Unavailable(f"{name} can't be reached: {found}")
+    return found

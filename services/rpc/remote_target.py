@@ -1,0 +1,108 @@
+"""A target elsewhere, behind the same port as one in this process. For one request of a session.
+
+Knows the wire; not how the replica was chosen.
+"""
+
+from dataclasses import replace
+
+from slipstream.core.errors import InternalError, InvalidRequest
+from slipstream.core.types import Delta, Proposal, ReplyTiming, Session, Verdict
+from slipstream.rpc.convert import (
+    delta_to_pb,
+    proposal_to_pb,
+    session_to_pb,
+    timing_from_pb,
+    verdict_from_pb,
+)
+from slipstream.rpc.exchange import Exchange, Peer, Terms, parsed
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+
+VERIFY = "/slipstream.rpc.v1.TargetService/Verify"
+
+
+class RemoteTarget:
+    """`core.ports.Target` over one stream, which the first call opens.
+
+    Everything the stream holds at the other end is freed when it is released, or parked.
+    """
+
+    def __init__(self, peer: Peer, expected: common_pb2.ModelIdentity, terms: Terms) -> None:
+        """`expected` is the replica as it described itself; another one refuses."""
+        self._peer = peer
+        self._expected = expected
+        self._terms = terms
+        self._exchange = Exchange(peer, VERIFY, terms)
+        self._session_id = ""
+        self._credential = ""
+
+    async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
+        """See `core.ports.Target.verify`; `timing` says where the time went."""
+        clock = self._terms.clock
+        began = clock()
+        verify = target_pb2.VerifyProposal(
+            delta=delta_to_pb(delta), proposal=proposal_to_pb(proposal)
+        )
+        message = target_pb2.VerifyRequest(verify=verify).SerializeToString()
+        packed_s = clock() - began
+        answer = await self._ask(session, [message], num_tokens=len(delta.tokens))
+        began = clock()
+        verdict, timing = self._verdict(answer)
+        serialisation_s = packed_s + clock() - began
+        return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
+
+    async def open(self, session: Session) -> None:
+        """Take the session over and verify nothing, so that releasing it frees what was parked."""
+        await self._ask(session, [], num_tokens=0)
+
+    async def release(self, session_id: str) -> None:
+        """End the stream, which frees the session. Again, or before the first call, is fine."""
+        self._exchange.cancel()
+
+    async def park(self, ttl_s: float) -> None:
+        """End the stream, but have the session kept for its next turn."""
+        if not self._exchange.is_open:
+            return
+        park = draft_pb2.Park(ttl_ms=round(ttl_s * 1000))
+        message = target_pb2.VerifyRequest(park=park).SerializeToString()
+        await self._exchange.finish(message)
+
+    def feed(self, address: str) -> draft_pb2.KvFeed | None:
+        """Where a draft reads the session's keys and values; None before the first verdict."""
+        if not self._credential:
+            return None
+        return draft_pb2.KvFeed(
+            address=address,
+            session_id=self._session_id,
+            incarnation=self._expected.incarnation,
+            credential=self._credential,
+        )
+
+    async def _ask(self, session: Session, messages: list[bytes], *, num_tokens: int) -> bytes:
+        """The answer to the last message; the first call opens the session before."""
+        if self._exchange.is_open:
+            return (await self._exchange.ask(messages, num_tokens=num_tokens))[-1]
+        self._session_id = session.session_id
+        opening = self._opening(session).SerializeToString()
+        answers = await self._exchange.ask([opening, *messages], num_tokens=num_tokens)
+        self._credential = self._part(answers[0], "opened").opened.kv_credential
+        return answers[-1]
+
+    def _opening(self, session: Session) -> target_pb2.VerifyRequest:
+        params = session_to_pb(session, fence=self._terms.fence)
+        return target_pb2.VerifyRequest(
+            open=target_pb2.OpenTarget(session=params, expected=self._expected)
+        )
+
+    def _verdict(self, answer: bytes) -> tuple[Verdict, common_pb2.ReplyTiming]:
+        message = self._part(answer, "verdict").verdict
+        try:
+            return verdict_from_pb(message, ReplyTiming()), message.timing
+        except InvalidRequest as error:
+            raise InternalError(f"{self._peer.name} gave a broken verdict: {error}") from None
+
+    def _part(self, answer: bytes, part: str) -> target_pb2.VerifyResponse:
+        message = parsed(target_pb2.VerifyResponse, answer, self._peer.name)
+        got = message.WhichOneof("message")
+        if got != part:
+            raise InternalError(f"{self._peer.name} answered {got}, but {part} was due")
+        return message
