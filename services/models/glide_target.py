@@ -3,8 +3,6 @@
 Knows nothing of drafting or training; the target is any plain transformers causal LM.
 """
 
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +82,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = part.chunk(2, dim=-1)
     turned = part * cos + torch.cat((-high, low), dim=-1) * sin
     return turned if rest is None else torch.cat((turned, rest), dim=-1)
-
-
-def vocab_hash(vocab: Mapping[str, int]) -> str:
-    """SHA-256 over the (id, token) pairs in id order: equal for tokenizers that number alike."""
-    digest = hashlib.sha256()
-    for token, index in sorted(vocab.items(), key=lambda item: (item[1], item[0])):
-        digest.update(f"{index}\t{token}\n".encode())
-    return digest.hexdigest()

@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.glide_target import vocab_hash
 from slipstream.models.quiet import quiet_transformers
 from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.folder import gguf_in
@@ -25,6 +24,7 @@ from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
 from slipstream.models.store.hub import brief
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
+from slipstream.text.vocab import vocab_hash
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -13,8 +13,8 @@ from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify import choose
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.glide_target import vocab_hash
 from slipstream.models.glide_weights import save_glide
+from slipstream.text.vocab import vocab_hash
 from tiny import causal, tokens
 from tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
 

@@ -1,0 +1,76 @@
+"""From what a caller says to token ids: text, messages or ids, a first turn or a later one.
+
+A later turn is encoded alone and appended; what was said before is never tokenised again.
+Knows nothing of engines and sessions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.prompt import Message, Prompt, are_ids, checked_prompt
+from slipstream.text.tokenizer import TextTokenizer
+
+# Stands for the reply that the session already holds. No template trims or rewrites it.
+_REPLY = "SLIPSTREAMREPLY"
+
+
+def encode_prompt(
+    tokenizer: TextTokenizer, prompt: Prompt, *, raw: bool = False
+) -> tuple[int, ...]:
+    """Token ids of a conversation's first turn, up to where the model is to go on.
+
+    Text is one user message, put through the model's chat template unless `raw`. Ids are taken
+    as they are. Raises `InvalidRequest` for an empty or ill-formed prompt.
+    """
+    content: Any = checked_prompt(prompt, raw=raw)
+    if not isinstance(content, str) and are_ids(content):
+        return _known(tokenizer, content)
+    if raw:
+        return _not_empty(tokenizer.encode(content, add_special_tokens=True))
+    text = tokenizer.render(_messages(content))
+    return _not_empty(tokenizer.encode(text, add_special_tokens=False))
+
+
+def encode_turn(
+    tokenizer: TextTokenizer, prompt: Prompt, *, last_token: int, raw: bool = False
+) -> tuple[int, ...]:
+    """Token ids to append for a later turn, behind a reply that ended with `last_token`.
+
+    Closes the reply as the chat template does, unless the model has done so itself.
+    """
+    content: Any = checked_prompt(prompt, raw=raw)
+    if not isinstance(content, str) and are_ids(content):
+        return _known(tokenizer, content)
+    if raw:
+        return _not_empty(tokenizer.encode(content, add_special_tokens=False))
+    before = ({"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY})
+    parts = tokenizer.render([*before, *_messages(content)]).split(_REPLY)
+    if len(parts) != 2:
+        raise InvalidRequest("the chat template of this model can't continue a conversation")
+    ids = tokenizer.encode(parts[1], add_special_tokens=False)
+    return _not_empty(ids[1:] if ids and ids[0] == last_token else ids)
+
+
+def _known(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    num_tokens = len(tokenizer)
+    for token in ids:
+        if token >= num_tokens:
+            raise InvalidRequest(f"the prompt has token id {token}, not 0 to {num_tokens - 1}")
+    return tuple(ids)
+
+
+def _messages(content: str | Sequence[Message]) -> Sequence[Message]:
+    if isinstance(content, str):
+        if not content.strip():
+            raise InvalidRequest("the prompt is empty")
+        return ({"role": "user", "content": content},)
+    if content[-1]["role"] == "assistant":
+        raise InvalidRequest("the last message is the assistant's, so there is nothing to answer")
+    return content
+
+
+def _not_empty(ids: Sequence[int]) -> tuple[int, ...]:
+    if not ids:
+        raise InvalidRequest("the prompt is empty")
+    return tuple(ids)

@@ -1,0 +1,210 @@
+"""From messages to one text, by the chat template of a model, as transformers renders it.
+
+Templates are programs of strangers: they run in a sandbox, without escape to Python, and what
+they are and what they write is bounded in size. The time that they take is not.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.prompt import Message
+
+MAX_TEMPLATE_BYTES = 256 << 10
+"""The longest template, special tokens included; those in use have up to 30 KiB."""
+MAX_RENDERED_CHARS = 16 << 20
+_MAX_REASON_CHARS = 200
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+Now = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A template in Jinja, and what it may name: special tokens and the time of day.
+
+    An empty source is a model without a template. Raises `InvalidRequest` for what is too large
+    or takes the names of others. A source with mistakes is refused when it is asked to render,
+    for the model can still go on from raw text.
+    """
+
+    source: str
+    special_tokens: Mapping[str, str]
+    now: Now
+
+    def __post_init__(self) -> None:
+        _check_size(self.source, self.special_tokens)
+        for name in self.special_tokens:
+            if not name.isidentifier() or name in _RESERVED:
+                raise InvalidRequest(f"no special token of a chat template can be named {name!r}")
+
+    def compiled(self) -> "CompiledTemplate":
+        """The template ready to render. Raises `InvalidRequest` when there is none, or none whole.
+
+        Safe to share between threads.
+        """
+        if not self.source:
+            raise InvalidRequest("the model has no chat template, so the prompt must be raw")
+        try:
+            program = _environment(self.now).from_string(self.source)
+        except TemplateSyntaxError as error:
+            raise InvalidRequest(
+                f"the chat template is broken in line {error.lineno} ({_brief(error)})"
+            ) from None
+        except Exception as error:  # deep nesting, literals that are none
+            raise InvalidRequest(f"the chat template is broken ({_brief(error)})") from None
+        return CompiledTemplate(program, dict(self.special_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """A template that has been understood."""
+
+    program: Template
+    special_tokens: Mapping[str, str]
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The conversation as text, up to where the model is to answer.
+
+        Raises `InvalidRequest` when the template refuses the messages, or fails over them.
+        """
+        if not messages:
+            raise InvalidRequest("there are no messages for the chat template")
+        try:
+            return self._text([dict(message) for message in messages])
+        except InvalidRequest:
+            raise
+        except Exception as error:  # a stranger's program fails as it likes
+            raise InvalidRequest(
+                f"the chat template refuses these messages ({_brief(error)})"
+            ) from None
+
+    def _text(self, messages: list[dict[str, str]]) -> str:
+        parts = []
+        num_chars = 0
+        pieces = self.program.generate(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self.special_tokens,
+        )
+        for piece in pieces:
+            num_chars += len(piece)
+            if num_chars > MAX_RENDERED_CHARS:
+                raise InvalidRequest(
+                    f"the chat template makes more than {MAX_RENDERED_CHARS} characters of these"
+                    " messages"
+                )
+            parts.append(piece)
+        return "".join(parts)
+
+
+def _environment(now: Now) -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up."""
+
+    def strftime_now(format: str) -> str:
+        return now().strftime(format)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks the assistant's words for training: rendered as they are."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        block = nodes.CallBlock(self.call_method("_body"), [], [], body)
+        return block.set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict` without the attributes of a class, which lead out of the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As `dict.fromkeys`."""
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace` without names of Python's own, which lead out of the sandbox."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # `self` is a name that templates may store, hence no parameter is called so.
+        names = dict(*args[1:], **kwargs)
+        for name in names:
+            _check_stored(name)
+        Namespace.__init__(args[0], names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_stored(name)
+        super().__setitem__(name, value)
+
+
+def _check_stored(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace can't store {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on: `<` and quotes stay, where Jinja would escape for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _check_size(source: str, special_tokens: Mapping[str, str]) -> None:
+    texts = [source, *special_tokens, *special_tokens.values()]
+    size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    if size > MAX_TEMPLATE_BYTES:
+        raise InvalidRequest(
+            f"the chat template and its special tokens have {size} bytes, but at most"
+            f" {MAX_TEMPLATE_BYTES} fit"
+        )
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:_MAX_REASON_CHARS] if lines else type(error).__name__

@@ -1,0 +1,122 @@
+"""Text to token ids and back, as transformers does it, in a process that never loads it.
+
+Knows a tokenizer by its parts, which fit on the wire; nothing of files, models and sessions.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from slipstream.core.errors import InvalidRequest, WeightsError
+from slipstream.core.prompt import Message, check_unicode
+from slipstream.text.template import ChatTemplate, CompiledTemplate, Now
+from slipstream.text.vocab import vocab_hash
+
+
+class TokenizerParts(NamedTuple):
+    """All that a `TextTokenizer` is made of."""
+
+    json: bytes
+    """In the format of the `tokenizers` library."""
+    chat_template: str
+    """In Jinja; empty for none."""
+    special_tokens: Mapping[str, str]
+    """What templates may name, such as bos_token."""
+
+
+class TextTokenizer:
+    """A tokenizer and the chat template of a model.
+
+    Nothing of it changes after it is made, so any number of threads may use it at once.
+    """
+
+    def __init__(self, parts: TokenizerParts, backend: Tokenizer, template: ChatTemplate) -> None:
+        """See `from_parts`; `backend` must be this instance's own, and without truncation."""
+        self._parts = parts
+        self._backend = backend
+        self._template = template
+
+    @classmethod
+    def from_parts(
+        cls,
+        json: bytes,
+        chat_template: str,
+        special_tokens: Mapping[str, str],
+        *,
+        now: Now = datetime.now,
+    ) -> "TextTokenizer":
+        """From what `parts` gave, here or elsewhere; `now` is the clock that templates may ask.
+
+        Raises `WeightsError` for JSON that is no tokenizer, `InvalidRequest` for a template or
+        special tokens out of bounds.
+        """
+        special_tokens = MappingProxyType(dict(special_tokens))
+        template = ChatTemplate(chat_template, special_tokens, now)
+        return cls(TokenizerParts(json, chat_template, special_tokens), _backend(json), template)
+
+    def parts(self) -> TokenizerParts:
+        """What `from_parts` makes the same tokenizer of."""
+        return self._parts
+
+    @property
+    def chat_template(self) -> str:
+        """In Jinja; empty for none."""
+        return self._parts.chat_template
+
+    def __len__(self) -> int:
+        """Number of tokens, those included that were added to the model's vocabulary."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def vocab_hash(self) -> str:
+        """SHA-256 of the numbering of tokens: equal where ids mean the same."""
+        return vocab_hash(self._backend.get_vocab(with_added_tokens=True))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, whole; special tokens that are written in it become such.
+
+        `add_special_tokens` puts the model's own around it, such as one that begins every text.
+        Raises `InvalidRequest` for text that is not Unicode, or that has no tokens.
+        """
+        check_unicode(text, "the text")
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # the library raises nothing more precise
+            raise InvalidRequest(f"the text can't be turned into tokens ({error})") from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens, otherwise as the tokens have it.
+
+        Ids that are no token's are passed over. Incomplete UTF-8 becomes U+FFFD.
+        """
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """A conversation as the chat template writes it, up to where the model is to answer.
+
+        Raises `InvalidRequest` without a template, or when it refuses these messages.
+        """
+        return self._compiled.render(messages)
+
+    @cached_property
+    def _compiled(self) -> CompiledTemplate:
+        return self._template.compiled()
+
+
+def _backend(json: bytes) -> Tokenizer:
+    try:
+        backend = Tokenizer.from_buffer(json)
+    except Exception as error:  # the library raises nothing more precise
+        raise WeightsError(
+            f"a tokenizer of {len(json)} bytes can't be read ({str(error).rstrip('.')})"
+        ) from None
+    if not backend.get_vocab_size(with_added_tokens=True):
+        raise WeightsError("the tokenizer has no tokens")
+    # Texts are never cut or filled up here, whatever the file says.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
