@@ -1,0 +1,142 @@
+"""`slipstream up`: target, draft and router on this machine, until told to stop."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from slipstream.cli.flags import with_flags
+from slipstream.cli.progress import bars
+
+if TYPE_CHECKING:
+    from slipstream.local.stack import Stack, StackPlan
+
+T = TypeVar("T")
+_NO_PROCESS = ("ngram", "none")
+"""Drafts that need no service of their own: the router drafts n-grams itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackFlags:
+    """What the services load, and how. What is not given is as each service has it by itself."""
+
+    model: Annotated[
+        str, typer.Option(help="Target: an alias, a path or OWNER/NAME of the hub.")
+    ] = "smollm2-135m"
+    draft: Annotated[
+        str,
+        typer.Option(help="glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."),
+    ] = "glide"
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None
+    numerics: Annotated[str | None, typer.Option(help="invariant or fast.")] = None
+    threads: Annotated[int | None, typer.Option(help="CPU threads of target and draft, each.")] = (
+        None
+    )
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with tables target, draft and router.")
+    ] = None
+    grace_s: Annotated[
+        float, typer.Option(help="Seconds that running requests get when all is to stop.")
+    ] = 30.0
+
+    def plan(self, *, port: int) -> "StackPlan":
+        """The flags of each service."""
+        from slipstream.local.stack import StackPlan
+
+        file = _given("config", self.config)
+        engine = [*file, *_given("dtype", self.dtype), *_given("device", self.device)]
+        engine += _given("threads", self.threads)
+        target = (*engine, "--model", self.model, *_given("numerics", self.numerics))
+        draft = (*engine, "--draft", self.draft, "--target-model", self.model)
+        has_draft = self.draft not in _NO_PROCESS
+        return StackPlan(target, draft if has_draft else None, tuple(file), port, self.grace_s)
+
+    def fetch(self) -> None:
+        """Get the models that are not here yet, showing what is waited for."""
+        from slipstream.models.store.resolve import resolve
+
+        with bars() as progress:
+            resolve(self.model, progress=progress)
+            if self.draft.startswith("vanilla:"):
+                resolve(self.draft.removeprefix("vanilla:"), progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class PortFlags:
+    """Where requests are taken."""
+
+    port: Annotated[int, typer.Option(help="Of the router; 0 takes any that is free.")] = 50051
+
+
+@with_flags
+def up(models: StackFlags, place: PortFlags) -> None:
+    """Run target, draft and router on this machine.
+
+    Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
+    error. Ctrl-C or SIGTERM lets running requests finish; a second one does not.
+    """
+    plan = models.plan(port=place.port)
+    models.fetch()
+    asyncio.run(_run(plan))
+
+
+async def _run(plan: "StackPlan") -> None:
+    from slipstream.local.stack import Stack
+
+    stack = Stack(plan, say=_say)
+    signals = _Signals()
+    try:
+        address = await signals.unless_asked(stack.start())
+        if address is not None:
+            typer.echo(f"ready {address}")
+            await signals.unless_asked(stack.watch())
+    finally:
+        await _stop(stack, signals)
+
+
+async def _stop(stack: "Stack", signals: "_Signals") -> None:
+    """Stop in order; whoever asks again while that goes on wants it now."""
+    signals.asked.clear()
+    if await signals.unless_asked(_done(stack.stop())) is None:
+        await stack.stop(hurry=True)
+
+
+async def _done(work: Coroutine[Any, Any, None]) -> bool:
+    await work
+    return True
+
+
+class _Signals:
+    """SIGTERM and SIGINT as something that can be waited for. For one event loop."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.asked.set)
+
+    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of the work; None when a signal comes first, which ends the work."""
+        task, asked = asyncio.create_task(work), asyncio.create_task(self.asked.wait())
+        await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+
+
+def _say(name: str, line: str) -> None:
+    sys.stderr.write(f"{name:<7}| {line}\n")
+    sys.stderr.flush()
+
+
+def _given(name: str, value: object) -> list[str]:
+    return [] if value is None else [f"--{name}", str(value)]

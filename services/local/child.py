@@ -1,0 +1,125 @@
+"""One service as a child process: started, told of when it is ready, listened to, stopped.
+
+Knows `python -m MODULE`, the line `ready HOST:PORT` and signals; not what the service does.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest, ServiceError
+
+Say = Callable[[str, str], None]
+"""Told the name of a child and a line that it wrote."""
+
+READY = "ready "
+_LEASH = Path(__file__).with_name("leash.py")
+_PIECE = 1 << 16
+_BAD_INPUT = 2
+
+
+class Child:
+    """A running service. Made by `start_child`; does not outlive the thread that did so."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, say: Say) -> None:
+        self.name = name
+        self._process = process
+        self._say = say
+        self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._last_line = ""
+        self._running = asyncio.create_task(self._run())
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    async def ready(self) -> str:
+        """The address it serves on, once it does.
+
+        When it ends before, raises `InvalidRequest` if it was told what it can't use, otherwise
+        `ServiceError`, with its last words.
+        """
+        either: set[asyncio.Future[Any]] = {self._address, self._running}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._address.done():
+            return self._address.result()
+        reason = self._last_line.removeprefix("error: ") or self.exit_text()
+        is_input = self._process.returncode == _BAD_INPUT
+        kind = InvalidRequest if is_input else ServiceError
+        raise kind(f"the {self.name} did not start: {reason}")
+
+    async def ended(self) -> None:
+        """Wait until the process has ended and all that it wrote has been told."""
+        await asyncio.shield(self._running)
+
+    def exit_text(self) -> str:
+        """How it ended, in words."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask it to end, and kill it when it has not after the grace. Again is fine."""
+        self._signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.ended()
+        except TimeoutError:
+            self._say(self.name, f"has not ended within {grace_s:g} s and is killed")
+        finally:  # whoever lost patience with us has with the child, too
+            self._signal(signal.SIGKILL)
+        await self.ended()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def _run(self) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen(self._process.stdout))
+            group.create_task(self._listen(self._process.stderr))
+            group.create_task(self._process.wait())
+
+    async def _listen(self, stream: asyncio.StreamReader) -> None:
+        async for line in lines(stream):
+            if line.startswith(READY) and not self._address.done():
+                self._address.set_result(line.removeprefix(READY))
+            elif line:
+                self._last_line = line
+                self._say(self.name, line)
+
+
+async def start_child(name: str, module: str, flags: Sequence[str], *, say: Say) -> Child:
+    """Start `python -m module flags` in a process group of its own, so that Ctrl-C is ours."""
+    command = [sys.executable, "-m", module, *flags]
+    leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
+    process = await asyncio.create_subprocess_exec(
+        *leash,
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        process_group=0,
+    )
+    return Child(name, process, say)
+
+
+async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines of text as they come; one that is very long comes in pieces."""
+    rest = b""
+    while piece := await stream.read(_PIECE):
+        *whole, rest = (rest + piece).split(b"\n")
+        if len(rest) > _PIECE:
+            whole, rest = [*whole, rest], b""
+        for line in whole:
+            yield line.decode(errors="replace").rstrip("\r")
+    if rest:
+        yield rest.decode(errors="replace")

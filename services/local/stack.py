@@ -1,0 +1,152 @@
+"""Target, draft and router as processes on this machine, and what the end of one means to the rest.
+
+Without a target or a router nothing goes on; a draft that is lost is started again, and meanwhile
+the router does without. Knows the flags that connect the three; not what they load or say.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slipstream.core.errors import InvalidRequest, ServiceError
+from slipstream.local.child import Child, Say, start_child
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+ANY_PORT = "127.0.0.1:0"
+_PATIENCE_S = 5.0
+"""How much longer than its own grace a service gets before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """Flags of each service but for the addresses of the others. `draft` None starts none."""
+
+    target: tuple[str, ...] = ()
+    draft: tuple[str, ...] | None = ()
+    router: tuple[str, ...] = ()
+    port: int = 0
+    """The router's; 0 takes any that is free."""
+    grace_s: float = 30.0
+    """What requests in flight get when the services are to stop."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise InvalidRequest(f"port is {self.port}, but must be 0 to 65535")
+        if not 0 <= self.grace_s <= 3600:
+            raise InvalidRequest(f"grace_s is {self.grace_s:g}, but must be 0 to 3600")
+
+
+class Detour(Protocol):
+    """Something between a draft and the target whose keys and values it reads."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        ...
+
+    def lead_to(self, address: str) -> None:
+        """Where what it is told goes from now on."""
+        ...
+
+
+class Stack:
+    """The three services. `start`, then `watch`; `stop` in any case. For one event loop."""
+
+    def __init__(self, plan: StackPlan, *, say: Say, detour: Detour | None = None) -> None:
+        self._plan = plan
+        self._say = say
+        self._detour = detour
+        self._children: dict[str, Child] = {}
+        self._launching: asyncio.Task[Child] | None = None
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The processes, by role."""
+        return {role: child.pid for role, child in self._children.items()}
+
+    async def start(self) -> str:
+        """Start all; the router's address once requests can be sent there.
+
+        Raises what `Child.ready` does.
+        """
+        engines = await self._start_engines()
+        flags = [part for role, address in engines.items() for part in (f"--{role}s", address)]
+        at = f"127.0.0.1:{self._plan.port}"
+        router = await self._launch("router", at, (*flags, *self._plan.router))
+        return await router.ready()
+
+    async def watch(self) -> None:
+        """Start the draft anew whenever it ends. Raises `ServiceError` once another one has."""
+        tasks = [
+            asyncio.create_task(self._need("target")),
+            asyncio.create_task(self._need("router")),
+            asyncio.create_task(self._keep_draft()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self, *, hurry: bool = False) -> None:
+        """End the router, then the engines; each has the grace, unless in a hurry."""
+        if self._launching is not None:
+            await asyncio.wait({self._launching})
+        grace_s = 0.0 if hurry else self._plan.grace_s + _PATIENCE_S
+        for roles in (("router",), ("draft", "target")):
+            children = [self._children[role] for role in roles if role in self._children]
+            await asyncio.gather(*(child.stop(grace_s) for child in children))
+
+    async def _start_engines(self) -> dict[str, str]:
+        detour = self._detour
+        via = [] if detour is None else ["--advertised-address", detour.address]
+        children = [await self._launch("target", ANY_PORT, (*self._plan.target, *via))]
+        if self._plan.draft is not None:
+            children.append(await self._launch("draft", ANY_PORT, self._plan.draft))
+        addresses = {child.name: await child.ready() for child in children}
+        if detour is not None:
+            detour.lead_to(addresses["target"])
+        return addresses
+
+    async def _need(self, role: str) -> None:
+        child = self._children[role]
+        await child.ended()
+        raise ServiceError(f"the {role} {child.exit_text()}, so everything stops")
+
+    async def _keep_draft(self) -> None:
+        if self._plan.draft is None:
+            return
+        address = await self._children["draft"].ready()  # where the router will look for it
+        pause_s = FIRST_PAUSE_S
+        while True:
+            await self._children["draft"].ended()
+            said = self._children["draft"].exit_text()
+            self._say("draft", f"{said}; it is started again in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
+            draft = await self._launch("draft", address, self._plan.draft)
+            pause_s = FIRST_PAUSE_S if await _is_up(draft) else min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _launch(self, role: str, address: str, flags: Sequence[str]) -> Child:
+        """Start a service. Not to be interrupted: whoever stops us must know of the process."""
+        launching = asyncio.create_task(self._launched(role, address, flags))
+        self._launching = launching
+        return await asyncio.shield(launching)
+
+    async def _launched(self, role: str, address: str, flags: Sequence[str]) -> Child:
+        common = ["--address", address, "--grace-s", f"{self._plan.grace_s:g}"]
+        child = await start_child(role, f"slipstream.{role}", [*common, *flags], say=self._say)
+        self._children[role] = child
+        return child
+
+
+async def _is_up(child: Child) -> bool:
+    try:
+        await child.ready()
+    except (InvalidRequest, ServiceError):
+        return False
+    return True
