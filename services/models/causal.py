@@ -63,7 +63,7 @@ class CausalModel:
         self.numerics = numerics
         self.device = model.device
         self.dtype = model.dtype
-        self.context_length = _context_length(self.config)
+        self.context_length = context_length(self.config)
         self.embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
@@ -163,7 +163,11 @@ def _sample_hidden(model: PreTrainedModel) -> Tensor:
     return hidden
 
 
-def _context_length(config: Any) -> int:
+def context_length(config: Any) -> int:
+    """Positions a model can be served for, by its text configuration.
+
+    Raises `ModelError` for attention that this cache can't serve.
+    """
     limit = int(config.max_position_embeddings)
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     window = getattr(config, "sliding_window", None)

@@ -55,17 +55,17 @@ def load_target_parts(
     Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
     shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
     """
-    torch_dtype, torch_device = _dtype(dtype), _device(device)
+    torch_dtype, torch_device = parse_dtype(dtype), parse_device(device)
     path = resolve(name, progress=progress)
-    folder, gguf = _sources(path)
+    folder, gguf = find_sources(path)
     with quiet_transformers(reads_gguf=gguf is not None):
         model = _load_model(folder, gguf, torch_dtype).to(torch_device)
-        tokenizer = _load_tokenizer(folder, gguf)
-    _require_same_vocabulary(path, model, tokenizer)
+        tokenizer = load_tokenizer(folder, gguf)
+    require_same_vocabulary(path, tokenizer, model.config.vocab_size)
     return LoadedModel(
         model=model.eval().requires_grad_(False),
         tokenizer=tokenizer,
-        model_id=_model_id(name),
+        model_id=short_name(name),
         tokenizer_hash=vocab_hash(tokenizer.get_vocab()),
         path=path,
     )
@@ -81,7 +81,7 @@ def require_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
         )
 
 
-def _model_id(name: str) -> str:
+def short_name(name: str) -> str:
     """The short name of a known model; else a hub id as it is, and of a path its last part."""
     for known in CATALOG.values():
         if name in {known.alias, known.hub_id}:
@@ -90,13 +90,15 @@ def _model_id(name: str) -> str:
     return path.resolve().name if path.exists() else name
 
 
-def _dtype(name: str) -> torch.dtype:
+def parse_dtype(name: str) -> torch.dtype:
+    """Raises `InvalidRequest` for one that models are not loaded in."""
     if name not in DTYPES:
         raise InvalidRequest(f"the dtype is {name!r}, but must be one of {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
-def _device(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
+    """Raises `InvalidRequest` for one that is not here."""
     if not _DEVICE.fullmatch(name):
         raise InvalidRequest(f"the device is {name!r}, but must be cpu, cuda or cuda:N")
     device = torch.device(name)
@@ -107,7 +109,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _sources(path: Path) -> tuple[Path, Path | None]:
+def find_sources(path: Path) -> tuple[Path, Path | None]:
     """The directory to load from, and the GGUF file in it when that is what holds the weights."""
     gguf = path if path.is_file() else gguf_in(path)
     return (gguf.parent, gguf) if gguf else (path, None)
@@ -117,7 +119,7 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype) -> Any:
     path = gguf or folder
     options = gguf_options(gguf) if gguf else {"use_safetensors": True}
     if gguf is None:
-        _require_causal(folder)
+        require_causal(folder)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
@@ -130,7 +132,8 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype) -> Any:
     return model
 
 
-def _require_causal(folder: Path) -> None:
+def require_causal(folder: Path) -> Any:
+    """The configuration in a directory, `ModelMismatch` unless it is of a decoder-only model."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
@@ -140,9 +143,11 @@ def _require_causal(folder: Path) -> None:
             f"{folder.name} is a model of type {config.model_type}, "
             "but a decoder-only causal language model is needed"
         )
+    return config
 
 
-def _load_tokenizer(folder: Path, gguf: Path | None) -> Any:
+def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
+    """The tokenizer of a model, of transformers' kind. Raises `WeightsError`."""
     try:
         if gguf:
             return read_gguf_tokenizer(gguf)
@@ -151,10 +156,11 @@ def _load_tokenizer(folder: Path, gguf: Path | None) -> Any:
         raise WeightsError(f"the tokenizer in {folder} can't be read ({brief(error)})") from error
 
 
-def _require_same_vocabulary(path: Path, model: Any, tokenizer: Any) -> None:
+def require_same_vocabulary(path: Path, tokenizer: Any, vocab_size: int) -> None:
+    """Raises `ModelMismatch` for a tokenizer with ids past the model's."""
     highest = max(tokenizer.get_vocab().values(), default=-1)
-    if highest < 0 or highest >= model.config.vocab_size:
+    if highest < 0 or highest >= vocab_size:
         raise ModelMismatch(
             f"the tokenizer in {path} goes up to id {highest}, "
-            f"but the model knows {model.config.vocab_size} tokens"
+            f"but the model knows {vocab_size} tokens"
         )

@@ -1,0 +1,158 @@
+"""The parts of a target that a GliDe draft shares, read without the layers in between.
+
+A draft process needs embeddings, head, rotary positions and the numbering of tokens: of a large
+target, a few per cent. Knows nothing of drafts; what it can't read piecewise is loaded whole.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.causal import context_length
+from slipstream.models.glide_target import TargetParts, target_parts
+from slipstream.models.loading import (
+    find_sources,
+    load_target_parts,
+    load_tokenizer,
+    parse_device,
+    parse_dtype,
+    require_causal,
+    require_same_vocabulary,
+    short_name,
+)
+from slipstream.models.quiet import quiet_transformers
+from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS
+from slipstream.models.store.hub import brief
+from slipstream.models.store.progress import Progress
+from slipstream.models.store.resolve import resolve
+from slipstream.text.vocab import vocab_hash
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedParts:
+    """A target's parts, and what identifies it."""
+
+    parts: TargetParts
+    model_id: str
+    tokenizer_hash: str
+    context_length: int
+
+
+def load_parts(
+    name: str, *, dtype: str = "bfloat16", device: str = "cpu", progress: Progress | None = None
+) -> LoadedParts:
+    """The parts of a target by alias, path or hub id: those of `target_parts`, bit for bit.
+
+    Raises what `load_target_parts` raises, and `ModelMismatch` for a target without rotary
+    positions.
+    """
+    parse_dtype(dtype)
+    parse_device(device)
+    folder, gguf = find_sources(resolve(name, progress=progress))
+    if gguf is None and (found := _read(folder, dtype, device)):
+        return found.named(name)
+    loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
+    parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
+    length = context_length(loaded.model.config.get_text_config())
+    return LoadedParts(parts, loaded.model_id, loaded.tokenizer_hash, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    parts: TargetParts
+    context_length: int
+
+    def named(self, name: str) -> LoadedParts:
+        tokenizer_hash = self.parts.tokenizer_hash
+        assert tokenizer_hash is not None
+        return LoadedParts(self.parts, short_name(name), tokenizer_hash, self.context_length)
+
+
+def _read(folder: Path, dtype: str, device: str) -> _Found | None:
+    """The parts by their names in the files; None where they are not plain tensors there."""
+    config = require_causal(folder)
+    if getattr(config, "quantization_config", None) is not None:
+        return None
+    with quiet_transformers(reads_gguf=False):
+        skeleton = _skeleton(config, parse_dtype(dtype))
+        tokenizer = load_tokenizer(folder, None)
+    tables = _tables(folder, skeleton, config, device)
+    rotary: Any = getattr(skeleton.get_decoder(), "rotary_emb", None)
+    if tables is None or not hasattr(rotary, "config"):
+        return None
+    text = config.get_text_config()
+    require_same_vocabulary(folder, tokenizer, text.vocab_size)
+    skeleton.get_decoder().rotary_emb = type(rotary)(config=text).to(device)
+    for module, table in zip(_ends(skeleton), tables, strict=True):
+        module.weight = table
+    # Every number but the table sizes comes from the configuration: that of all the layers.
+    skeleton.config = config
+    hashed = vocab_hash(tokenizer.get_vocab())
+    return _Found(target_parts(skeleton, tokenizer_hash=hashed), context_length(text))
+
+
+def _ends(model: Any) -> tuple[nn.Module, nn.Module]:
+    return model.get_input_embeddings(), model.get_output_embeddings()
+
+
+def _skeleton(config: Any, dtype: torch.dtype) -> Any:
+    """The model with one layer and no memory behind its weights."""
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    text.num_hidden_layers = 1
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(short, dtype=dtype)
+
+
+def _tables(
+    folder: Path, skeleton: Any, config: Any, device: str
+) -> tuple[nn.Parameter, nn.Parameter] | None:
+    """Embeddings and head; the same tensor where the model ties them."""
+    files = _files(folder)
+    modules = {id(module): name for name, module in skeleton.named_modules()}
+    names = [f"{modules[id(module)]}.weight" for module in _ends(skeleton)]
+    is_tied = bool(config.get_text_config().tie_word_embeddings)
+    there = [name for name in names if name in files]
+    if len(there) < 2 and not (there and is_tied):
+        return None
+    tables = [_tensor(files[name], name) for name in there]
+    if any(table.shape != module.weight.shape for table in tables for module in _ends(skeleton)):
+        return None
+    if is_tied and torch.equal(tables[0], tables[-1]):
+        del tables[1:]
+    like = skeleton.get_input_embeddings().weight
+    weights = [nn.Parameter(table.to(device, like.dtype), requires_grad=False) for table in tables]
+    return weights[0], weights[-1]
+
+
+def _files(folder: Path) -> Mapping[str, Path]:
+    """The file of each tensor. Raises `WeightsError` for a broken one."""
+    whole = folder / WEIGHTS
+    try:
+        if whole.is_file():
+            with safe_open(whole, framework="pt") as file:
+                return dict.fromkeys(file.keys(), whole)
+        index = json.loads((folder / SHARD_INDEX).read_text(encoding="utf-8"))
+        return {name: folder / file for name, file in index["weight_map"].items()}
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
+        raise WeightsError(f"the weights in {folder} can't be loaded ({brief(error)})") from error
+
+
+def _tensor(path: Path, name: str) -> Tensor:
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+    except (SafetensorError, OSError) as error:
+        raise WeightsError(f"{name} in {path} can't be read ({brief(error)})") from error
