@@ -1,7 +1,7 @@
 """From messages to one text, by the chat template of a model, as transformers renders it.
 
 Templates are programs of strangers: they run in a sandbox, without escape to Python, and what
-they are and what they write is bounded in size. The time that they take is not.
+they are and what they write is bounded in size. The time and memory that they take are not.
 """
 
 import json
