@@ -191,20 +191,30 @@ def test_the_public_surface_is_what_is_written_here():
     import slipstream.client
 
     assert sorted(slipstream.client.__all__) == [
+        "AsyncChunkStream",
+        "AsyncClient",
+        "AsyncClientSession",
         "Chunk",
+        "ChunkStream",
         "Client",
         "ClientSession",
         "FinishReason",
         "Mode",
+        "ModelInfo",
+        "Prompt",
+        "PromptInfo",
         "RequestOptions",
         "RequestStats",
         "Result",
         "SamplingParams",
+        "ServerInfo",
         "Shape",
         "SpeculationOptions",
+        "SpeculationStats",
         "StopPolicy",
         "Timings",
         "Verification",
+        "errors",
     ]
     assert all(hasattr(slipstream.client, name) for name in slipstream.client.__all__)
 

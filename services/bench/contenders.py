@@ -85,7 +85,7 @@ class Contenders:
         return _SessionTalk(self._client(method).session(), method.options, self._sampling)
 
     def _client(self, method: Method) -> Client:
-        return Client(Embedded(self.engine(method.numerics), self._drafter(method)))
+        return Client.of(Embedded(self.engine(method.numerics), self._drafter(method)))
 
     def _load_untouched(self) -> LoadedModel:
         if self._untouched is None:

@@ -18,9 +18,9 @@ from slipstream.bench.figures import (
 from slipstream.bench.margin import margin
 from slipstream.bench.methods import PLAIN, Method
 from slipstream.bench.questions import Question
-from slipstream.client.prompts import encode_prompt, encode_turn
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.types import SamplingParams
+from slipstream.text.prompts import encode_prompt, encode_turn
 
 Outputs = Mapping[str, Sequence[Output]]
 """By the name of the method."""
@@ -128,7 +128,7 @@ def _converse(
 
 
 def _turns(plan: SpeedPlan, contenders: Contenders, talk: Talk, question: Question) -> list[Output]:
-    tokenizer = contenders.engine("fast").tokenizer
+    tokenizer = contenders.engine("fast").text
     said: tuple[int, ...] = ()
     outputs = []
     for turn, text in enumerate(plan.turns(question)):
@@ -157,7 +157,7 @@ def _check_lengths(plan: SpeedPlan, contenders: Contenders) -> None:
     engine = contenders.engine("fast")
     limit = engine.model.context_length
     for question in plan.questions:
-        length = len(encode_prompt(engine.tokenizer, question.turns[0]))
+        length = len(encode_prompt(engine.text, question.turns[0]))
         if length + plan.max_new_tokens > limit:
             raise PromptTooLong(
                 f"question {question.question_id} has {length} tokens, which with"

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from slipstream.cli.engine import open_client
 from slipstream.cli.flags import with_flags
-from slipstream.cli.options import EngineFlags, LengthFlags, SamplingFlags, SpeculationFlags
+from slipstream.cli.options import LengthFlags, PlaceFlags, SamplingFlags, SpeculationFlags
 from slipstream.cli.report import stats_line
 from slipstream.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.client.prompts import Prompt
+    from slipstream.core.prompt import Prompt
     from slipstream.core.results import Chunk
 
 HELP = "/reset begins a new conversation, /quit ends."
@@ -40,11 +40,12 @@ class ChatFlags:
 def chat(
     conversation: ChatFlags,
     length: LengthFlags,
-    engine: EngineFlags,
+    place: PlaceFlags,
     sampling: SamplingFlags,
     speculation: SpeculationFlags,
 ) -> None:
     """Talk with the model; every turn reads only what is new."""
+    place.check()
     options = {
         "sampling": sampling.params(),
         "speculation": speculation.options(),
@@ -52,7 +53,7 @@ def chat(
         "stop": tuple(length.stop),
     }
     console = Console(file=sys.stderr, highlight=False)
-    with closing(open_client(engine)) as client:
+    with closing(open_client(place)) as client:
         console.print(HELP, style="dim")
         while _converse(client, conversation, options, console):
             console.print("A new conversation.", style="dim")

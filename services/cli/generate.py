@@ -3,14 +3,14 @@
 import json
 import sys
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream.cli.engine import open_client
+from slipstream.cli.engine import open_client, open_embedded
 from slipstream.cli.flags import with_flags
-from slipstream.cli.options import EngineFlags, LengthFlags, SamplingFlags, SpeculationFlags
+from slipstream.cli.options import LengthFlags, PlaceFlags, SamplingFlags, SpeculationFlags
 from slipstream.cli.report import Comparison, comparison_line, result_object, stats_line
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
@@ -18,7 +18,7 @@ from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.client.prompts import Prompt
+    from slipstream.core.prompt import Prompt
     from slipstream.core.results import Result
 
 _WARM_UP_TOKENS = 8
@@ -83,7 +83,7 @@ class Request:
 def generate(
     prompt: PromptFlags,
     length: LengthFlags,
-    engine: EngineFlags,
+    place: PlaceFlags,
     sampling: SamplingFlags,
     speculation: SpeculationFlags,
     output: OutputFlags,
@@ -91,6 +91,7 @@ def generate(
     """Generate text, drafted by one model and verified by another."""
     if output.quiet and output.as_json:
         raise UnsupportedCombination("--quiet prints the text alone, --json one object")
+    place.check()
     # Everything that can be refused is, before a model loads.
     request = Request(
         prompt=prompt.content(),
@@ -100,11 +101,11 @@ def generate(
         max_tokens=length.max_new_tokens,
         stop=tuple(length.stop),
     )
-    with closing(open_client(engine)) as client:
+    with closing(open_client(place)) as client:
         if output.compare:
             client.generate(request.prompt, **request.options(max_tokens=_WARM_UP_TOKENS))
         result = _stream(client, request, shows_text=not output.as_json)
-        comparison = _compare(client, request, engine) if output.compare else None
+        comparison = _compare(client, request, place) if output.compare else None
     _report(result, comparison, output)
 
 
@@ -121,13 +122,13 @@ def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result"
     return collected(iter(chunks))
 
 
-def _compare(client: "Client", request: Request, engine: EngineFlags) -> Comparison:
-    """Decode the request plainly: in its own numerics, and in the fastest."""
+def _compare(client: "Client", request: Request, place: PlaceFlags) -> Comparison:
+    """Decode the request plainly: in its own numerics and, where we choose them, in the fastest."""
     plainly = SpeculationOptions(mode=Mode.OFF)
     plain = client.generate(request.prompt, **request.options(speculation=plainly))
-    if engine.numerics == "fast":
+    if place.is_remote or place.engine.numerics == "fast":
         return Comparison(plain, plain)
-    with closing(open_client(replace(engine, numerics="fast", draft="none"))) as fast:
+    with closing(open_embedded(place.engine, numerics="fast", draft="none")) as fast:
         options = request.options(speculation=plainly)
         fast.generate(request.prompt, **options | {"max_tokens": _WARM_UP_TOKENS})
         return Comparison(plain, fast.generate(request.prompt, **options))

@@ -1,39 +1,58 @@
-"""The client: generate, stream, converse. Where the engines live is decided when it is made."""
+"""The client for threads: generate, stream, converse. Where engines live is decided at birth."""
 
-from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from slipstream.client.prompts import Prompt
-from slipstream.core.options import SpeculationOptions
-from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask
-from slipstream.core.results import Chunk, Result, collected
-from slipstream.core.types import SamplingParams
+from slipstream.client.conversation import Conversation, new_session_id
+from slipstream.client.stream import ChunkStream
+from slipstream.client.surface import Call, Defaults, RequestOptions, make_call, naming, only_model
+from slipstream.core.errors import SessionExists
+from slipstream.core.model_info import ModelInfo
+from slipstream.core.prompt import Prompt
+from slipstream.core.results import Result
+from slipstream.core.server_info import ServerInfo
 
 if TYPE_CHECKING:
-    from slipstream.client.embedded import Conversation, Embedded
+    from collections.abc import Callable
 
+    from slipstream.client.backend import Backend
+    from slipstream.rpc.security import ClientTls
 
-class RequestOptions(TypedDict, total=False):
-    """What a request may say beside its prompt; what is left out takes the default."""
+DEFAULT_TIMEOUT_S = 600.0
+"""Of requests to a router: no call waits for ever."""
 
-    sampling: SamplingParams
-    """The law to sample from; greedy by default."""
-    max_tokens: int
-    """Limit on new tokens, 256 by default."""
-    stop: Sequence[str]
-    """Strings that end the text, and are not part of it."""
-    speculation: SpeculationOptions
-    """How to speculate; by default as calibrated, while it pays."""
-    raw: bool
-    """Take a text prompt as it is, not as a user's message."""
+T = TypeVar("T")
 
 
 class Client:
-    """Generates text with a draft and a target. Use `Client.embedded(...)`."""
+    """Generates text with a draft and a target: `Client(address)`, or `Client.embedded(...)`.
 
-    def __init__(self, backend: "Embedded") -> None:
-        self._backend = backend
+    A client of a router may be shared by threads; an embedded one is for one thread at a time.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: "ClientTls | bool | None" = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        model: str | None = None,
+        retries: bool = True,
+    ) -> None:
+        """Of the router at `address`, HOST:PORT; nothing is sent before the first request.
+
+        `tls` says whom to trust, True the system's authorities. `token` is a bearer token; without
+        TLS it goes to this machine only, or anywhere with `tls=False`. `timeout_s` bounds every
+        request, `model` is the one asked by default, and `retries` tries again while the router
+        can't be reached. Raises `InvalidRequest`.
+        """
+        from slipstream.client.connection import connection
+        from slipstream.client.remote import Remote
+
+        self._defaults = Defaults(model or "", timeout_s)
+        self._backend: Backend = Remote(
+            connection(address, token=token, tls=tls, retries=retries), timeout_s
+        )
 
     @classmethod
     def embedded(
@@ -55,92 +74,110 @@ class Client:
         from slipstream.client.engine import EngineOptions
 
         options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
-        return cls(Embedded.load(target, draft, options))
+        return cls.of(Embedded.load(target, draft, options))
+
+    @classmethod
+    def of(cls, backend: "Backend") -> Self:
+        """A client of engines that are there already."""
+        client = cls.__new__(cls)
+        client._defaults = Defaults()
+        client._backend = backend
+        return client
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
-        with self.session() as session:
-            return session.generate(prompt, **options)
+        call = make_call(prompt, options, self._defaults)
+        with naming(call.request_id):
+            return self._backend.generate(call)
 
-    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
         """Chunks of text as they become final.
 
-        `prompt` is text (a user message; as it is when `raw`), messages, or token ids. Greedy
-        by default. Raises `InvalidRequest` before anything is generated.
+        `prompt` is text (a user message; as it is when `raw`), messages, or token ids. Greedy by
+        default. Raises `InvalidRequest` and what else keeps a request from starting before it
+        returns; a stream that is not read to its end is cancelled when it is closed or dropped.
         """
-        session = self.session()
-        try:
-            chunks = session.stream(prompt, **options)
-        except BaseException:
-            session.close()
-            raise
-        return _closing(session, chunks)
+        call = make_call(prompt, options, self._defaults)
+        with naming(call.request_id):
+            return self._backend.stream(call)
 
-    def session(self) -> "ClientSession":
-        """A conversation: each request goes on from the ones before, and their caches stay."""
-        return ClientSession(self._backend.conversation())
+    def session(self, session_id: str | None = None) -> "ClientSession":
+        """A conversation: each request goes on from the ones before, and their caches stay.
+
+        An id goes on with a session that was left open; by default a new one begins.
+        """
+        return ClientSession(self._backend, self._defaults, session_id)
+
+    def tokenize(
+        self, prompt: Prompt, *, raw: bool = False, model: str | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt, as a request with it would use them."""
+        return self._backend.tokenize(prompt, raw=raw, model=model or self._defaults.model)
+
+    def model_info(self, model: str | None = None) -> ModelInfo:
+        """What a model can be asked for, and its limits. Name it where there are several."""
+        return only_model(self._backend.models(model or self._defaults.model))
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """All models that can be asked, by name."""
+        return self._backend.models("")
+
+    def server_info(self) -> ServerInfo:
+        """The router and its replicas. Raises `InvalidRequest` on an embedded client."""
+        return self._backend.server_info()
 
     def close(self) -> None:
-        """Refuse requests from now on."""
+        """Refuse requests from now on, with `SessionClosed`; a router's calls are cancelled."""
         self._backend.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class ClientSession:
     """Turns of one conversation. Close it, or use it as a context, to free its caches."""
 
-    def __init__(self, conversation: "Conversation") -> None:
-        self._conversation = conversation
+    def __init__(self, backend: "Backend", defaults: Defaults, session_id: str | None) -> None:
+        self._backend = backend
+        self._defaults = defaults
+        self._conversation = Conversation(session_id or new_session_id(), session_id is not None)
 
     @property
     def session_id(self) -> str:
-        """The conversation's name in the engines."""
+        """The conversation's name: whoever knows it can go on with it."""
         return self._conversation.session_id
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
-        return collected(self.stream(prompt, **options))
+        return self._turn(self._backend.generate, prompt, options)
 
-    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
         """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        return self._conversation.turn(prompt, _ask(options))
+        return self._turn(self._backend.stream, prompt, options)
 
     def close(self) -> None:
-        """Free the session's caches."""
-        self._conversation.close()
+        """Forget the session and free its caches. To go on with it later, leave it open."""
+        if self._conversation.close():
+            self._backend.end_session(self.session_id)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-
-def _ask(options: RequestOptions) -> Ask:
-    return Ask(
-        options.get("sampling", SamplingParams()),
-        options.get("max_tokens", DEFAULT_MAX_TOKENS),
-        tuple(options.get("stop", ())),
-        options.get("speculation", SpeculationOptions()),
-        options.get("raw", False),
-    )
-
-
-def _closing(session: ClientSession, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    with session:
-        yield from chunks
+    def _turn(self, run: "Callable[[Call], T]", prompt: Prompt, options: RequestOptions) -> T:
+        at = self._conversation
+        call = make_call(prompt, options, self._defaults, session=at.ref())
+        with naming(call.request_id):
+            try:
+                answer = run(call)
+            except SessionExists:
+                if at.is_begun:
+                    raise
+                answer = run(at.resumed(call))
+        at.is_begun = True
+        return answer

@@ -1,25 +1,34 @@
-"""The SDK with both engines in this process: no network, no other service."""
+"""Both engines in this process, for one thread at a time: no network, no other service."""
 
 import secrets
-import time
-from collections.abc import Iterator, Sequence
 
+from slipstream.client.embedded_session import EmbeddedSession
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.client.prompts import Prompt, encode_prompt, encode_turn
-from slipstream.core.errors import SessionBusy, SessionClosed
-from slipstream.core.inline import finished, iterated
-from slipstream.core.request import Ask, Request, draft_settings, make_request
-from slipstream.core.results import Chunk
-from slipstream.core.run import Run
+from slipstream.client.stream import ChunkStream
+from slipstream.client.surface import Call
+from slipstream.core.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    SessionClosed,
+    SessionExists,
+    SessionNotFound,
+)
+from slipstream.core.model_info import Limits, ModelInfo, drafter_infos, verification_infos
+from slipstream.core.prompt import Prompt
+from slipstream.core.request import SessionRef
+from slipstream.core.results import Result, collected
+from slipstream.core.server_info import ServerInfo
 from slipstream.draft.build import Drafter
+from slipstream.text.prompts import encode_prompt
 
 
 class Embedded:
-    """A target and one draft, and the sessions that are open on them."""
+    """See `client.backend.Backend`: a target and one draft, and the sessions on them."""
 
     def __init__(self, engine: Engine, drafter: Drafter) -> None:
         self._engine = engine
         self._drafter = drafter
+        self._sessions: dict[str, EmbeddedSession] = {}
         self._is_closed = False
 
     @classmethod
@@ -28,73 +37,75 @@ class Embedded:
         engine = Engine.load(target, options)
         return cls(engine, engine.drafter(draft))
 
-    def conversation(self) -> "Conversation":
-        """A new session that keeps its tokens and caches from turn to turn."""
+    def generate(self, call: Call) -> Result:
+        """See `Backend.generate`."""
+        with self.stream(call) as chunks:
+            return collected(chunks)
+
+    def stream(self, call: Call) -> ChunkStream:
+        """See `Backend.stream`."""
+        asked = call.generation
+        self._require(asked.model)
+        if asked.session is None:
+            session = EmbeddedSession(self._engine, self._drafter, secrets.token_hex(16))
+            return session.turn(call, is_last=True)
+        session = self._session(asked.session)
+        chunks = session.turn(call)
+        self._sessions[session.session_id] = session  # now that its first turn is none to refuse
+        return chunks
+
+    def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
+        """See `Backend.tokenize`."""
+        self._require(model)
+        return encode_prompt(self._engine.text, prompt, raw=raw)
+
+    def models(self, model: str) -> tuple[ModelInfo, ...]:
+        """See `Backend.models`."""
+        self._require(model)
+        engine, draft = self._engine, self._drafter.facts
+        drafters = drafter_infos([draft])
+        info = ModelInfo(
+            model=engine.model_id,
+            vocab_size=engine.facts.vocab_size,
+            tokenizer_hash=engine.tokenizer_hash,
+            stop_token_ids=tuple(sorted(engine.facts.stop_token_ids)),
+            has_chat_template=bool(engine.text.chat_template),
+            numerics=engine.options.numerics,
+            dtype=engine.options.dtype,
+            limits=Limits(engine.facts.context_length),
+            verifications=verification_infos({item.kind for item in drafters}),
+            drafters=drafters,
+        )
+        return (info,)
+
+    def server_info(self) -> ServerInfo:
+        """See `Backend.server_info`; there is none."""
+        raise InvalidRequest("the engines are in this process, so there is no router to ask about")
+
+    def end_session(self, session_id: str) -> None:
+        """See `Backend.end_session`."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            session.release()
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self._is_closed = True
+
+    def _require(self, model: str) -> None:
         if self._is_closed:
             raise SessionClosed("the client is closed")
-        return Conversation(self._engine, self._drafter)
+        if model not in ("", self._engine.model_id):
+            raise ModelNotFound(
+                f"the model is {model!r}, but only {self._engine.model_id!r} is here"
+            )
 
-    def close(self) -> None:
-        """Refuse what comes from now on."""
-        self._is_closed = True
-
-
-class Conversation:
-    """One session: turns one after the other, each appended to what was said before."""
-
-    def __init__(self, engine: Engine, drafter: Drafter) -> None:
-        self.session_id = secrets.token_hex(8)
-        self._engine = engine
-        self._drafter = drafter
-        self._tokens: tuple[int, ...] = ()
-        self._is_busy = False
-        self._is_closed = False
-
-    def turn(self, prompt: Prompt, ask: Ask) -> Iterator[Chunk]:
-        """Run one request. Bad input raises here, before the first chunk is asked for."""
-        if self._is_closed:
-            raise SessionClosed(f"session {self.session_id} is closed")
-        if self._is_busy:
-            raise SessionBusy(f"session {self.session_id} is busy with another request")
-        request = self._request(prompt, ask)
-        return self._chunks(request)
-
-    def close(self) -> None:
-        """Free what the engines hold for the session."""
-        self._is_closed = True
-        finished(self._drafter.draft.release(self.session_id))
-        finished(self._engine.target.release(self.session_id))
-
-    def _chunks(self, request: Request) -> Iterator[Chunk]:
-        self._is_busy = True
-        run = Run(
-            self._drafter.draft,
-            self._engine.target,
-            request,
-            detokenise=self._text,
-            clock=time.perf_counter,
-        )
-        try:
-            yield from iterated(run.chunks())
-        finally:
-            self._is_busy = False
-            if run.output:  # a turn that was never answered was never said
-                self._tokens = (*request.tokens, *run.output)
-
-    def _request(self, prompt: Prompt, ask: Ask) -> Request:
-        engine, facts = self._engine, self._drafter.facts
-        draft_settings(ask.speculation, facts)  # refused before anything is encoded
-        tokens = (*self._tokens, *self._encode(prompt, ask))
-        return make_request(self.session_id, tokens, ask, engine.facts, facts)
-
-    def _encode(self, prompt: Prompt, ask: Ask) -> tuple[int, ...]:
-        tokenizer = self._engine.tokenizer
-        if not self._tokens:
-            return encode_prompt(tokenizer, prompt, raw=ask.raw)
-        return encode_turn(tokenizer, prompt, last_token=self._tokens[-1], raw=ask.raw)
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        text: str = self._engine.tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+    def _session(self, ref: SessionRef) -> EmbeddedSession:
+        session = self._sessions.get(ref.session_id)
+        if ref.create:
+            if session is not None:
+                raise SessionExists(f"session {ref.session_id} is there already")
+            return EmbeddedSession(self._engine, self._drafter, ref.session_id)
+        if session is None:
+            raise SessionNotFound(f"there is no session {ref.session_id}")
+        return session

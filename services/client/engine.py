@@ -11,7 +11,9 @@ from slipstream.draft.build import Drafter, DraftTarget, build_drafter
 from slipstream.models.causal import Numerics
 from slipstream.models.glide_target import TargetParts, target_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.build import build_target
+from slipstream.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Engine:
         self.options = options
         self.model_id = loaded.model_id
         self.tokenizer: Any = loaded.tokenizer
+        self.tokenizer_hash = loaded.tokenizer_hash
+        self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
         self._loaded = loaded
         self.parts = _parts(loaded)
         built = build_target(loaded, numerics=options.numerics)
@@ -56,7 +60,7 @@ class Engine:
         options = self.options
         target = DraftTarget(
             self.model_id,
-            self._loaded.tokenizer_hash,
+            self.tokenizer_hash,
             self.parts,
             self.target,
             options.dtype,

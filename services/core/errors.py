@@ -35,6 +35,9 @@ Messages are one sentence: what is wrong, the value, the limit.
 class SlipstreamError(Exception):
     """Base of every error this package raises on purpose."""
 
+    request_id: str | None = None
+    """The request that failed, where there is one and it is known."""
+
 
 class InvalidRequest(SlipstreamError, ValueError):
     """A parameter, prompt or combination that can't be honoured."""

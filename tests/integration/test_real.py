@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from rounds import plain, speculate
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.client.prompts import encode_prompt
+from slipstream.text.prompts import encode_prompt
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import resolve
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
@@ -100,7 +100,7 @@ def prompts(real, count):
     lines = PROMPTS.read_text().splitlines()
     turns = [turn for line in lines for turn in json.loads(line)["turns"]]
     styled = (style + turn for style in STYLES for turn in turns)
-    return [encode_prompt(real.engine.tokenizer, text) for text in islice(styled, count)]
+    return [encode_prompt(real.engine.text, text) for text in islice(styled, count)]
 
 
 def assert_identical(real, kind, sampling, options, prompts, max_tokens):

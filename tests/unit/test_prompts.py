@@ -2,12 +2,14 @@
 
 import pytest
 
-from slipstream.client.prompts import encode_prompt, encode_turn
 from slipstream.core.errors import InvalidRequest
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.text.prompts import encode_prompt, encode_turn
 from tiny_checkpoint import byte_tokenizer
 
-TOKENIZER = byte_tokenizer()
-END = TOKENIZER.eos_token_id
+TRANSFORMERS = byte_tokenizer()
+TOKENIZER = text_tokenizer(TRANSFORMERS)
+END = TRANSFORMERS.eos_token_id
 
 
 def user(text):
@@ -19,7 +21,7 @@ def assistant(text):
 
 
 def ids(text):
-    return tuple(TOKENIZER.encode(text))
+    return tuple(TRANSFORMERS.encode(text))
 
 
 def test_text_is_one_user_message():
@@ -72,19 +74,21 @@ def test_raw_messages_are_refused():
 
 
 def test_a_model_without_template_takes_raw_prompts_only():
-    plain = byte_tokenizer(template=None)
+    plain = text_tokenizer(byte_tokenizer(template=None))
     with pytest.raises(InvalidRequest, match="no chat template"):
         encode_prompt(plain, "hello")
     assert encode_prompt(plain, "hello", raw=True) == ids("hello")
 
 
 def test_what_the_template_refuses_is_refused():
-    strict = byte_tokenizer(template="{{ raise_exception('roles must alternate') }}")
+    strict = text_tokenizer(
+        byte_tokenizer(template="{{ raise_exception('roles must alternate') }}")
+    )
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         encode_prompt(strict, "hello")
 
 
 def test_a_template_that_hides_the_reply_can_not_be_continued():
-    forgetful = byte_tokenizer(template="{{ messages[-1]['content'] }}")
+    forgetful = text_tokenizer(byte_tokenizer(template="{{ messages[-1]['content'] }}"))
     with pytest.raises(InvalidRequest, match="can't continue"):
         encode_turn(forgetful, "more", last_token=0)

@@ -1,0 +1,182 @@
+"""The client for asyncio: the same surface as `Client`, with `await`."""
+
+from typing import TYPE_CHECKING, Self, Unpack
+
+from slipstream.client.client import DEFAULT_TIMEOUT_S
+from slipstream.client.conversation import Conversation, new_session_id
+from slipstream.client.stream import AsyncChunkStream, Turn
+from slipstream.client.surface import Call, Defaults, RequestOptions, make_call, naming, only_model
+from slipstream.core.errors import SessionExists
+from slipstream.core.model_info import ModelInfo
+from slipstream.core.prompt import Prompt
+from slipstream.core.results import Chunk, Result, collected
+from slipstream.core.server_info import ServerInfo
+
+if TYPE_CHECKING:
+    from slipstream.client.backend import AsyncBackend
+    from slipstream.rpc.security import ClientTls
+
+
+class AsyncClient:
+    """Generates text with a draft and a target: `AsyncClient(address)`, or `.embedded(...)`.
+
+    Belongs to one event loop. Any number of its requests may run at once; embedded engines take
+    turns, round by round, on a thread of their own.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: "ClientTls | bool | None" = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        model: str | None = None,
+        retries: bool = True,
+    ) -> None:
+        """See `Client`."""
+        from slipstream.client.connection import connection
+        from slipstream.client.remote_aio import AsyncRemote
+
+        self._defaults = Defaults(model or "", timeout_s)
+        self._backend: AsyncBackend = AsyncRemote(
+            connection(address, token=token, tls=tls, retries=retries), timeout_s
+        )
+
+    @classmethod
+    def embedded(
+        cls,
+        target: str = "smollm2-135m",
+        draft: str = "glide",
+        *,
+        dtype: str = "bfloat16",
+        numerics: str = "invariant",
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> Self:
+        """See `Client.embedded`. Loads the models before it returns, so best before the loop."""
+        from slipstream.client.embedded_aio import AsyncEmbedded
+        from slipstream.client.engine import EngineOptions
+
+        options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
+        client = cls.__new__(cls)
+        client._defaults = Defaults()
+        client._backend = AsyncEmbedded.load(target, draft, options)
+        return client
+
+    async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
+        """Run one request to its end. See `stream`."""
+        call = make_call(prompt, options, self._defaults)
+        with naming(call.request_id):
+            return await self._backend.generate(call)
+
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
+        """Chunks of text as they become final, for `async for`.
+
+        The request starts, and fails, with the first chunk. A stream that is not read to its end
+        is cancelled when it is closed or dropped.
+        """
+        call = make_call(prompt, options, self._defaults)
+        return AsyncChunkStream(self._backend.turn(call), request_id=call.request_id)
+
+    def session(self, session_id: str | None = None) -> "AsyncClientSession":
+        """A conversation: each request goes on from the ones before, and their caches stay.
+
+        An id goes on with a session that was left open; by default a new one begins.
+        """
+        return AsyncClientSession(self._backend, self._defaults, session_id)
+
+    async def tokenize(
+        self, prompt: Prompt, *, raw: bool = False, model: str | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt, as a request with it would use them."""
+        return await self._backend.tokenize(prompt, raw=raw, model=model or self._defaults.model)
+
+    async def model_info(self, model: str | None = None) -> ModelInfo:
+        """What a model can be asked for, and its limits. Name it where there are several."""
+        return only_model(await self._backend.models(model or self._defaults.model))
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """All models that can be asked, by name."""
+        return await self._backend.models("")
+
+    async def server_info(self) -> ServerInfo:
+        """The router and its replicas. Raises `InvalidRequest` on an embedded client."""
+        return await self._backend.server_info()
+
+    async def aclose(self) -> None:
+        """Refuse requests from now on, with `SessionClosed`; those that run are cancelled."""
+        await self._backend.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class AsyncClientSession:
+    """Turns of one conversation. Close it, or use it as a context, to free its caches."""
+
+    def __init__(self, backend: "AsyncBackend", defaults: Defaults, session_id: str | None) -> None:
+        self._backend = backend
+        self._defaults = defaults
+        self._conversation = Conversation(session_id or new_session_id(), session_id is not None)
+
+    @property
+    def session_id(self) -> str:
+        """The conversation's name: whoever knows it can go on with it."""
+        return self._conversation.session_id
+
+    async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
+        """Run the next turn to its end."""
+        async with self.stream(prompt, **options) as stream:
+            return collected([chunk async for chunk in stream])
+
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
+        """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
+        call = make_call(prompt, options, self._defaults, session=self._conversation.ref())
+        turn = _SessionTurn(self._backend, self._conversation, call)
+        return AsyncChunkStream(turn, request_id=call.request_id)
+
+    async def aclose(self) -> None:
+        """Forget the session and free its caches. To go on with it later, leave it open."""
+        if self._conversation.close():
+            await self._backend.end_session(self.session_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _SessionTurn:
+    """A turn that tells the conversation when it has begun."""
+
+    def __init__(self, backend: "AsyncBackend", conversation: Conversation, call: Call) -> None:
+        self._backend = backend
+        self._conversation = conversation
+        self._call = call
+        self._turn: Turn = backend.turn(call)
+
+    async def read(self) -> Chunk | None:
+        """See `Turn.read`."""
+        at = self._conversation
+        try:
+            chunk = await self._turn.read()
+        except SessionExists:
+            if at.is_begun:
+                raise
+            self._turn = self._backend.turn(at.resumed(self._call))
+            chunk = await self._turn.read()
+        at.is_begun = True
+        return chunk
+
+    async def aclose(self) -> None:
+        """See `Turn.aclose`."""
+        await self._turn.aclose()
+
+    def cancel(self) -> None:
+        """See `Turn.cancel`."""
+        self._turn.cancel()

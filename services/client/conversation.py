@@ -1,0 +1,43 @@
+"""A session as its client sees it: its name, and whether its first turn has been."""
+
+import secrets
+from dataclasses import replace
+
+from slipstream.client.surface import Call
+from slipstream.core.errors import SessionClosed
+from slipstream.core.request import SessionRef
+
+
+def new_session_id() -> str:
+    """A name that is hard to guess."""
+    return secrets.token_hex(16)
+
+
+class Conversation:
+    """One session: begun by its first turn, or by somebody else before."""
+
+    def __init__(self, session_id: str, is_begun: bool) -> None:
+        self.session_id = SessionRef(session_id).session_id
+        self.is_begun = is_begun
+        self._is_used = is_begun
+        self._is_closed = False
+
+    def ref(self) -> SessionRef:
+        """What the next request says of its session. Raises `SessionClosed`."""
+        if self._is_closed:
+            raise SessionClosed(f"session {self.session_id} is closed")
+        self._is_used = True
+        return SessionRef(self.session_id, create=not self.is_begun)
+
+    def resumed(self, call: Call) -> Call:
+        """The call again, after the engines said that the session is there already.
+
+        The id is this client's own, so it was begun by a turn whose answer got lost.
+        """
+        self.is_begun = True
+        return replace(call, generation=replace(call.generation, session=self.ref()))
+
+    def close(self) -> bool:
+        """Whether engines may hold anything of it that is to be freed now."""
+        was_open, self._is_closed = not self._is_closed, True
+        return was_open and self._is_used

@@ -1,0 +1,130 @@
+"""Requests as callers make them: options, what a client adds to them, and how errors name them.
+
+Knows neither where the engines live nor how they are reached.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypedDict
+from uuid import uuid4
+
+from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError
+from slipstream.core.model_info import ModelInfo
+from slipstream.core.options import SpeculationOptions
+from slipstream.core.prompt import Prompt
+from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.types import SamplingParams
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may say beside its prompt; what is left out takes the default."""
+
+    sampling: SamplingParams
+    """The law to sample from; greedy by default."""
+    max_tokens: int
+    """Limit on new tokens, 256 by default."""
+    stop: Sequence[str]
+    """Strings that end the text, and are not part of it."""
+    speculation: SpeculationOptions
+    """How to speculate; by default as calibrated, while it pays."""
+    raw: bool
+    """Take a text prompt as it is, not as a user's message."""
+    request_id: str
+    """Names the request in its result and in errors; a random one by default."""
+    timeout_s: float
+    """Seconds until the request fails with `DeadlineExceeded`; the client's by default."""
+    model: str
+    """Which of the router's models; the client's by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a client adds to its requests."""
+
+    model: str = ""
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request on its way to a backend. `timeout_s` None is without end."""
+
+    generation: Generation
+    timeout_s: float | None
+
+    @property
+    def request_id(self) -> str:
+        """Names the request; never empty."""
+        return self.generation.ask.request_id
+
+
+def make_call(
+    prompt: Prompt,
+    options: RequestOptions,
+    defaults: Defaults,
+    *,
+    session: SessionRef | None = None,
+) -> Call:
+    """A request out of what the caller said. Raises `InvalidRequest`."""
+    _check_names(options)
+    timeout_s = options.get("timeout_s", defaults.timeout_s)
+    check_timeout(timeout_s)
+    model = options.get("model", defaults.model)
+    return Call(Generation(prompt, _ask(options), model, session), timeout_s)
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Raises `InvalidRequest` unless it is a time to come, or none."""
+    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise InvalidRequest(f"timeout_s is {timeout_s}, but must be above 0")
+
+
+def late(timeout_s: float) -> DeadlineExceeded:
+    """The same sentence wherever the time has run out."""
+    return DeadlineExceeded(f"the request took longer than its {timeout_s:g} s")
+
+
+def only_model(models: Sequence[ModelInfo]) -> ModelInfo:
+    """The one that there is. Raises `InvalidRequest` naming them where there are several."""
+    if len(models) != 1:
+        names = ", ".join(info.model for info in models) or "none"
+        raise InvalidRequest(f"the models are {names}, so one must be named")
+    return models[0]
+
+
+@contextmanager
+def naming(request_id: str) -> Iterator[None]:
+    """Errors that pass carry the id: as `request_id`, and as a note in tracebacks."""
+    try:
+        yield
+    except SlipstreamError as error:
+        if error.request_id is None:
+            error.request_id = request_id
+            error.add_note(f"request_id {request_id}")
+        raise
+
+
+def _ask(options: RequestOptions) -> Ask:
+    return Ask(
+        options.get("sampling", SamplingParams()),
+        options.get("max_tokens", DEFAULT_MAX_TOKENS),
+        tuple(options.get("stop", ())),
+        options.get("speculation", SpeculationOptions()),
+        options.get("raw", False),
+        options.get("request_id") or uuid4().hex,
+    )
+
+
+def _check_names(options: RequestOptions) -> None:
+    known = RequestOptions.__optional_keys__
+    if unknown := sorted(options.keys() - known):
+        raise InvalidRequest(
+            f"there is no option {unknown[0]}, but there are {', '.join(sorted(known))}"
+        )
+    if isinstance(options.get("stop"), str):
+        raise InvalidRequest(f"stop is {options['stop']!r}, but must be a list of strings")
