@@ -1,15 +1,14 @@
 """The target as an engine: sessions, their caches, and verification. Knows no wire."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from slipstream.core.errors import CapacityError, InvalidRequest, PromptTooLong
+from slipstream.core.errors import CapacityError, SessionNotFound
 from slipstream.core.finish import finish
 from slipstream.core.history import apply_delta
 from slipstream.core.proposal_check import check_proposal
-from slipstream.core.request import check_logit_bias
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
 from slipstream.core.verify import verify
@@ -18,6 +17,8 @@ from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.rows import Rows
 from slipstream.models.scorer import KvView
+from slipstream.target.admission import check_call, check_length
+from slipstream.target.taps import KvTap
 
 _LAST_CHUNK = 256
 """Pending tokens that are processed together with the tree; what is before is prefilled."""
@@ -31,6 +32,8 @@ class _Held:
     cache: KvCache
     roots: tuple[int, ...] = ()
     """Target-initialised roots of the slot after the tokens."""
+    taps: list[KvTap] = field(default_factory=list)
+    """Readers of the cache elsewhere."""
 
 
 class LocalTarget:
@@ -45,10 +48,14 @@ class LocalTarget:
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`."""
-        self._check(session, delta)
-        held = self._open(session, delta)
-        self._update(held, session.session_id, delta)
-        check_proposal(session, proposal, vocab_size=self._model.vocab_size, roots=held.roots)
+        check_call(
+            session,
+            delta,
+            proposal,
+            vocab_size=self._model.vocab_size,
+            context_length=self._model.context_length,
+        )
+        held = self._take_in(session, delta, proposal)
         num_cached = held.cache.count
         logits, rows, num_pending = self._forward(held, proposal)
         walk = verify(
@@ -64,46 +71,66 @@ class LocalTarget:
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Target.release`."""
-        self._held.pop(session_id, None)
+        held = self._held.pop(session_id, None)
+        for tap in held.taps if held else ():
+            tap.end()
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
         """The keys and values of a session's final tokens, without a copy."""
         return self._held[session_id].cache.view(layers)
 
-    def _check(self, session: Session, delta: Delta) -> None:
-        limit = self._model.context_length
-        if session.num_prompt_tokens + session.max_tokens > limit:
-            raise PromptTooLong(
-                f"a prompt of {session.num_prompt_tokens} tokens and up to {session.max_tokens}"
-                f" new ones exceed the context of {limit} tokens"
-            )
-        size = self._model.vocab_size
-        check_logit_bias(session.sampling, size)
-        for token in delta.tokens:
-            if not 0 <= token < size:
-                raise InvalidRequest(f"token id {token} is outside the vocabulary of {size}")
+    def tap(self, session_id: str, layers: Sequence[int], start: int) -> KvTap:
+        """Read a session's keys and values slice by slice, from a position on.
 
-    def _open(self, session: Session, delta: Delta) -> _Held:
+        Raises `SessionNotFound`, and whatever `KvTap` refuses. The tap ends with the session, or
+        by `untap`.
+        """
+        held = self._held.get(session_id)
+        if held is None:
+            raise SessionNotFound(f"no session {session_id} is held")
+        tap = KvTap(held.cache, layers, start)
+        held.taps.append(tap)
+        return tap
+
+    def untap(self, session_id: str, tap: KvTap) -> None:
+        """The reader is gone. Again, or after the session, is fine."""
+        tap.end()
+        held = self._held.get(session_id)
+        if held is not None and tap in held.taps:
+            held.taps.remove(tap)
+
+    def kv_bytes(self, session_id: str) -> int:
+        """Bytes of keys and values that a session holds; 0 for an unknown one. Any thread."""
+        held = self._held.get(session_id)
+        return held.cache.num_bytes if held else 0
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Bytes of keys and values of all sessions. Any thread may ask."""
+        return sum(held.cache.num_bytes for held in list(self._held.values()))
+
+    def _take_in(self, session: Session, delta: Delta, proposal: Proposal) -> _Held:
+        """The session with the delta applied. What is refused, changes nothing."""
         held = self._held.get(session.session_id)
-        if held is not None:
-            return held
-        apply_delta([], delta)
+        before = held.tokens if held else []
+        tokens, num_same = apply_delta(before, delta)
+        check_length(session, len(tokens))
+        roots = held.roots if held and tokens == before else ()
+        check_proposal(session, proposal, vocab_size=self._model.vocab_size, roots=roots)
+        held = held or self._open(session)
+        held.tokens, held.roots = tokens, roots
+        # The last token is always processed again: its row says what comes next.
+        held.cache.truncate(min(num_same, len(tokens) - 1))
+        for tap in held.taps:
+            tap.lower(held.cache.count)
+        return held
+
+    def _open(self, session: Session) -> _Held:
         if len(self._held) >= self._max_sessions:
             raise CapacityError(f"{len(self._held)} sessions are open, the limit")
         held = _Held([], self._model.open(session.num_prompt_tokens + session.max_tokens))
         self._held[session.session_id] = held
         return held
-
-    def _update(self, held: _Held, session_id: str, delta: Delta) -> None:
-        before = held.tokens
-        held.tokens, num_same = apply_delta(before, delta)
-        if held.tokens != before:
-            held.roots = ()
-        if not held.tokens:
-            del self._held[session_id]
-            raise InvalidRequest("a session needs at least one token before it can go on")
-        # The last token is always processed again: its row says what comes next.
-        held.cache.truncate(min(num_same, len(held.tokens) - 1))
 
     def _forward(self, held: _Held, proposal: Proposal) -> tuple[Tensor, Rows, int]:
         """Logits [1 + nodes, vocab] after the last final token and after every node."""

@@ -1,0 +1,144 @@
+"""Slices of keys and values on the wire: what their messages say, and what is refused of them.
+
+Knows sizes and checksums; tensors are `tensors.py`'s.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import google_crc32c
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.rpc.enums import WireEnum
+from slipstream.rpc.v1 import common_pb2, target_pb2
+
+MAX_PAYLOAD_BYTES = 120 * 1024
+"""Bound on a payload. A gRPC message of 128 KiB or more takes about twice the time per byte."""
+
+_SCALE_BYTES = 4
+
+
+class KvDtype(StrEnum):
+    """Element type of keys and values."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 if self is KvDtype.FLOAT32 else 2
+
+
+class KvEncoding(StrEnum):
+    """How keys and values travel."""
+
+    RAW = "raw"
+    """The cache's own bits, little-endian."""
+    INT8 = "int8"
+    """8-bit integers with one float32 scale per head and position."""
+
+
+DTYPE = WireEnum(
+    "the element type of keys and values",
+    {
+        common_pb2.KV_DTYPE_BFLOAT16: KvDtype.BFLOAT16,
+        common_pb2.KV_DTYPE_FLOAT16: KvDtype.FLOAT16,
+        common_pb2.KV_DTYPE_FLOAT32: KvDtype.FLOAT32,
+    },
+)
+ENCODING = WireEnum(
+    "the encoding of keys and values",
+    {target_pb2.KV_ENCODING_RAW: KvEncoding.RAW, target_pb2.KV_ENCODING_INT8: KvEncoding.INT8},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """What every slice of one stream looks like: the layers asked for, in that order."""
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+    dtype: KvDtype
+    encoding: KvEncoding = KvEncoding.RAW
+
+    @property
+    def num_heads(self) -> int:
+        """Vectors of a position: keys and values of every head of every layer."""
+        return len(self.layers) * 2 * self.num_kv_heads
+
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes of a payload that one position takes."""
+        if self.encoding is KvEncoding.INT8:
+            return self.num_heads * (self.head_dim + _SCALE_BYTES)
+        return self.num_heads * self.head_dim * self.dtype.num_bytes
+
+    @property
+    def max_positions(self) -> int:
+        """Positions of the largest payload; at least one."""
+        return max(1, MAX_PAYLOAD_BYTES // self.bytes_per_position)
+
+
+@dataclass(frozen=True, slots=True)
+class KvSource:
+    """Whose keys and values they are: a session of one process."""
+
+    session_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class KvFrame:
+    """Positions start..start+count-1, encoded. Layout: see `StreamKvResponse.payload`."""
+
+    start: int
+    count: int
+    payload: bytes
+
+
+def frame_to_pb(source: KvSource, form: KvFormat, frame: KvFrame) -> target_pb2.StreamKvResponse:
+    """The message, with its checksum."""
+    return target_pb2.StreamKvResponse(
+        session_id=source.session_id,
+        incarnation=source.incarnation,
+        start=frame.start,
+        count=frame.count,
+        layers=form.layers,
+        dtype=DTYPE.to_pb(form.dtype),  # type: ignore[arg-type]
+        num_kv_heads=form.num_kv_heads,
+        head_dim=form.head_dim,
+        encoding=ENCODING.to_pb(form.encoding),  # type: ignore[arg-type]
+        payload=frame.payload,
+        crc32c=google_crc32c.value(frame.payload),
+    )
+
+
+def frame_from_pb(
+    message: target_pb2.StreamKvResponse, source: KvSource, form: KvFormat
+) -> KvFrame:
+    """The slice, once everything about it is as it was agreed on.
+
+    Raises `InvalidRequest` naming what was expected and what came.
+    """
+    _check("session", source.session_id, message.session_id)
+    _check("incarnation", source.incarnation, message.incarnation)
+    _check("layers", form.layers, tuple(message.layers))
+    _check("dtype", form.dtype, DTYPE.from_pb(message.dtype))
+    _check("num_kv_heads", form.num_kv_heads, message.num_kv_heads)
+    _check("head_dim", form.head_dim, message.head_dim)
+    _check("encoding", form.encoding, ENCODING.from_pb(message.encoding))
+    if message.count == 0:
+        raise InvalidRequest("a slice of keys and values has 0 positions, but must have 1 or more")
+    payload = message.payload  # every access copies
+    _check("payload bytes", message.count * form.bytes_per_position, len(payload))
+    _check("CRC-32C", google_crc32c.value(payload), message.crc32c)
+    return KvFrame(message.start, message.count, payload)
+
+
+def _check(name: str, expected: object, got: object) -> None:
+    if expected != got:
+        raise InvalidRequest(
+            f"a slice of keys and values has {name} {got}, but {expected} was expected"
+        )
