@@ -50,6 +50,15 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def option(default: T, help: str, *, secret: bool = False) -> T:
+    """A field of a service's options, with the line that says what it is.
+
+    A secret has no flag, because everybody can read a process's arguments, and is never logged.
+    """
+    at: T = field(default=default, metadata={"help": help, "secret": secret})
+    return at
+
+
 def load_config(
     cls: Callable[..., T],
     *,
@@ -84,10 +93,8 @@ def parse_flags(
 ) -> tuple[dict[str, Any], Path | None]:
     """The flags that were given, by field of `cls`, and the file named by `--config`.
 
-    A field's `metadata["help"]` says what it is. One with `metadata["secret"]` has no flag, because
-    everybody can read a process's arguments. Values stay as they were typed, for `load_config`.
-    `--help` prints and raises `SystemExit`. Raises `InvalidRequest` for a flag that no field
-    has, or one without its value.
+    Values stay as they were typed, for `load_config`. `--help` prints and raises `SystemExit`.
+    Raises `InvalidRequest` for a flag that no field has, or one without its value.
     """
     parser = argparse.ArgumentParser(prog, None, doc, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="TOML file with a table per service.")

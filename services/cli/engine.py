@@ -1,29 +1,38 @@
-"""Opens the embedded engine that the options ask for, showing what it waits for."""
+"""Opens the client that the options ask for, showing what it waits for."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from slipstream.cli.options import EngineFlags
+from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
 from slipstream.cli.progress import bars
 
 if TYPE_CHECKING:
     from slipstream.client import Client
 
 
-def open_client(flags: EngineFlags) -> "Client":
+def open_client(place: PlaceFlags) -> "Client":
+    """A client to close: of the router, if one is named, otherwise of engines in this process."""
+    return _open_remote(place.router) if place.is_remote else open_embedded(place.engine)
+
+
+def open_embedded(flags: EngineFlags, **changes: str) -> "Client":
     """Fetch the models that are not here yet, load them and return a client to close."""
     from slipstream.client import Client
     from slipstream.models.store.resolve import resolve
 
+    options: dict[str, Any] = flags.given() | changes
+    target, draft = options.get("target", DEFAULT_TARGET), options.get("draft", "")
     with bars() as progress:
-        resolve(flags.target, progress=progress)
-        if flags.draft.startswith("vanilla:"):
-            resolve(flags.draft.removeprefix("vanilla:"), progress=progress)
-        progress.step(f"loading {flags.target}")
-        return Client.embedded(
-            flags.target,
-            flags.draft,
-            dtype=flags.dtype,
-            numerics=flags.numerics,
-            threads=flags.threads,
-            device=flags.device,
-        )
+        resolve(target, progress=progress)
+        if draft.startswith("vanilla:"):
+            resolve(draft.removeprefix("vanilla:"), progress=progress)
+        progress.step(f"loading {target}")
+        return Client.embedded(**options)
+
+
+def _open_remote(flags: RouterFlags) -> "Client":
+    from slipstream.client import Client
+    from slipstream.rpc.security import ClientTls
+
+    assert flags.router is not None
+    tls = flags.tls or None if flags.tls_ca is None else ClientTls(flags.tls_ca)
+    return Client(flags.router, token=flags.token(), tls=tls, model=flags.model)

@@ -12,7 +12,8 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Replace every dataclass parameter of `command` by one option per field.
 
-    The fields carry the `Annotated[..., typer.Option(...)]` and the defaults.
+    The fields carry the `Annotated[..., typer.Option(...)]` and the defaults, or are such groups
+    themselves.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -25,10 +26,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def grouped(**values: Any) -> None:
-        built = {
-            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-            for name, kind in groups.items()
-        }
+        built = {name: _built(kind, values) for name, kind in groups.items()}
         command(**values, **built)
 
     annotations = {parameter.name: parameter.annotation for parameter in parameters}
@@ -41,12 +39,29 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def _options_of(group: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, KEYWORD, annotation=hints[field.name], default=_default(field)
-        )
+    parameters = []
+    for field in fields(group):
+        kind = hints[field.name]
+        if is_dataclass(kind):
+            parameters += _options_of(kind)
+        else:
+            default = _default(field)
+            parameters.append(
+                inspect.Parameter(field.name, KEYWORD, annotation=kind, default=default)
+            )
+    return parameters
+
+
+def _built(group: Any, values: dict[str, Any]) -> Any:
+    """The group of these values, which are taken out of `values`."""
+    hints = get_type_hints(group)
+    parts = {
+        field.name: _built(hints[field.name], values)
+        if is_dataclass(hints[field.name])
+        else values.pop(field.name)
         for field in fields(group)
-    ]
+    }
+    return group(**parts)
 
 
 def _default(field: Field[Any]) -> Any:

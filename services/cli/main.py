@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 import slipstream
-from slipstream.cli import chat, generate, models
+from slipstream.cli import chat, generate, models, serve, up
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 
 BAD_INPUT = 2
@@ -28,6 +28,8 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("up")(up.up)
+app.add_typer(serve.app, name="serve")
 app.add_typer(models.app, name="models")
 
 # Commands whose modules load torch come into being only when they are called.

@@ -1,20 +1,32 @@
 """The options that commands share, in groups, and what they mean to the SDK. Loads no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.config import load_settings
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 
 
-def _option(panel: str, text: str, *names: str) -> object:
-    return typer.Option(*names, help=text, rich_help_panel=panel)
+def _option(
+    panel: str, text: str, *, default: str | None = None, name: str | None = None
+) -> object:
+    shown = True if default is None else default
+    names = () if name is None else (name,)
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=shown)
 
 
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+DEFAULT_TARGET = "smollm2-135m"
 ENGINE = "Engine"
+ROUTER = "Router"
 LENGTH = "Length"
 SAMPLING = "Sampling"
 SPECULATION = "Speculation"
@@ -22,22 +34,100 @@ SPECULATION = "Speculation"
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """Which models run, and how."""
+    """Which models run in this process, and how. None stands for the default that is shown."""
 
     target: Annotated[
-        str, _option(ENGINE, "Target model: an alias, a path or OWNER/NAME of the hub.")
-    ] = "smollm2-135m"
+        str | None,
+        _option(
+            ENGINE,
+            "Target model: an alias, a path or OWNER/NAME of the hub.",
+            default=DEFAULT_TARGET,
+        ),
+    ] = None
     draft: Annotated[
-        str,
-        _option(ENGINE, "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."),
-    ] = "glide"
-    dtype: Annotated[str, _option(ENGINE, "bfloat16, float16 or float32.")] = "bfloat16"
+        str | None,
+        _option(
+            ENGINE,
+            "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.",
+            default="glide",
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None, _option(ENGINE, "bfloat16, float16 or float32.", default="bfloat16")
+    ] = None
     numerics: Annotated[
-        str,
-        _option(ENGINE, "invariant: the same bits whatever is drafted; fast: near-ties may turn."),
-    ] = "invariant"
-    threads: Annotated[int | None, _option(ENGINE, "CPU threads; default: torch's choice.")] = None
-    device: Annotated[str, _option(ENGINE, "cpu, cuda or cuda:N.")] = "cpu"
+        str | None,
+        _option(
+            ENGINE,
+            "invariant: the same bits whatever is drafted; fast: near-ties may turn.",
+            default="invariant",
+        ),
+    ] = None
+    threads: Annotated[int | None, _option(ENGINE, "CPU threads.", default="torch's choice")] = None
+    device: Annotated[str | None, _option(ENGINE, "cpu, cuda or cuda:N.", default="cpu")] = None
+
+    def given(self) -> dict[str, str | int]:
+        """What was said, by the names of `Client.embedded`."""
+        named = {at.name: getattr(self, at.name) for at in fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFlags:
+    """Which router to ask, instead of running models in this process."""
+
+    router: Annotated[
+        str | None, _option(ROUTER, "HOST:PORT of a router; no model is loaded here.")
+    ] = None
+    model: Annotated[
+        str | None, _option(ROUTER, "Which of the router's models.", default="its only one")
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        _option(ROUTER, "File with the bearer token.", default="what SLIPSTREAM_TOKEN says"),
+    ] = None
+    tls: Annotated[
+        bool, _option(ROUTER, "Use TLS, trusting the system's authorities.", name="--tls")
+    ] = False
+    tls_ca: Annotated[
+        Path | None, _option(ROUTER, "Use TLS, trusting the certificates in this file.")
+    ] = None
+
+    def token(self) -> str | None:
+        """What the router is shown. Raises `InvalidRequest` for a file that holds none."""
+        if self.token_file is None:
+            return load_settings().token
+        try:
+            token = self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise InvalidRequest(f"{self.token_file} can't be read ({reason})") from None
+        if not token:
+            raise InvalidRequest(f"{self.token_file} holds no token")
+        return token
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFlags:
+    """Where models run: in this process, or behind a router."""
+
+    engine: EngineFlags
+    router: RouterFlags
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a router runs them."""
+        return self.router.router is not None
+
+    def check(self) -> None:
+        """Raises `UnsupportedCombination` for options of the other place than the one chosen."""
+        if self.is_remote and (engine := sorted(self.engine.given())):
+            raise UnsupportedCombination(
+                f"{_flag(engine[0])} runs models in this process, but --router elsewhere"
+            )
+        router = [at.name for at in fields(self.router) if getattr(self.router, at.name)]
+        if router and not self.is_remote:
+            raise UnsupportedCombination(f"{_flag(router[0])} goes with --router only")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,16 @@ _IDENTITIES = {
 
 
 def stats_line(stats: "RequestStats") -> str:
-    """Speed and mean acceptance length."""
+    """Speed and mean acceptance length, and how often no draft answered."""
     speculation = stats.speculation
     parts = [
         f"{stats.num_output_tokens} tokens",
         f"{stats.tokens_per_s:.1f} tokens/s",
         f"mean acceptance length {speculation.mean_acceptance_length:.2f}",
     ]
+    if speculation.fallbacks:
+        reasons = ", ".join(sorted(speculation.fallbacks))
+        parts.append(f"{sum(speculation.fallbacks.values())} rounds without a draft ({reasons})")
     return ", ".join(parts)
 
 

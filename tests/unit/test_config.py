@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.config import load_config, load_settings, parse_flags, resolved
+from slipstream.config import load_config, load_settings, option, parse_flags, resolved
 from slipstream.core.errors import InvalidRequest
 
 
@@ -13,16 +13,16 @@ from slipstream.core.errors import InvalidRequest
 class Options:
     """One field of every kind there is."""
 
-    name: str = field(default="some", metadata={"help": "A name, 100% free."})
-    size: int = field(default=3, metadata={"help": "A size."})
-    share: float = field(default=0.5, metadata={"help": "A share."})
-    is_open: bool = field(default=False, metadata={"help": "A switch."})
-    title: str | None = field(default=None, metadata={"help": "A title."})
-    most: int | None = field(default=None, metadata={"help": "A limit."})
-    least: float | None = field(default=1.5, metadata={"help": "Another limit."})
-    place: Path | None = field(default=None, metadata={"help": "A file."})
-    peers: tuple[str, ...] = field(default=(), metadata={"help": "Some addresses."})
-    token: str | None = field(default=None, metadata={"help": "A password.", "secret": True})
+    name: str = option("some", "A name, 100% free.")
+    size: int = option(3, "A size.")
+    share: float = option(0.5, "A share.")
+    is_open: bool = option(False, "A switch.")
+    title: str | None = option(None, "A title.")
+    most: int | None = option(None, "A limit.")
+    least: float | None = option(1.5, "Another limit.")
+    place: Path | None = option(None, "A file.")
+    peers: tuple[str, ...] = option((), "Some addresses.")
+    token: str | None = option(None, "A password.", secret=True)
 
     def __post_init__(self):
         if self.size < 0:
