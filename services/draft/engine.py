@@ -1,7 +1,7 @@
 """The draft as an engine: sessions, the model's state, and the shape of proposals. No wire."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -32,7 +32,7 @@ class KvSource(Protocol):
     """Where a GliDe draft reads the target's keys and values of a session."""
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
-        """The final positions of some target layers."""
+        """The final positions of some target layers; none where nothing is known yet."""
         ...
 
 
@@ -72,9 +72,32 @@ class LocalDraft:
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
         held = self._update(session, delta)
-        view = None
-        if self._feed is not None:
-            view = self._feed.source.view(session.session_id, self._feed.layers)
+        if self._feed is None:
+            return self._propose(session, plan, held, None)
+        view = self._feed.source.view(session.session_id, self._feed.layers)
+        staleness = max(len(held.tokens) - 1 - view.count, 0)
+        return replace(self._propose(session, plan, held, view), staleness=staleness)
+
+    def num_same(self, session_id: str, delta: Delta) -> int:
+        """Leading tokens of those held for the session that `delta` leaves as they are.
+
+        Raises `SessionOutOfSync` when it starts above them.
+        """
+        held = self._held.get(session_id)
+        return apply_delta(held.tokens if held else [], delta)[1]
+
+    def num_bytes(self, session_id: str) -> int:
+        """Bytes of the draft model's own keys and values of a session."""
+        held = self._held.get(session_id)
+        return 0 if held is None else self._scorer.num_bytes(held.state)
+
+    async def release(self, session_id: str) -> None:
+        """See `core.ports.Draft.release`."""
+        held = self._held.pop(session_id, None)
+        if held is not None:
+            self._scorer.close(held.state)
+
+    def _propose(self, session: Session, plan: Plan, held: _Held, view: KvView | None) -> Proposal:
         max_depth = self._max_depth(len(held.tokens), view)
         if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             return Proposal(stopped_by="lag" if max_depth < 1 else "none")
@@ -87,12 +110,6 @@ class LocalDraft:
             max_depth=max_depth,
         )
         return _GROWERS[plan.shape](growth, plan, self._stop(plan))
-
-    async def release(self, session_id: str) -> None:
-        """See `core.ports.Draft.release`."""
-        held = self._held.pop(session_id, None)
-        if held is not None:
-            self._scorer.close(held.state)
 
     def _update(self, session: Session, delta: Delta) -> _Held:
         held = self._held.get(session.session_id)

@@ -65,6 +65,10 @@ class CausalScorer:
         hidden, _ = self._model.forward(state.cache, [], tree)
         return self._scores(hidden[-len(tokens) :])
 
+    def num_bytes(self, state: _State) -> int:
+        """See `Scorer.num_bytes`."""
+        return state.cache.num_bytes
+
     def close(self, state: _State) -> None:
         """See `Scorer.close`; the cache goes with the state."""
 

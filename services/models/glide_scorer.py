@@ -115,6 +115,10 @@ class GlideScorer:
             x = layer(x, cache, rows)
         return self._scores(x)
 
+    def num_bytes(self, state: GlideState) -> int:
+        """See `Scorer.num_bytes`; what is read of the target is the target's."""
+        return sum(keys.nbytes + values.nbytes for keys, values in state.caches)
+
     def close(self, state: GlideState) -> None:
         """Free the state's memory; it cannot be used afterwards."""
         state.caches, state.tokens, state.target_kv, state.capacity = [], [], (), 0

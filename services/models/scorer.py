@@ -57,6 +57,10 @@ class Scorer(Protocol):
         """Append nodes below earlier ones (-1: below the last token); their scores, [R]."""
         ...
 
+    def num_bytes(self, state: Any) -> int:
+        """Bytes of the state's keys and values."""
+        ...
+
     def close(self, state: Any) -> None:
         """Free the state."""
         ...

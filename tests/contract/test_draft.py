@@ -48,10 +48,15 @@ async def model_draft(request, target, scorers):
     return await made(request.param, target, scorers)
 
 
+async def prefill(target, tokens):
+    """Have the target hold the keys of all of the tokens but the last."""
+    await target.verify(Session("s", len(tokens) - 1, 40), Delta(0, tokens[:-1]), Proposal())
+
+
 async def made(kind, target, scorers):
     if kind == "ngram":
         return NgramDraft()
-    await target.verify(SESSION, Delta(0, PROMPT[:-1]), Proposal())
+    await prefill(target, PROMPT)
     if kind == "vanilla":
         return LocalDraft(scorers["vanilla"])
     glide = scorers["glide"]
@@ -186,6 +191,6 @@ async def test_a_later_turn_that_needs_more_room_gets_it(target, scorers):
     await glide.propose(SESSION, Delta(0, PROMPT), plan())
     longer = Session("s", 200, 100)
     turn = (*PROMPT, *tiny.tokens(200 - len(PROMPT), seed=2))
-    await target.verify(longer, Delta(0, turn[:-1]), Proposal())
+    await prefill(target, turn)
     proposal = await glide.propose(longer, Delta(0, turn), plan())
     assert len(proposal.tree) == 3
