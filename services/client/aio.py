@@ -1,12 +1,14 @@
 """The client for asyncio: the same surface as `Client`, with `await`."""
 
-from typing import TYPE_CHECKING, Self, Unpack
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from slipstream.client.client import DEFAULT_TIMEOUT_S
-from slipstream.client.conversation import Conversation, new_session_id
+from slipstream.client.conversation import PAUSES_S, Conversation, new_session_id
 from slipstream.client.stream import AsyncChunkStream, Turn
 from slipstream.client.surface import Call, Defaults, RequestOptions, make_call, naming, only_model
-from slipstream.core.errors import SessionExists
+from slipstream.core.errors import SessionBusy, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Chunk, Result, collected
@@ -15,6 +17,8 @@ from slipstream.core.server_info import ServerInfo
 if TYPE_CHECKING:
     from slipstream.client.backend import AsyncBackend
     from slipstream.rpc.security import ClientTls
+
+T = TypeVar("T")
 
 
 class AsyncClient:
@@ -141,8 +145,9 @@ class AsyncClientSession:
 
     async def aclose(self) -> None:
         """Forget the session and free its caches. To go on with it later, leave it open."""
-        if self._conversation.close():
-            await self._backend.end_session(self.session_id)
+        at = self._conversation
+        if at.close():
+            await _patiently(at, lambda: self._backend.end_session(self.session_id))
 
     async def __aenter__(self) -> Self:
         return self
@@ -158,25 +163,47 @@ class _SessionTurn:
         self._backend = backend
         self._conversation = conversation
         self._call = call
-        self._turn: Turn = backend.turn(call)
+        self._turn: Turn | None = None
+        self.is_open = True
 
     async def read(self) -> Chunk | None:
         """See `Turn.read`."""
+        if self._turn is not None:
+            return await self._turn.read()
         at = self._conversation
         try:
-            chunk = await self._turn.read()
+            chunk = await _patiently(at, lambda: self._first(self._call))
         except SessionExists:
             if at.is_begun:
                 raise
-            self._turn = self._backend.turn(at.resumed(self._call))
-            chunk = await self._turn.read()
-        at.is_begun = True
+            chunk = await self._first(at.resumed(self._call))
+        at.begun(self)
         return chunk
 
     async def aclose(self) -> None:
         """See `Turn.aclose`."""
-        await self._turn.aclose()
+        self.is_open = False
+        if self._turn is not None:
+            await self._turn.aclose()
 
     def cancel(self) -> None:
         """See `Turn.cancel`."""
-        self._turn.cancel()
+        self.is_open = False
+        if self._turn is not None:
+            self._turn.cancel()
+
+    async def _first(self, call: Call) -> Chunk | None:
+        self._turn = self._backend.turn(call)
+        return await self._turn.read()
+
+
+async def _patiently(at: Conversation, run: Callable[[], Awaitable[T]]) -> T:
+    """Wait out a turn of this session that was left; one that still runs is `SessionBusy`."""
+    for pause_s in PAUSES_S:
+        try:
+            return await run()
+        except SessionBusy:
+            if at.is_running:
+                raise
+            await asyncio.sleep(pause_s)
+    return await run()

@@ -1,14 +1,15 @@
 """The client for threads: generate, stream, converse. Where engines live is decided at birth."""
 
+import time
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
-from slipstream.client.conversation import Conversation, new_session_id
+from slipstream.client.conversation import PAUSES_S, Conversation, new_session_id
 from slipstream.client.stream import ChunkStream
-from slipstream.client.surface import Call, Defaults, RequestOptions, make_call, naming, only_model
-from slipstream.core.errors import SessionExists
+from slipstream.client.surface import Defaults, RequestOptions, make_call, naming, only_model
+from slipstream.core.errors import SessionBusy, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
-from slipstream.core.results import Result
+from slipstream.core.results import Result, collected
 from slipstream.core.server_info import ServerInfo
 
 if TYPE_CHECKING:
@@ -152,16 +153,27 @@ class ClientSession:
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
-        return self._turn(self._backend.generate, prompt, options)
+        with self.stream(prompt, **options) as chunks:
+            return collected(chunks)
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
         """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        return self._turn(self._backend.stream, prompt, options)
+        at = self._conversation
+        call = make_call(prompt, options, self._defaults, session=at.ref())
+        with naming(call.request_id):
+            try:
+                chunks = self._patiently(lambda: self._backend.stream(call))
+            except SessionExists:
+                if at.is_begun:
+                    raise
+                chunks = self._backend.stream(at.resumed(call))
+        at.begun(chunks)
+        return chunks
 
     def close(self) -> None:
         """Forget the session and free its caches. To go on with it later, leave it open."""
         if self._conversation.close():
-            self._backend.end_session(self.session_id)
+            self._patiently(lambda: self._backend.end_session(self.session_id))
 
     def __enter__(self) -> Self:
         return self
@@ -169,15 +181,13 @@ class ClientSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _turn(self, run: "Callable[[Call], T]", prompt: Prompt, options: RequestOptions) -> T:
-        at = self._conversation
-        call = make_call(prompt, options, self._defaults, session=at.ref())
-        with naming(call.request_id):
+    def _patiently(self, run: "Callable[[], T]") -> T:
+        """Wait out a turn of this session that was left; one that still runs is `SessionBusy`."""
+        for pause_s in PAUSES_S:
             try:
-                answer = run(call)
-            except SessionExists:
-                if at.is_begun:
+                return run()
+            except SessionBusy:
+                if self._conversation.is_running:
                     raise
-                answer = run(at.resumed(call))
-        at.is_begun = True
-        return answer
+                time.sleep(pause_s)
+        return run()

@@ -1,11 +1,25 @@
-"""A session as its client sees it: its name, and whether its first turn has been."""
+"""A session as its client sees it: its name, whether its first turn has been, and what runs."""
 
 import secrets
 from dataclasses import replace
+from typing import Protocol
+from weakref import WeakSet
 
 from slipstream.client.surface import Call
 from slipstream.core.errors import SessionClosed
 from slipstream.core.request import SessionRef
+
+# A router takes a moment to learn that a stream was left; its session is busy until then.
+PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+class Answer(Protocol):
+    """The answer to a turn, on its way or at its end."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is on its way."""
+        ...
 
 
 def new_session_id() -> str:
@@ -21,6 +35,17 @@ class Conversation:
         self.is_begun = is_begun
         self._is_used = is_begun
         self._is_closed = False
+        self._answers: WeakSet[Answer] = WeakSet()
+
+    def begun(self, answer: Answer) -> None:
+        """The engines have taken a turn."""
+        self.is_begun = True
+        self._answers.add(answer)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a turn of this client's own is on its way."""
+        return any(answer.is_open for answer in self._answers)
 
     def ref(self) -> SessionRef:
         """What the next request says of its session. Raises `SessionClosed`."""

@@ -23,13 +23,14 @@ class ChunkStream:
         self.request_id = request_id
         self._chunks = chunks
         self._end = end
-        self._is_open = True
+        self.is_open = True
+        """Whether there is more to read."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Chunk:
-        if not self._is_open:
+        if not self.is_open:
             raise StopIteration
         try:
             with naming(self.request_id):
@@ -40,8 +41,8 @@ class ChunkStream:
 
     def close(self) -> None:
         """End the request, unless it has ended."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             self._end()
 
     def __enter__(self) -> Self:
@@ -79,13 +80,14 @@ class AsyncChunkStream:
     def __init__(self, turn: Turn, *, request_id: str) -> None:
         self.request_id = request_id
         self._turn = turn
-        self._is_open = True
+        self.is_open = True
+        """Whether there is more to read."""
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Chunk:
-        if not self._is_open:
+        if not self.is_open:
             raise StopAsyncIteration
         try:
             with naming(self.request_id):
@@ -100,8 +102,8 @@ class AsyncChunkStream:
 
     async def aclose(self) -> None:
         """End the request, unless it has ended."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             await self._turn.aclose()
 
     async def __aenter__(self) -> Self:
@@ -114,6 +116,6 @@ class AsyncChunkStream:
         self._drop()
 
     def _drop(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             self._turn.cancel()

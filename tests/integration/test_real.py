@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from rounds import plain, speculate
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.text.prompts import encode_prompt
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import resolve
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
+from slipstream.text.prompts import encode_prompt
 
 pytestmark = pytest.mark.real
 
@@ -71,7 +71,7 @@ class Real:
 
     def speculate(self, kind, prompt, sampling, options, max_tokens):
         drafter = self.drafters[kind]
-        settings = {"profile": drafter.profile, "drafter": kind, "has_decision_model": False}
+        settings = {"profile": drafter.facts.profile, "drafter": kind, "has_decision_model": False}
         assert resolve(options, **settings).mode is not Mode.OFF
         return speculate(
             self.engine.target,
@@ -82,7 +82,7 @@ class Real:
             options=options,
             max_tokens=max_tokens,
             stop_token_ids=self.engine.facts.stop_token_ids,
-            profile=drafter.profile,
+            profile=drafter.facts.profile,
         )
 
 

@@ -83,7 +83,7 @@ def test_a_refusal_says_what_would_go():
 
 
 def test_an_unknown_drafter_is_refused():
-    with pytest.raises(InvalidRequest, match="the drafter is .medusa."):
+    with pytest.raises(InvalidRequest, match="drafter is 'medusa'"):
         check("medusa")
 
 
