@@ -67,7 +67,11 @@ class RemoteDraft:
         await self._ask(session, [], num_tokens=0)
 
     async def release(self, session_id: str) -> None:
-        """End the stream, which frees the session. Again, or before the first call, is fine."""
+        """End the stream, which frees its session. Again, or before the first call, is fine."""
+        self.end()
+
+    def end(self) -> None:
+        """The same at once, whatever the session."""
         self._exchange.cancel()
 
     async def park(self, ttl_s: float) -> None:

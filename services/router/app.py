@@ -1,0 +1,155 @@
+"""A router put together: replicas, sessions and the public API in one process.
+
+It serves as soon as it listens; its health says SERVING while a target is ready.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from slipstream.router.access import Access
+from slipstream.router.admission import Admission
+from slipstream.router.config import RouterConfig
+from slipstream.router.conversations import Bounds, Conversations
+from slipstream.router.discovery import parse_source
+from slipstream.router.fleet import Defaults, Fleet
+from slipstream.router.pool import Pool
+from slipstream.router.probes import DraftProbe, TargetProbe
+from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
+from slipstream.router.turns import Patience, Turns
+from slipstream.rpc.channel import connect
+from slipstream.rpc.server import Server
+from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+
+_LOG = logging.getLogger("slipstream.router")
+
+
+class Router:
+    """`start` it, then `serve` or `stop`."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Event()
+        dial, options = connect, config.channel_options()
+        self._targets = Pool(
+            parse_source(config.targets),
+            TargetProbe(),
+            lambda address: dial(address, options),
+            on_change=self._changed.set,
+        )
+        self._drafts = Pool(
+            parse_source(config.drafts),
+            DraftProbe(),
+            lambda address: dial(address, options),
+            on_change=self._changed.set,
+        )
+        defaults = Defaults(bool(config.drafts), config.drafter)
+        self._fleet = Fleet(self._targets, self._drafts, defaults=defaults)
+        self._admission = Admission(config.max_requests)
+        self._server = Server(config.server_options(), {SERVICE: self._register()})
+        self._upkeep: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen; the port. Replicas are reached from now on."""
+        port = await self._server.start(serving=False)
+        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+        return port
+
+    async def ready(self) -> None:
+        """Wait until a target is ready. Raises what ended the router before."""
+        assert self._upkeep is not None
+        waiting = asyncio.get_running_loop().create_task(self._ready.wait())
+        await asyncio.wait({waiting, self._upkeep}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._upkeep.done():
+            await self._upkeep
+
+    async def serve(self) -> None:
+        """Serve until told to stop by a signal; then finish what runs, and end.
+
+        Raises what ended the upkeep of the replicas, should that ever happen.
+        """
+        assert self._upkeep is not None
+        serving = asyncio.get_running_loop().create_task(self._server.serve_until_stopped())
+        try:
+            await asyncio.wait({serving, self._upkeep}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return await serving
+            await self._upkeep
+        finally:
+            serving.cancel()
+            await self._server.stop(0)
+            await self._end()
+
+    async def drain(self) -> None:
+        """Refuse new requests; those that run go on."""
+        self._admission.is_draining = True
+        await self._server.drain()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Finish the requests that run, at most for the grace, and end."""
+        await self.drain()
+        await self._server.stop(grace_s)
+        await self._end()
+
+    def _register(self) -> Callable[..., None]:
+        config = self._config
+        next_fence = fences(time.time)
+        bounds = Bounds(config.max_sessions, config.session_ttl_s)
+        conversations = Conversations(bounds, clock=time.monotonic, next_fence=next_fence)
+        turns = Turns(
+            self._fleet,
+            conversations,
+            self._admission,
+            patience=_patience(config),
+            next_fence=next_fence,
+        )
+        access = Access.load(config.token_file)
+        parts = Parts(access, self._fleet, turns, conversations, self._admission)
+        servicer = GenerationServicer(parts)
+        return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
+
+    async def _keep_up(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._targets.run())
+            group.create_task(self._drafts.run())
+            group.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        """Have health say whether requests can run."""
+        while True:
+            self._changed.clear()
+            await self._server.set_serving(self._fleet.has_target)
+            if self._fleet.has_target:
+                self._ready.set()
+            await self._changed.wait()
+
+    async def _end(self) -> None:
+        upkeep = self._upkeep
+        if upkeep is not None:
+            upkeep.cancel()
+            await asyncio.wait({upkeep})
+
+
+def fences(now: Callable[[], float]) -> Callable[[], int]:
+    """Numbers that only grow, over restarts too: milliseconds, or one more than the last."""
+    last = 0
+
+    def next_fence() -> int:
+        nonlocal last
+        last = max(last + 1, round(now() * 1000))
+        return last
+
+    return next_fence
+
+
+def _patience(config: RouterConfig) -> Patience:
+    return Patience(
+        config.target_round_timeout_s,
+        config.target_token_timeout_s,
+        config.draft_round_timeout_s,
+        config.draft_token_timeout_s,
+        config.park_ttl_s,
+    )

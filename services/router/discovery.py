@@ -1,0 +1,138 @@
+"""Where replicas are: a fixed list, a DNS name, or a file. Knows addresses, not who answers there.
+
+What can't be read for a moment changes nothing: the last list stays, and the log says why.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.rpc.channel import check_address
+
+POLL_S = 1.0
+DNS_POLL_S = 5.0
+DNS_LIMIT_S = 5.0
+_DNS, _FILE = "dns:///", "file:"
+_LOG = logging.getLogger("slipstream.router")
+
+Addresses = frozenset[str]
+Pause = Callable[[float], Awaitable[None]]
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class Source(Protocol):
+    """Says which addresses there are, first and whenever they change."""
+
+    def changes(self) -> AsyncIterator[Addresses]:
+        """All addresses, each time other ones than the last time. May end; then nothing changes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StaticSource:
+    """Addresses that never change."""
+
+    addresses: Addresses
+
+    async def changes(self) -> AsyncIterator[Addresses]:
+        """Once."""
+        yield self.addresses
+
+
+class PolledSource:
+    """Asks again and again. A question that fails changes nothing."""
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[Addresses]], *, poll_s: float, pause: Pause
+    ) -> None:
+        """`ask` raises `OSError` or `InvalidRequest` when it can't say."""
+        self._ask = ask
+        self._poll_s = poll_s
+        self._pause = pause
+        self._problem = ""
+
+    async def changes(self) -> AsyncIterator[Addresses]:
+        """The first answer, and every one that differs from the one before."""
+        last: Addresses | None = None
+        while True:
+            found = await self._answer()
+            if found is not None and found != last:
+                last = found
+                yield found
+            await self._pause(self._poll_s)
+
+    async def _answer(self) -> Addresses | None:
+        try:
+            found = await self._ask()
+        except (OSError, InvalidRequest) as error:
+            if str(error) != self._problem:
+                _LOG.warning("replicas can't be listed, so the last list stays: %s", error)
+                self._problem = str(error)
+            return None
+        self._problem = ""
+        return found
+
+
+def parse_source(
+    items: Sequence[str], *, pause: Pause = asyncio.sleep, resolve: Resolve | None = None
+) -> Source:
+    """The source that a configuration names: addresses, or one `dns:///NAME:PORT` or `file:PATH`.
+
+    Raises `InvalidRequest` for anything else.
+    """
+    special = [item for item in items if item.startswith((_DNS, _FILE))]
+    if not special:
+        return StaticSource(frozenset(_checked(item) for item in items))
+    if len(items) > 1:
+        raise InvalidRequest(
+            f"{special[0]} names all replicas, so nothing else can stand beside it"
+        )
+    if items[0].startswith(_FILE):
+        path = Path(items[0].removeprefix(_FILE)).expanduser()
+        return PolledSource(lambda: _read(path), poll_s=POLL_S, pause=pause)
+    host, port = _name_and_port(items[0])
+    ask = resolve or _resolve
+    return PolledSource(lambda: _named(ask, host, port), poll_s=DNS_POLL_S, pause=pause)
+
+
+async def _read(path: Path) -> Addresses:
+    """One address per line; what follows a # is a comment."""
+    try:
+        text = await asyncio.to_thread(path.read_text, encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is not UTF-8 text") from None
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return frozenset(_checked(line) for line in lines if line)
+
+
+async def _named(resolve: Resolve, host: str, port: int) -> Addresses:
+    try:
+        async with asyncio.timeout(DNS_LIMIT_S):
+            found = await resolve(host, port)
+    except TimeoutError:
+        raise InvalidRequest(f"{host} was not resolved within {DNS_LIMIT_S:g} s") from None
+    return frozenset(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in found)
+
+
+async def _resolve(host: str, port: int) -> Sequence[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def _name_and_port(item: str) -> tuple[str, int]:
+    host, _, port = item.removeprefix(_DNS).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidRequest(f"{item!r} must be dns:///NAME:PORT")
+    return host, int(port)
+
+
+def _checked(address: str) -> str:
+    if "://" in address:
+        raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
+    return check_address(address)

@@ -1,0 +1,199 @@
+"""All replicas, both roles: which models there are, and who is to run a request. No requests."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from slipstream.core.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    Unavailable,
+    UnsupportedCombination,
+)
+from slipstream.core.ngram import NGRAM
+from slipstream.core.request import NO_DRAFTER, DraftFacts
+from slipstream.core.server_info import ReplicaInfo, ReplicaState
+from slipstream.router.placement import (
+    KINDS,
+    TargetView,
+    best_kind,
+    choose_draft,
+    choose_target,
+    misfit,
+)
+from slipstream.router.pool import Pool
+from slipstream.router.probes import DraftModel, TargetModel, draft_view, target_view
+from slipstream.router.replica import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A target replica chosen for a request, and what it was at that moment."""
+
+    replica: Replica[TargetModel]
+    model: TargetModel
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a session asks of placement: its model, its numbering of tokens, its last replica."""
+
+    model_id: str
+    tokenizer_hash: str | None = None
+    sticky: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What requests get that name no drafter: `drafter`, or the best there is.
+
+    `expects_drafts` where drafts are listed at all, reached or not.
+    """
+
+    expects_drafts: bool
+    drafter: str | None = None
+
+
+class Fleet:
+    """The replicas of one router."""
+
+    def __init__(
+        self, targets: Pool[TargetModel], drafts: Pool[DraftModel], *, defaults: Defaults
+    ) -> None:
+        self._targets = targets
+        self._drafts = drafts
+        self._defaults = defaults
+
+    @property
+    def has_target(self) -> bool:
+        """Whether any request can run."""
+        return bool(self._targets.ready())
+
+    def infos(self) -> tuple[ReplicaInfo, ...]:
+        """Every replica, by role and address."""
+        everyone = [*(at.info for at in self._drafts), *(at.info for at in self._targets)]
+        return tuple(sorted(everyone, key=lambda at: (at.role.value, at.address)))
+
+    def models(self) -> dict[str, Placed]:
+        """A replica of every model: of all targets that were ever reached and are still listed."""
+        found: dict[str, Placed] = {}
+        for replica in sorted(self._targets, key=lambda at: at.state is ReplicaState.READY):
+            if replica.described is not None:  # the ready ones come last, and stay
+                found[replica.described.name] = Placed(replica, replica.described)
+        return found
+
+    def num_targets(self, model_id: str) -> int:
+        """Target replicas that serve the model now."""
+        return sum(at.model_id == model_id for at in self._target_views())
+
+    def model_name(self, asked: str) -> str:
+        """The model that is meant; an empty name means the only one.
+
+        Raises `ModelNotFound`, `InvalidRequest` where there are several, `Unavailable` where no
+        target was reached.
+        """
+        names = sorted(self.models())
+        if not names:
+            raise Unavailable("no target has been reached yet")
+        if asked in names:
+            return asked
+        listing = ", ".join(names)
+        if asked:
+            raise ModelNotFound(f"there is no model {asked!r} here, but {listing}")
+        if len(names) > 1:
+            raise InvalidRequest(f"the request names no model, but there are several: {listing}")
+        return names[0]
+
+    def target(self, wanted: Wanted) -> Placed:
+        """The replica that is to verify. Raises `Unavailable` when none is ready."""
+        views = [
+            view
+            for view in self._target_views()
+            if wanted.tokenizer_hash in (None, view.tokenizer_hash)
+        ]
+        chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky)
+        if chosen is None:
+            raise Unavailable(f"no target for model {wanted.model_id} is ready")
+        return next(
+            Placed(at, at.described)
+            for at in self._targets.ready()
+            if at.address == chosen.address and at.described is not None
+        )
+
+    def draft(
+        self, target: Placed, kind: str, *, sticky: str | None, excluded: Collection[str]
+    ) -> tuple[Replica[DraftModel], DraftModel] | None:
+        """The replica that is to guess for the target; None when there is none."""
+        known = {
+            at.address: (at, at.described)
+            for at in self._drafts.ready()
+            if at.described is not None
+        }
+        chosen = choose_draft(
+            [draft_view(*pair) for pair in known.values()],
+            target_view(target.replica, target.model),
+            kind,
+            sticky=sticky,
+            excluded=excluded,
+        )
+        return None if chosen is None else known[chosen.address]
+
+    def draft_facts(self, target: Placed, asked: str | None) -> DraftFacts:
+        """What a request to this target can ask of its draft: one of the kind asked, or the best.
+
+        A draft that is lost for the moment still counts, by what it said last. Raises
+        `UnsupportedCombination` when there are drafts, but none of this kind.
+        """
+        kind = asked or self._defaults.drafter
+        if kind == NO_DRAFTER:
+            return DraftFacts(NO_DRAFTER)
+        if kind == NGRAM.kind:
+            return NGRAM
+        known = self.drafts_for(target)
+        chosen = kind or _best(known)
+        for model, _ in known:
+            if model.name == chosen:
+                return model.facts
+        return self._unknown_draft(kind, {model.name for model, _ in known})
+
+    def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:
+        """Of a draft that never said anything; it may still come, where drafts are listed."""
+        expects = self._defaults.expects_drafts
+        if kind is None:
+            return DraftFacts(KINDS[0]) if expects else NGRAM
+        if here or not expects:
+            listing = ", ".join(sorted({*here, NGRAM.kind}))
+            raise UnsupportedCombination(f"drafter {kind} is not here, but {listing}")
+        return DraftFacts(kind)
+
+    def drafts_for(self, target: Placed) -> list[tuple[DraftModel, bool]]:
+        """Drafts that fit the target, ready ones first, each with whether it is ready."""
+        view = target_view(target.replica, target.model)
+        found = [
+            (at.described, at.state is ReplicaState.READY)
+            for at in self._drafts
+            if at.described is not None
+            and at.state is not ReplicaState.UNFIT
+            and not misfit(view, draft_view(at, at.described))
+        ]
+        return sorted(found, key=lambda pair: not pair[1])
+
+    def at(self, address: str | None) -> Placed | None:
+        """The ready target at an address."""
+        for replica in self._targets.ready():
+            if replica.address == address and replica.described is not None:
+                return Placed(replica, replica.described)
+        return None
+
+    def draft_at(self, address: str | None) -> Replica[DraftModel] | None:
+        """The ready draft at an address."""
+        return next((at for at in self._drafts.ready() if at.address == address), None)
+
+    def _target_views(self) -> list[TargetView]:
+        ready = self._targets.ready()
+        return [target_view(at, at.described) for at in ready if at.described is not None]
+
+
+def _best(known: Sequence[tuple[DraftModel, bool]]) -> str | None:
+    """The best kind among those that are ready, or else among all."""
+    ready = {model.name for model, is_ready in known if is_ready}
+    return best_kind(ready) or best_kind({model.name for model, _ in known})

@@ -1,0 +1,101 @@
+"""Which replicas a request runs on. Pure: views of the replicas go in, a choice comes out.
+
+Least loaded first; among equals the one that had the fewest requests so far, so that even one
+request at a time is spread. A replica that still holds a session's keys comes before all others.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+KINDS = ("glide", "vanilla")
+"""Kinds of drafts that live in replicas, the best first. N-gram lookup runs in the router."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape of keys and values, as far as a draft depends on it."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """A target replica that takes requests."""
+
+    address: str
+    model_id: str
+    tokenizer_hash: str
+    vocab_size: int
+    layout: Layout
+    num_requests: int = 0
+    num_started: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """A draft replica that takes requests. What is empty or None, it does not depend on."""
+
+    address: str
+    kind: str
+    tokenizer_hash: str = ""
+    vocab_size: int = 0
+    target_model_id: str = ""
+    target_layout: Layout | None = None
+    num_requests: int = 0
+    num_started: int = 0
+
+
+View = TypeVar("View", TargetView, DraftView)
+
+
+def choose_target(
+    targets: Iterable[TargetView], model_id: str, *, sticky: str | None = None
+) -> TargetView | None:
+    """The replica for a request; `sticky` is the address that may hold the session's keys."""
+    return _chosen([at for at in targets if at.model_id == model_id], sticky)
+
+
+def choose_draft(
+    drafts: Iterable[DraftView],
+    target: TargetView,
+    kind: str,
+    *,
+    sticky: str | None = None,
+    excluded: Collection[str] = (),
+) -> DraftView | None:
+    """The replica of this kind that is to guess for the target; None when none fits."""
+    fitting = [
+        draft
+        for draft in drafts
+        if draft.kind == kind and draft.address not in excluded and not misfit(target, draft)
+    ]
+    return _chosen(fitting, sticky)
+
+
+def best_kind(kinds: Collection[str]) -> str | None:
+    """The best of the kinds that are there."""
+    return next((kind for kind in KINDS if kind in kinds), None)
+
+
+def misfit(target: TargetView, draft: DraftView) -> str:
+    """Why the draft can't guess for the target; empty when it can."""
+    pairs = (
+        ("target model", draft.target_model_id, target.model_id),
+        ("tokenizer", draft.tokenizer_hash, target.tokenizer_hash),
+        ("key and value layout", draft.target_layout, target.layout),
+        ("vocabulary", draft.vocab_size if draft.kind == "glide" else 0, target.vocab_size),
+    )
+    for name, theirs, ours in pairs:
+        if theirs and theirs != ours:
+            return f"the draft's {name} is {theirs}, but the target's is {ours}"
+    return ""
+
+
+def _chosen(views: list[View], sticky: str | None) -> View | None:
+    for view in views:
+        if view.address == sticky:
+            return view
+    return min(views, key=lambda at: (at.num_requests, at.num_started, at.address), default=None)

@@ -1,0 +1,66 @@
+"""All replicas of one role, as a source lists them. Knows nothing of what they are asked for."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+import grpc.aio
+
+from slipstream.core.server_info import ReplicaState
+from slipstream.router.discovery import Addresses, Source
+from slipstream.router.replica import Described, Probe, Replica
+
+D = TypeVar("D", bound=Described)
+Dial = Callable[[str], grpc.aio.Channel]
+
+
+class Pool(Generic[D]):
+    """Keeps a connection to every replica that there is. Whoever runs `run` owns it."""
+
+    def __init__(
+        self, source: Source, probe: Probe[D], dial: Dial, *, on_change: Callable[[], None]
+    ) -> None:
+        """`on_change` is called after every change of any replica's state."""
+        self._source = source
+        self._probe = probe
+        self._dial = dial
+        self._on_change = on_change
+        self._listed: dict[str, tuple[Replica[D], asyncio.Task[None]]] = {}
+        self._retired: list[Replica[D]] = []
+
+    def __iter__(self) -> Iterator[Replica[D]]:
+        """Those that are listed, by address, and those that were and still run requests."""
+        listed = [replica for _, (replica, _) in sorted(self._listed.items())]
+        return iter([*listed, *self._retired])
+
+    def ready(self) -> list[Replica[D]]:
+        """Those that take requests."""
+        return [replica for replica in self if replica.state is ReplicaState.READY]
+
+    async def run(self) -> None:
+        """Follow the source and every replica it lists, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for addresses in self._source.changes():
+                    self._update(addresses, group)
+        finally:
+            for replica in self:
+                await replica.channel.close()
+
+    def _update(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
+        for address in sorted(self._listed.keys() - addresses):
+            replica, following = self._listed.pop(address)
+            following.cancel()
+            self._retired.append(replica)
+            group.create_task(self._retire(replica, following))
+        for address in sorted(addresses - self._listed.keys()):
+            replica = Replica(address, self._dial(address), self._probe, on_change=self._on_change)
+            self._listed[address] = (replica, group.create_task(replica.follow()))
+
+    async def _retire(self, replica: Replica[D], following: asyncio.Task[None]) -> None:
+        """Let its requests finish before the connection is closed."""
+        await asyncio.wait({following})
+        replica.retire()
+        await replica.idle.wait()
+        await replica.channel.close()
+        self._retired.remove(replica)

@@ -1,0 +1,176 @@
+"""What replicas are, as they say themselves: asked once per connection, and checked.
+
+Knows the wire; not how replicas are found or chosen.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from slipstream.core.errors import HandshakeError, SlipstreamError
+from slipstream.core.request import DraftFacts, ModelFacts
+from slipstream.core.server_info import ReplicaRole
+from slipstream.router.placement import DraftView, Layout, TargetView
+from slipstream.router.replica import Replica
+from slipstream.rpc.convert_facts import check_protocol, draft_facts_from_pb, model_facts_from_pb
+from slipstream.rpc.status import error_from
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from slipstream.text.tokenizer import TextTokenizer
+
+DESCRIBE_LIMIT_S = 30.0
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetModel:
+    """A target, with the tokenizer that it gave out."""
+
+    facts: ModelFacts
+    description: target_pb2.DescribeTargetResponse
+    tokenizer: TextTokenizer
+
+    @property
+    def name(self) -> str:
+        """The model."""
+        return self.facts.model_id
+
+    @property
+    def incarnation(self) -> str:
+        """Its process."""
+        return self.description.identity.incarnation
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Equal where token ids mean the same."""
+        return self.description.identity.tokenizer_hash
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A draft."""
+
+    facts: DraftFacts
+    description: draft_pb2.DescribeDraftResponse
+
+    @property
+    def name(self) -> str:
+        """The kind of drafter."""
+        return self.facts.kind
+
+    @property
+    def incarnation(self) -> str:
+        """Its process."""
+        return self.description.identity.incarnation
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether it reads the target's keys and values."""
+        return bool(self.description.target_layers)
+
+
+class TargetProbe:
+    """Asks targets; fetches each tokenizer once."""
+
+    role = ReplicaRole.TARGET
+    service = "slipstream.rpc.v1.TargetService"
+
+    def __init__(self) -> None:
+        # Models may number their tokens alike and yet differ in their chat templates.
+        self._tokenizers: dict[tuple[str, str], TextTokenizer] = {}
+
+    async def describe(self, channel: grpc.aio.Channel) -> TargetModel:
+        """See `Probe.describe`; a tokenizer that is not what its hash says can't be used."""
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        described: Any = stub.DescribeTarget(
+            target_pb2.DescribeTargetRequest(), timeout=DESCRIBE_LIMIT_S
+        )
+        answer: target_pb2.DescribeTargetResponse = await _answered(described)
+        check_protocol(answer.identity)
+        facts = model_facts_from_pb(answer)
+        key = (facts.model_id, answer.identity.tokenizer_hash)
+        if key not in self._tokenizers:
+            self._tokenizers[key] = await _fetch_tokenizer(stub, key[1])
+        return TargetModel(facts, answer, self._tokenizers[key])
+
+
+class DraftProbe:
+    """Asks drafts."""
+
+    role = ReplicaRole.DRAFT
+    service = "slipstream.rpc.v1.DraftService"
+
+    async def describe(self, channel: grpc.aio.Channel) -> DraftModel:
+        """See `Probe.describe`."""
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        described: Any = stub.DescribeDraft(
+            draft_pb2.DescribeDraftRequest(), timeout=DESCRIBE_LIMIT_S
+        )
+        answer: draft_pb2.DescribeDraftResponse = await _answered(described)
+        check_protocol(answer.identity)
+        return DraftModel(draft_facts_from_pb(answer), answer)
+
+
+def target_view(replica: Replica[TargetModel], model: TargetModel) -> TargetView:
+    """What placement needs to know."""
+    identity = model.description.identity
+    return TargetView(
+        replica.address,
+        identity.model_id,
+        identity.tokenizer_hash,
+        identity.vocab_size,
+        _layout(model.description.layout),
+        replica.num_requests,
+        replica.num_started,
+    )
+
+
+def draft_view(replica: Replica[DraftModel], model: DraftModel) -> DraftView:
+    """What placement needs to know."""
+    answer = model.description
+    has_layout = answer.HasField("target_layout")
+    return DraftView(
+        replica.address,
+        model.facts.kind,
+        answer.identity.tokenizer_hash,
+        answer.identity.vocab_size,
+        answer.target_model_id,
+        _layout(answer.target_layout) if has_layout else None,
+        replica.num_requests,
+        replica.num_started,
+    )
+
+
+def _layout(message: common_pb2.KvLayout) -> Layout:
+    return Layout(message.num_layers, message.num_kv_heads, message.head_dim)
+
+
+async def _fetch_tokenizer(stub: Any, expected: str) -> TextTokenizer:
+    described = stub.DescribeTarget(
+        target_pb2.DescribeTargetRequest(with_tokenizer=True), timeout=DESCRIBE_LIMIT_S
+    )
+    answer: target_pb2.DescribeTargetResponse = await _answered(described)
+    return await asyncio.to_thread(_tokenizer, answer.tokenizer, expected)
+
+
+def _tokenizer(message: target_pb2.Tokenizer, expected: str) -> TextTokenizer:
+    """Slow: a vocabulary has a megabyte or more."""
+    try:
+        tokenizer = TextTokenizer.from_parts(
+            message.json, message.chat_template, dict(message.special_tokens)
+        )
+    except SlipstreamError as error:
+        raise HandshakeError(f"its tokenizer can't be used: {error}") from None
+    if tokenizer.vocab_hash != expected:
+        raise HandshakeError(
+            f"its tokenizer has the hash {tokenizer.vocab_hash[:12]}, but it says {expected[:12]}"
+        )
+    return tokenizer
+
+
+async def _answered(call: Any) -> Any:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise error_from(error) from None

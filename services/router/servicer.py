@@ -1,0 +1,119 @@
+"""The public API on the wire: unpack, delegate, pack. Errors become statuses in the server."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import slipstream
+from slipstream.core.request import SessionRef
+from slipstream.core.results import collected
+from slipstream.core.server_info import ServerInfo
+from slipstream.router.access import Access
+from slipstream.router.admission import Admission
+from slipstream.router.conversations import Conversations
+from slipstream.router.fields import refuse_unknown
+from slipstream.router.fleet import Fleet
+from slipstream.router.info import model_info
+from slipstream.router.turns import Turns
+from slipstream.rpc.convert_generation import generation_from_pb, prompt_from_pb
+from slipstream.rpc.convert_info import model_info_to_pb, server_info_to_pb
+from slipstream.rpc.convert_results import chunk_to_pb, result_to_pb
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream.rpc.v1 import generation_pb2_grpc
+
+SERVICE = "slipstream.rpc.v1.GenerationService"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the public API is served with."""
+
+    access: Access
+    fleet: Fleet
+    turns: Turns
+    conversations: Conversations
+    admission: Admission
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """See `generation.proto`."""
+
+    def __init__(self, parts: Parts, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._parts = parts
+        self._clock = clock
+        self._started = clock()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
+        """See `generation.proto`."""
+        self._enter(request, context)
+        asked = generation_from_pb(request.generation)
+        async with aclosing(self._parts.turns.chunks(asked, self._remaining(context))) as chunks:
+            return result_to_pb(collected([chunk async for chunk in chunks]))
+
+    async def GenerateStream(
+        self, request: pb.GenerateStreamRequest, context: Any
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """See `generation.proto`."""
+        self._enter(request, context)
+        asked = generation_from_pb(request.generation)
+        async with aclosing(self._parts.turns.chunks(asked, self._remaining(context))) as chunks:
+            async for chunk in chunks:
+                yield chunk_to_pb(chunk)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        """See `generation.proto`."""
+        self._enter(request, context)
+        prompt, raw = prompt_from_pb(request.prompt)
+        tokens = await self._parts.turns.tokens(prompt, request.model, raw=raw)
+        return pb.TokenizeResponse(token_ids=tokens)
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, context: Any
+    ) -> pb.GetModelInfoResponse:
+        """See `generation.proto`."""
+        self._enter(request, context)
+        fleet = self._parts.fleet
+        models = fleet.models()
+        names = [fleet.model_name(request.model)] if request.model else sorted(models)
+        infos = [model_info_to_pb(model_info(fleet, models[name])) for name in names]
+        return pb.GetModelInfoResponse(models=infos)
+
+    async def GetServerInfo(
+        self, request: pb.GetServerInfoRequest, context: Any
+    ) -> pb.GetServerInfoResponse:
+        """See `generation.proto`."""
+        self._enter(request, context)
+        parts = self._parts
+        info = ServerInfo(
+            version=slipstream.__version__,
+            protocol_version=PROTOCOL_VERSION,
+            uptime_s=self._clock() - self._started,
+            num_requests=parts.admission.num_requests,
+            num_sessions=len(parts.conversations),
+            is_draining=parts.admission.is_draining,
+            replicas=parts.fleet.infos(),
+        )
+        return server_info_to_pb(info)
+
+    async def DeleteSession(
+        self, request: pb.DeleteSessionRequest, context: Any
+    ) -> pb.DeleteSessionResponse:
+        """See `generation.proto`."""
+        self._enter(request, context)
+        await self._parts.turns.forget(SessionRef(request.session_id).session_id)
+        return pb.DeleteSessionResponse()
+
+    def _enter(self, request: Any, context: Any) -> None:
+        self._parts.access.check(context.invocation_metadata())
+        refuse_unknown(request)
+
+    def _remaining(self, context: Any) -> Callable[[], float | None]:
+        """Seconds until the caller's deadline, also after the call has ended."""
+        left = context.time_remaining()
+        if left is None:
+            return lambda: None
+        deadline = self._clock() + left
+        return lambda: deadline - self._clock()

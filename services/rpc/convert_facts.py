@@ -1,0 +1,63 @@
+"""What targets and drafts say of themselves, from the wire; checked before anybody relies on it."""
+
+from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.core.options import DRAFTERS
+from slipstream.core.planner import Profile
+from slipstream.core.request import DraftFacts, ModelFacts
+from slipstream.rpc import enums
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+
+
+def check_protocol(identity: common_pb2.ModelIdentity) -> None:
+    """Raises `HandshakeError` with both versions where they differ."""
+    if identity.protocol_version != PROTOCOL_VERSION:
+        raise HandshakeError(
+            f"it speaks version {identity.protocol_version} of the protocol, but this router"
+            f" version {PROTOCOL_VERSION}"
+        )
+
+
+def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFacts:
+    """What requests are checked against. Raises `HandshakeError` for what can't be true."""
+    identity = message.identity
+    for name, value in (
+        ("model id", identity.model_id),
+        ("tokenizer hash", identity.tokenizer_hash),
+        ("vocabulary", identity.vocab_size),
+        ("context", message.context_length),
+    ):
+        if not value:
+            raise HandshakeError(f"it says nothing of its {name}")
+    return ModelFacts(
+        identity.model_id,
+        identity.vocab_size,
+        message.context_length,
+        frozenset(message.stop_token_ids),
+    )
+
+
+def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
+    """What requests are checked against. Raises `HandshakeError` for what can't be true."""
+    if message.kind not in DRAFTERS:
+        known = ", ".join(DRAFTERS)
+        raise HandshakeError(f"it is a draft of kind {message.kind!r}, but known are {known}")
+    try:
+        profile = _profile_from_pb(message.profile)
+    except InvalidRequest as error:
+        raise HandshakeError(f"its profile can't be used: {error}") from None
+    max_lag = message.max_lag if message.HasField("max_lag") else None
+    return DraftFacts(message.kind, profile, message.has_decision_model, max_lag)
+
+
+def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
+    defaults = Profile()
+    return Profile(
+        shape=enums.SHAPE.from_pb(message.shape) or defaults.shape,
+        stop=enums.STOP.from_pb(message.stop) or defaults.stop,
+        threshold=message.threshold if message.HasField("threshold") else None,
+        max_depth=message.max_depth or defaults.max_depth,
+        max_nodes=message.max_nodes or defaults.max_nodes,
+        step_cost=message.step_cost,
+        row_cost=message.row_cost,
+    )
