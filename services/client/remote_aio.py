@@ -1,7 +1,8 @@
 """A router, for asyncio: requests out, chunks and typed errors in."""
 
-from collections.abc import Callable
-from contextlib import suppress
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -18,7 +19,13 @@ from slipstream.client.connection import (
     unfinished,
 )
 from slipstream.client.surface import Call
-from slipstream.core.errors import DeadlineExceeded, SessionClosed, SessionNotFound, Unavailable
+from slipstream.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    SessionClosed,
+    SessionNotFound,
+    Unavailable,
+)
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Chunk, Result
@@ -101,7 +108,7 @@ class AsyncRemote:
     async def _ask(
         self, method: Callable[..., Any], request: object, timeout_s: float | None
     ) -> Any:
-        with translated(timeout_s):
+        with translated(timeout_s), _uncancelled():
             return await method(request, timeout=timeout_s, metadata=self._metadata)
 
 
@@ -116,7 +123,7 @@ class _RemoteTurn:
 
     async def read(self) -> Chunk | None:
         """See `Turn.read`."""
-        with translated(self._timeout_s):
+        with translated(self._timeout_s), _uncancelled():
             if self._rpc is None:
                 self._rpc = self._start()
             message = await self._rpc.read()
@@ -137,3 +144,15 @@ class _RemoteTurn:
         """See `Turn.cancel`."""
         if self._rpc is not None:
             self._rpc.cancel()
+
+
+@contextmanager
+def _uncancelled() -> Iterator[None]:
+    """A call that ends with its channel is `Cancelled`; tasks are cancelled as ever."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise Cancelled("the client was closed while the request ran") from None

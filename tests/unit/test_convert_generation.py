@@ -1,0 +1,355 @@
+"""The public API survives the wire: what went in comes out, and nothing else gets in."""
+
+import math
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
+from slipstream.core.options import MAX_NODES, Mode, SpeculationOptions
+from slipstream.core.request import Ask, Generation, SessionRef
+from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result, Timings
+from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState, ServerInfo
+from slipstream.core.stats import SpeculationStats
+from slipstream.core.stop import MAX_DRAFT_TOKENS
+from slipstream.core.types import FinishReason, SamplingParams, Shape, StopPolicy, Verification
+from slipstream.rpc import convert_generation as asked
+from slipstream.rpc import convert_info as info
+from slipstream.rpc import convert_results as answered
+from slipstream.rpc.v1 import common_pb2
+from slipstream.rpc.v1 import generation_pb2 as pb
+
+UINT32 = st.integers(0, 2**32 - 1)
+IDS = st.integers(0, 2**31 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SAID = TEXT.filter(bool)
+NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
+SECONDS = st.floats(0, 1e6)
+
+
+def maybe(values):
+    return st.none() | values
+
+
+SAMPLING = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_k=maybe(st.integers(1, 2**32 - 1)),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(IDS, st.floats(-100, 100), max_size=4).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
+    seed=st.integers(0, 2**64 - 1),
+)
+DEPTH = maybe(st.integers(1, MAX_DRAFT_TOKENS))
+NODES = maybe(st.integers(1, MAX_NODES))
+STOPS = st.sampled_from([(None, None), *((stop, None) for stop in StopPolicy if stop != "cost")])
+STOPS |= st.tuples(
+    st.sampled_from([StopPolicy.SVIP, StopPolicy.DECISION, StopPolicy.COST]), st.floats(0.1, 0.9)
+)
+DRAFTERS = maybe(st.sampled_from(["glide", "vanilla", "ngram"]))
+ACTIVE = st.sampled_from([Mode.AUTO, Mode.FORCED])
+VERIFICATIONS = maybe(st.sampled_from(Verification))
+
+
+@st.composite
+def speculating(draw):
+    verification = draw(VERIFICATIONS)
+    is_product = draw(st.booleans())
+    shapes = maybe(st.sampled_from([shape for shape in Shape if shape is not Shape.PRODUCT]))
+    stop, threshold = draw(STOPS)
+    return SpeculationOptions(
+        mode=draw(ACTIVE),
+        max_draft_tokens=draw(DEPTH),
+        max_nodes=MAX_NODES if is_product else draw(NODES),
+        shape=Shape.PRODUCT if is_product else draw(shapes),
+        stop=stop,
+        threshold=threshold,
+        widths=draw(st.sampled_from([(1,), (3, 2, 1), (2,) * 5])) if is_product else None,
+        verification=verification,
+        num_roots=draw(NODES) if verification is Verification.TARGET_INIT else None,
+        drafter=draw(DRAFTERS),
+    )
+
+
+MESSAGES = st.lists(st.fixed_dictionaries({"role": SAID, "content": SAID}), min_size=1, max_size=3)
+IDS_PROMPT = st.lists(IDS, min_size=1, max_size=6).map(tuple)
+ASKS = st.builds(
+    Ask,
+    sampling=SAMPLING,
+    max_tokens=st.integers(1, 2**31 - 1),
+    stop=st.lists(SAID, max_size=3).map(tuple),
+    speculation=speculating() | st.just(SpeculationOptions(mode=Mode.OFF)),
+    request_id=NAMES,
+)
+REFS = st.builds(SessionRef, st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), st.booleans())
+GENERATIONS = st.builds(
+    Generation,
+    prompt=SAID | IDS_PROMPT | MESSAGES.map(tuple),
+    ask=ASKS,
+    model=NAMES,
+    session=maybe(REFS),
+)
+COUNTS = st.lists(UINT32, max_size=4).map(tuple)
+REASONS = st.dictionaries(SAID, UINT32, max_size=3)
+SPECULATION_STATS = st.builds(
+    SpeculationStats,
+    **dict.fromkeys(answered._COUNTS, UINT32),
+    **dict.fromkeys(answered._PER_STEP, COUNTS),
+    stop_reasons=REASONS,
+    lossless=st.booleans(),
+    fallbacks=REASONS,
+)
+TIMINGS = st.builds(Timings, *[SECONDS for _ in fields(Timings)])
+STATS = st.builds(RequestStats, UINT32, UINT32, UINT32, TIMINGS, SPECULATION_STATS)
+PROMPT_INFOS = st.builds(PromptInfo, TEXT, TEXT, st.integers(0, 2**64 - 1), UINT32)
+REASON = st.sampled_from(FinishReason)
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+def members(kind):
+    return st.lists(st.sampled_from(kind), unique=True).map(tuple)
+
+
+@given(GENERATIONS)
+def test_a_request_is_the_same_on_the_other_side(generation):
+    message = over_the_wire(asked.generation_to_pb(generation))
+    assert asked.generation_from_pb(message) == generation
+
+
+@given(SAID | IDS_PROMPT)
+def test_a_raw_prompt_stays_raw(prompt):
+    message = over_the_wire(asked.prompt_to_pb(prompt, raw=True))
+    assert asked.prompt_from_pb(message) == (prompt, True)
+
+
+@given(
+    st.builds(Chunk, TEXT, COUNTS, prompt=maybe(PROMPT_INFOS))
+    | st.builds(Chunk, TEXT, COUNTS, REASON, STATS, maybe(PROMPT_INFOS))
+)
+def test_a_chunk_is_the_same_on_the_other_side(chunk):
+    assert answered.chunk_from_pb(over_the_wire(answered.chunk_to_pb(chunk))) == chunk
+
+
+@given(st.builds(Result, TEXT, COUNTS, REASON, STATS, PROMPT_INFOS))
+def test_a_result_is_the_same_on_the_other_side(result):
+    message = over_the_wire(answered.result_to_pb(result))
+    assert answered.result_from_pb(message) == result
+    speculation = result.stats.speculation
+    assert message.finish.speculation.mean_acceptance_length == speculation.mean_acceptance_length
+    assert message.finish.speculation.draft_acceptance_rate == speculation.draft_acceptance_rate
+
+
+@given(
+    st.builds(
+        ModelInfo,
+        model=TEXT,
+        vocab_size=UINT32,
+        tokenizer_hash=TEXT,
+        stop_token_ids=COUNTS,
+        has_chat_template=st.booleans(),
+        numerics=TEXT,
+        dtype=TEXT,
+        limits=st.builds(Limits, *[UINT32 for _ in fields(Limits)]),
+        verifications=st.lists(
+            st.builds(
+                VerificationInfo,
+                st.sampled_from(Verification),
+                members(Shape),
+                st.lists(TEXT, max_size=2).map(tuple),
+                st.booleans(),
+                TEXT,
+            ),
+            max_size=2,
+        ).map(tuple),
+        drafters=st.lists(
+            st.builds(
+                DrafterInfo, TEXT, members(Shape), members(StopPolicy), maybe(UINT32), UINT32
+            ),
+            max_size=2,
+        ).map(tuple),
+        num_targets=UINT32,
+    )
+)
+def test_a_model_is_the_same_on_the_other_side(model):
+    assert info.model_info_from_pb(over_the_wire(info.model_info_to_pb(model))) == model
+
+
+@given(
+    st.builds(
+        ServerInfo,
+        version=TEXT,
+        protocol_version=UINT32,
+        uptime_s=SECONDS,
+        num_requests=UINT32,
+        num_sessions=UINT32,
+        is_draining=st.booleans(),
+        replicas=st.lists(
+            st.builds(
+                ReplicaInfo,
+                st.sampled_from(ReplicaRole),
+                TEXT,
+                st.sampled_from(ReplicaState),
+                TEXT,
+                TEXT,
+                UINT32,
+                TEXT,
+            ),
+            max_size=3,
+        ).map(tuple),
+    )
+)
+def test_a_router_is_the_same_on_the_other_side(server):
+    assert info.server_info_from_pb(over_the_wire(info.server_info_to_pb(server))) == server
+
+
+def generation(**changes):
+    return pb.Generation(**{"prompt": pb.Prompt(text="hello"), **changes})
+
+
+def test_what_is_unset_takes_the_default():
+    assert asked.generation_from_pb(generation()) == Generation("hello")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (generation(stopping=pb.StoppingCriteria(max_new_tokens=0)), "max_tokens is 0"),
+        (generation(sampling=common_pb2.SamplingParams(top_k=0)), "top_k is 0"),
+        (generation(sampling=common_pb2.SamplingParams(top_p=0)), "top_p is 0"),
+        (generation(speculation=pb.SpeculationOptions(max_draft_tokens=0)), "is 0"),
+        (generation(speculation=pb.SpeculationOptions(num_roots=0)), "num_roots is 0"),
+        (generation(speculation=pb.SpeculationOptions(drafter="")), "drafter is ''"),
+        (generation(n=0), "n is 0"),
+    ],
+)
+def test_zero_is_not_the_same_as_unset(message, reason):
+    with pytest.raises(InvalidRequest, match=reason):
+        asked.generation_from_pb(message)
+
+
+def test_a_temperature_of_zero_is_said_and_heard():
+    message = asked.generation_to_pb(Generation("hello"))
+    assert message.sampling.HasField("temperature")
+    assert message.stopping.HasField("max_new_tokens")
+    assert not message.sampling.HasField("top_k")
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        pb.SpeculationOptions(mode=9),
+        pb.SpeculationOptions(shape=77),
+        pb.SpeculationOptions(stop=-1),
+        pb.SpeculationOptions(verification=5),
+    ],
+)
+def test_an_unknown_number_of_an_enumeration_is_refused(speculation):
+    with pytest.raises(InvalidRequest, match="must be one of 1, 2"):
+        asked.generation_from_pb(generation(speculation=speculation))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_refused(value):
+    sampling = ["temperature", "top_p", "min_p", "repetition_penalty"]
+    sampling += ["presence_penalty", "frequency_penalty"]
+    for name in sampling:
+        message = generation(sampling=common_pb2.SamplingParams(**{name: value}))
+        with pytest.raises(InvalidRequest, match=name):
+            asked.generation_from_pb(message)
+    for stop in (pb.SpeculationOptions(stop=3, threshold=value), pb.SpeculationOptions()):
+        stop.threshold = value
+        with pytest.raises(InvalidRequest, match="threshold"):
+            asked.generation_from_pb(generation(speculation=stop))
+    with pytest.raises(InvalidRequest, match="decode_s"):
+        answered.timings_from_pb(pb.RequestTimings(decode_s=value))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Generation(),
+        generation(prompt=pb.Prompt()),
+        generation(prompt=pb.Prompt(text="")),
+        generation(prompt=pb.Prompt(token_ids=pb.TokenIds())),
+        generation(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=[2**31]))),
+        generation(prompt=pb.Prompt(chat=pb.ChatMessages())),
+        generation(prompt=pb.Prompt(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user")]))),
+        generation(stopping=pb.StoppingCriteria(stop=[""])),
+        generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),
+        generation(session=pb.SessionRef()),
+        generation(session=pb.SessionRef(session_id="a" * 65)),
+        generation(session=pb.SessionRef(session_id="a\n")),
+        generation(request_id="two\nlines"),
+        generation(request_id="x" * 129),
+        generation(model="é"),
+    ],
+)
+def test_an_ill_formed_request_is_refused(message):
+    with pytest.raises(InvalidRequest):
+        asked.generation_from_pb(message)
+
+
+def test_raw_messages_are_refused():
+    said = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
+    with pytest.raises(UnsupportedCombination, match="not messages"):
+        asked.generation_from_pb(generation(prompt=pb.Prompt(chat=said, raw=True)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"adapter_id": "a"}, {"n": 2}, {"logprobs": 0}, {"json_schema": "{}"}, {"regex": "a*"}],
+)
+def test_what_is_not_built_is_not_ignored(changes):
+    with pytest.raises(NotBuilt, match=next(iter(changes))):
+        asked.generation_from_pb(generation(**changes))
+
+
+def test_one_text_is_built():
+    assert asked.generation_from_pb(generation(n=1)) == Generation("hello")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Ask(sampling=SamplingParams(top_k=2**32)),
+        Ask(sampling=SamplingParams(logit_bias=((2**32, 1.0),))),
+    ],
+)
+def test_what_has_no_place_on_the_wire_is_refused_before_it_is_sent(ask):
+    with pytest.raises(InvalidRequest, match=str(2**32 - 1)):
+        asked.generation_to_pb(Generation("hello", ask))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "half \udc00 a pair"])
+def test_text_without_bytes_is_refused_before_it_is_sent(text):
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        asked.prompt_to_pb(text)
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        Ask(stop=(text,))
+
+
+def test_an_answer_that_ends_without_a_reason_is_none():
+    with pytest.raises(InvalidRequest, match="without a reason"):
+        answered.chunk_from_pb(pb.GenerateStreamResponse(finish=pb.FinishInfo()))
+    with pytest.raises(InvalidRequest, match="finish reason is 9"):
+        answered.result_from_pb(pb.GenerateResponse(finish=pb.FinishInfo(reason=9)))
+
+
+def test_a_model_that_does_not_say_what_it_can_do_is_refused():
+    verification = pb.ModelInfo(verifications=[pb.VerificationCapability()])
+    with pytest.raises(InvalidRequest, match="verification is not said"):
+        info.model_info_from_pb(verification)
+    drafter = pb.ModelInfo(drafters=[pb.DrafterCapability(kind="glide", shapes=[77])])
+    with pytest.raises(InvalidRequest, match="shape is 77"):
+        info.model_info_from_pb(drafter)
