@@ -17,7 +17,10 @@ _TORCH = {
 }
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 # numpy has no bfloat16, so bits are moved as integers; little-endian on every host.
-_BITS = {2: (torch.int16, np.dtype("<i2")), 4: (torch.int32, np.dtype("<i4"))}
+_BITS: dict[int, tuple[torch.dtype, np.dtype[Any]]] = {
+    2: (torch.int16, np.dtype("<i2")),
+    4: (torch.int32, np.dtype("<i4")),
+}
 _LARGEST = 127
 _MAX_SCALE = float(np.finfo(np.float32).max) / _LARGEST
 

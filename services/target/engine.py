@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
-from slipstream.models.cache import KvCache
+from slipstream.models.cache import KvCache, KvLayout
 from slipstream.models.causal import CausalModel
 from slipstream.models.rows import Rows
 from slipstream.models.scorer import KvView
@@ -32,7 +33,7 @@ class _Held:
     cache: KvCache
     roots: tuple[int, ...] = ()
     """Target-initialised roots of the slot after the tokens."""
-    taps: list[KvTap] = field(default_factory=list)
+    taps: WeakSet[KvTap] = field(default_factory=WeakSet)
     """Readers of the cache elsewhere."""
 
 
@@ -79,25 +80,23 @@ class LocalTarget:
         """The keys and values of a session's final tokens, without a copy."""
         return self._held[session_id].cache.view(layers)
 
+    @property
+    def layout(self) -> KvLayout:
+        """Shape of a session's keys and values."""
+        return self._model.layout
+
     def tap(self, session_id: str, layers: Sequence[int], start: int) -> KvTap:
         """Read a session's keys and values slice by slice, from a position on.
 
-        Raises `SessionNotFound`, and whatever `KvTap` refuses. The tap ends with the session, or
-        by `untap`.
+        Raises `SessionNotFound`, and whatever `KvTap` refuses. The tap ends with the session, and
+        the engine forgets it when nobody holds it any more.
         """
         held = self._held.get(session_id)
         if held is None:
             raise SessionNotFound(f"no session {session_id} is held")
         tap = KvTap(held.cache, layers, start)
-        held.taps.append(tap)
+        held.taps.add(tap)
         return tap
-
-    def untap(self, session_id: str, tap: KvTap) -> None:
-        """The reader is gone. Again, or after the session, is fine."""
-        tap.end()
-        held = self._held.get(session_id)
-        if held is not None and tap in held.taps:
-            held.taps.remove(tap)
 
     def kv_bytes(self, session_id: str) -> int:
         """Bytes of keys and values that a session holds; 0 for an unknown one. Any thread."""

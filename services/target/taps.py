@@ -36,7 +36,7 @@ class KvTap:
     def __init__(self, cache: KvCache, layers: Sequence[int], start: int) -> None:
         """Raises `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a start
         above what is held."""
-        _check_layers(layers, cache.layout.num_layers)
+        check_layers(layers, cache.layout.num_layers)
         if not 0 <= start <= cache.count:
             raise SessionOutOfSync(
                 f"keys and values from position {start} on were asked for, but {cache.count}"
@@ -56,7 +56,7 @@ class KvTap:
         self._position = min(self._position, count)
 
     def end(self) -> None:
-        """The session is gone, or the reader is."""
+        """The session is gone."""
         self._cache = None
 
     @torch.inference_mode()
@@ -80,7 +80,8 @@ class KvTap:
         return KvSlice(start, values)
 
 
-def _check_layers(layers: Sequence[int], num_layers: int) -> None:
+def check_layers(layers: Sequence[int], num_layers: int) -> None:
+    """Raises `InvalidRequest` unless they are layers of the model, each once."""
     if not layers:
         raise InvalidRequest("keys and values of no layer were asked for, but at least 1 is needed")
     if len(set(layers)) != len(layers):

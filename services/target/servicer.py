@@ -1,0 +1,177 @@
+"""The target's side of the wire: unpacks, hands to the engine's thread, packs.
+
+A `Verify` stream is a lease on its session: when it ends, for whatever reason, the engine frees
+what it held, unless the session was parked. Knows no models.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from slipstream.core.errors import InvalidRequest, SessionOutOfSync
+from slipstream.core.inline import finished
+from slipstream.core.types import ReplyTiming, Session
+from slipstream.rpc.convert import (
+    delta_from_pb,
+    proposal_from_pb,
+    session_from_pb,
+    verdict_to_pb,
+)
+from slipstream.rpc.leases import LeaseLimits, Leases
+from slipstream.rpc.protocol import identity_expectations, require_agreement
+from slipstream.rpc.thread import EngineThread
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
+from slipstream.target.engine import LocalTarget
+from slipstream.target.inbox import Inbox
+from slipstream.target.kv_streams import KvStreams
+from slipstream.target.served import Served, ServedSessions
+
+MAX_ID_LENGTH = 256
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    """`TargetService` over an engine in this process. Made on the event loop; close it."""
+
+    def __init__(
+        self,
+        target: LocalTarget,
+        about: target_pb2.DescribeTargetResponse,
+        limits: LeaseLimits,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`about` is what `DescribeTarget` answers, its tokenizer included."""
+        self._target = target
+        self._about = about
+        self._clock = clock
+        self._thread = EngineThread("target")
+        self._leases = Leases(self._release, target.kv_bytes, limits)
+        self._sessions = ServedSessions()
+        self._kv = KvStreams(target, self._thread, self._sessions, about.identity.incarnation)
+        self._num_rounds = 0
+
+    def advertise(self, address: str) -> None:
+        """Where drafts reach this target; known once it listens."""
+        self._about.advertised_address = address
+
+    async def close(self) -> None:
+        """Free what is parked and end the engine's thread. The calls must have ended."""
+        await self._leases.clear()
+        self._thread.close()
+
+    async def Verify(
+        self,
+        request_iterator: AsyncIterator[target_pb2.VerifyRequest],
+        context: Context,
+    ) -> AsyncIterator[target_pb2.VerifyResponse]:
+        """See target.proto."""
+        opening = await anext(request_iterator, None)
+        if opening is None:
+            return
+        session, served = await self._open(opening)
+        inbox = Inbox(request_iterator, served.lease)
+        try:
+            opened = target_pb2.TargetOpened(kv_credential=served.credential)
+            yield target_pb2.VerifyResponse(opened=opened)
+            while (message := await inbox.next()) is not None:
+                yield await self._answer(message, session, served)
+                if message.HasField("park"):
+                    return
+        finally:
+            inbox.close()
+            self._sessions.end(served)
+            await self._leases.close(served.lease)
+
+    async def StreamKv(  # type: ignore[override]  # a coroutine that writes, rather than yields
+        self,
+        request: target_pb2.StreamKvRequest,
+        context: grpc.aio.ServicerContext[target_pb2.StreamKvRequest, target_pb2.StreamKvResponse],
+    ) -> None:
+        """See target.proto."""
+        try:
+            await self._kv.serve(request, context.write)
+        except SessionOutOfSync as error:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+
+    async def DescribeTarget(
+        self,
+        request: target_pb2.DescribeTargetRequest,
+        context: Context,
+    ) -> target_pb2.DescribeTargetResponse:
+        """See target.proto."""
+        if request.with_tokenizer:
+            return self._about
+        answer = target_pb2.DescribeTargetResponse()
+        answer.CopyFrom(self._about)
+        answer.ClearField("tokenizer")
+        return answer
+
+    async def GetTargetLoad(
+        self,
+        request: target_pb2.GetTargetLoadRequest,
+        context: Context,
+    ) -> target_pb2.GetTargetLoadResponse:
+        """See target.proto."""
+        load = common_pb2.Load(
+            num_sessions=self._leases.num_active,
+            num_parked=self._leases.num_parked,
+            kv_bytes=self._target.num_kv_bytes,
+            num_kv_streams=self._kv.num_open,
+            kv_streamed_bytes=self._kv.num_bytes,
+            num_waiting=self._thread.num_waiting,
+            num_rounds=self._num_rounds,
+        )
+        return target_pb2.GetTargetLoadResponse(load=load)
+
+    async def _open(self, message: target_pb2.VerifyRequest) -> tuple[Session, Served]:
+        if message.WhichOneof("message") != "open":
+            raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
+        asked = message.open
+        require_agreement(
+            "this target", identity_expectations(self._about.identity, asked.expected)
+        )
+        if len(asked.session.session_id) > MAX_ID_LENGTH:
+            raise InvalidRequest(
+                f"the session id has {len(asked.session.session_id)} characters, but may have up"
+                f" to {MAX_ID_LENGTH}"
+            )
+        session = session_from_pb(asked.session)
+        lease = await self._leases.open(session.session_id, asked.session.fence)
+        return session, self._sessions.begin(lease)
+
+    async def _answer(
+        self, message: target_pb2.VerifyRequest, session: Session, served: Served
+    ) -> target_pb2.VerifyResponse:
+        match message.WhichOneof("message"):
+            case "verify":
+                return await self._verify(message.verify, session, served)
+            case "park":
+                self._sessions.end(served)
+                await self._leases.park(served.lease, message.park.ttl_ms / 1000)
+                return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
+            case _:
+                raise InvalidRequest(f"an open stream verifies or parks, but got {_kind(message)}")
+
+    async def _verify(
+        self, message: target_pb2.VerifyProposal, session: Session, served: Served
+    ) -> target_pb2.VerifyResponse:
+        arrived = self._clock()
+        delta, proposal = delta_from_pb(message.delta), proposal_from_pb(message.proposal)
+        done = await self._thread.run(
+            lambda: finished(self._target.verify(session, delta, proposal))
+        )
+        self._num_rounds += 1
+        served.tell()
+        timing = ReplyTiming(self._clock() - arrived, done.queue_s, done.engine_s)
+        return target_pb2.VerifyResponse(verdict=verdict_to_pb(done.value, timing))
+
+    async def _release(self, session_id: str) -> None:
+        await self._thread.run(lambda: finished(self._target.release(session_id)))
+
+
+def _kind(message: target_pb2.VerifyRequest) -> str:
+    return message.WhichOneof("message") or "an empty message"
