@@ -127,9 +127,9 @@ class Planner:
         return self._shaped(depth, nodes)
 
     def record(self, proposal: Proposal, verdict: Verdict) -> None:
-        """Learn from a round. One that proposed nothing teaches nothing."""
+        """Learn from a round. One in which no draft proposed anything teaches nothing."""
         depth = max(proposal.tree.depths(), default=0)
-        if depth == 0:
+        if depth == 0 or proposal.fallback is not None:
             return
         self._length = self._length.after(all_accepted=verdict.num_accepted == depth)
         if verdict.finish_reason is None:  # a last round is cut short for reasons of its own

@@ -1,0 +1,148 @@
+"""Laws of placement: who fits, who is least loaded, who is spared, and who holds the keys."""
+
+import pytest
+
+from slipstream.router.backoff import Backoffs
+from slipstream.router.placement import (
+    DraftView,
+    Layout,
+    TargetView,
+    best_kind,
+    choose_draft,
+    choose_target,
+    misfit,
+)
+
+LAYOUT = Layout(30, 3, 64)
+
+
+def target(address="t1:1", **changes):
+    fields = {
+        "model_id": "small",
+        "tokenizer_hash": "t" * 64,
+        "vocab_size": 100,
+        "layout": LAYOUT,
+        **changes,
+    }
+    return TargetView(address, **fields)
+
+
+def draft(address="d1:1", **changes):
+    fields = {
+        "kind": "glide",
+        "tokenizer_hash": "t" * 64,
+        "vocab_size": 100,
+        "target_model_id": "small",
+        "target_layout": LAYOUT,
+        **changes,
+    }
+    return DraftView(address, **fields)
+
+
+def test_the_least_loaded_target_of_the_model_is_chosen():
+    views = [
+        target("a:1", num_requests=2),
+        target("b:1", num_requests=1),
+        target("c:1", num_requests=0, model_id="large"),
+    ]
+    chosen = choose_target(views, "small")
+    assert chosen is not None
+    assert chosen.address == "b:1"
+
+
+def test_among_equals_the_one_that_had_the_fewest_requests_comes_next():
+    views = [target("a:1", num_started=4), target("b:1", num_started=3)]
+    chosen = choose_target(views, "small")
+    assert chosen is not None
+    assert chosen.address == "b:1"
+
+
+def test_whoever_holds_the_keys_comes_first_however_busy():
+    views = [target("a:1", num_requests=50), target("b:1")]
+    chosen = choose_target(views, "small", sticky="a:1")
+    assert chosen is not None
+    assert chosen.address == "a:1"
+
+
+def test_keys_on_a_replica_that_is_gone_hold_nobody():
+    chosen = choose_target([target("b:1")], "small", sticky="a:1")
+    assert chosen is not None
+    assert chosen.address == "b:1"
+
+
+def test_without_a_replica_of_the_model_nobody_is_chosen():
+    assert choose_target([target(model_id="large")], "small") is None
+    assert choose_draft([], target(), "glide") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"target_model_id": "large"}, "target model"),
+        ({"tokenizer_hash": "u" * 64}, "tokenizer"),
+        ({"target_layout": Layout(30, 3, 128)}, "layout"),
+        ({"vocab_size": 101}, "vocabulary"),
+    ],
+)
+def test_a_draft_for_another_target_never_sits_with_this_one(change, part):
+    assert part in misfit(target(), draft(**change))
+    assert choose_draft([draft(**change)], target(), "glide") is None
+
+
+def test_what_a_draft_does_not_depend_on_is_not_compared():
+    vanilla = draft(kind="vanilla", target_model_id="", target_layout=None, vocab_size=128)
+    ngram = DraftView("d:1", "ngram")
+    assert misfit(target(), vanilla) == ""
+    assert misfit(target(), ngram) == ""
+
+
+def test_a_draft_of_another_kind_is_not_taken():
+    assert choose_draft([draft(kind="vanilla")], target(), "glide") is None
+
+
+def test_drafts_that_failed_are_spared_even_where_they_hold_the_keys():
+    drafts = [draft("a:1"), draft("b:1", num_requests=9)]
+    chosen = choose_draft(drafts, target(), "glide", sticky="a:1", excluded={"a:1"})
+    assert chosen is not None
+    assert chosen.address == "b:1"
+
+
+def test_twelve_requests_are_spread_evenly_over_three_drafts():
+    started = {"a:1": 0, "b:1": 0, "c:1": 0}
+    for _ in range(12):
+        views = [draft(at, num_started=count) for at, count in started.items()]
+        chosen = choose_draft(views, target(), "glide")
+        assert chosen is not None
+        started[chosen.address] += 1
+    assert set(started.values()) == {4}
+
+
+def test_a_draft_that_reads_keys_is_better_than_one_that_does_not():
+    assert best_kind({"ngram", "vanilla", "glide"}) == "glide"
+    assert best_kind({"ngram", "vanilla"}) == "vanilla"
+    assert best_kind({"ngram"}) is None
+
+
+def test_a_failure_rests_a_name_and_each_that_follows_twice_as_long_up_to_a_limit():
+    now = [100.0]
+    backoffs = Backoffs(lambda: now[0], first_s=0.25, longest_s=2.0)
+    rests = []
+    for _ in range(5):
+        backoffs.failed("a")
+        began = now[0]
+        while backoffs.resting():
+            now[0] += 0.125
+        rests.append(now[0] - began)
+    assert rests == [0.25, 0.5, 1.0, 2.0, 2.0]
+
+
+def test_a_success_forgets_the_failures():
+    now = [0.0]
+    backoffs = Backoffs(lambda: now[0])
+    for _ in range(4):
+        backoffs.failed("a")
+    backoffs.succeeded("a")
+    assert backoffs.resting() == frozenset()
+    backoffs.failed("a")
+    now[0] = 0.25
+    assert backoffs.resting() == frozenset()

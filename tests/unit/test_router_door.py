@@ -1,0 +1,128 @@
+"""Laws of the router's door: who comes in, how many, and what they may not ask."""
+
+import pytest
+
+from slipstream.core.errors import (
+    CapacityError,
+    InvalidRequest,
+    NotBuilt,
+    Unauthenticated,
+    Unavailable,
+)
+from slipstream.router.access import Access
+from slipstream.router.admission import Admission
+from slipstream.router.config import RouterConfig
+from slipstream.router.fields import refuse_unknown
+from slipstream.rpc.v1 import generation_pb2 as pb
+
+
+def shown(value):
+    return (("user-agent", "x"), ("authorization", value))
+
+
+def test_without_a_file_everybody_comes_in():
+    Access.load(None).check(())
+
+
+def test_a_token_of_the_file_comes_in_and_no_other(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("first-token\n\n  second-token  \n")
+    access = Access.load(tokens)
+    access.check(shown("Bearer first-token"))
+    access.check(shown("Bearer second-token"))
+    for wrong in (
+        "Bearer third",
+        "Bearer first-toke",
+        "first-token",
+        "Bearer ",
+        "bearer first-token",
+    ):
+        with pytest.raises(Unauthenticated) as refused:
+            access.check(shown(wrong))
+        assert "first" not in str(refused.value)
+    with pytest.raises(Unauthenticated):
+        access.check(())
+    with pytest.raises(Unauthenticated):
+        access.check((*shown("Bearer first-token"), *shown("Bearer first-token")))
+
+
+def test_a_file_without_tokens_lets_nobody_in_so_it_is_refused(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("\n")
+    with pytest.raises(InvalidRequest):
+        Access.load(tokens)
+    with pytest.raises(InvalidRequest):
+        Access.load(tmp_path / "missing")
+
+
+def test_places_are_counted_and_given_back():
+    door = Admission(max_requests=2)
+    with door.place(), door.place():
+        with pytest.raises(CapacityError, match="2 requests are running"), door.place():
+            pass
+        assert door.num_requests == 2
+    assert door.num_requests == 0
+    with pytest.raises(ZeroDivisionError), door.place():
+        raise ZeroDivisionError
+    assert door.num_requests == 0
+
+
+def test_a_router_that_is_about_to_stop_takes_nobody():
+    door = Admission(max_requests=2)
+    door.is_draining = True
+    with pytest.raises(Unavailable, match="about to stop"), door.place():
+        pass
+
+
+def full_generation():
+    return pb.Generation(
+        request_id="r",
+        prompt=pb.Prompt(
+            chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hi")] * 2)
+        ),
+        sampling={"logit_bias": {3: 1.0}, "top_k": 0},
+        stopping=pb.StoppingCriteria(stop=["x", "y"]),
+        speculation=pb.SpeculationOptions(widths=[1, 2]),
+    )
+
+
+def test_what_this_version_knows_passes():
+    refuse_unknown(pb.GenerateRequest(generation=full_generation()))
+    refuse_unknown(pb.GetServerInfoRequest())
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (lambda request: request, "GenerateRequest"),
+        (lambda request: request.generation, "Generation"),
+        (lambda request: request.generation.sampling, "SamplingParams"),
+        (lambda request: request.generation.prompt.chat.messages[1], "ChatMessage"),
+    ],
+)
+def test_a_field_of_another_version_is_refused_by_number_wherever_it_is(place, name):
+    request = pb.GenerateRequest(generation=full_generation())
+    place(request).MergeFromString(b"\xa0\x06\x01")  # field 100, a number
+    request = pb.GenerateRequest.FromString(request.SerializeToString())
+    with pytest.raises(NotBuilt, match=f"field 100 of {name} "):
+        refuse_unknown(request)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"targets": ()},
+        {"max_requests": 0},
+        {"draft_round_timeout_s": 0.0},
+        {"park_ttl_s": -1.0},
+        {"drafter": "magic"},
+        {"tls_cert": "a"},
+        {"tls_client_ca": "a"},
+        {"worker_cert": "a"},
+        {"worker_ca": "a", "worker_cert": "b"},
+        {"grace_s": -1.0},
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(InvalidRequest):
+        RouterConfig(**{"targets": ("127.0.0.1:1",), **wrong})

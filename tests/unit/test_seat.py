@@ -1,0 +1,228 @@
+"""Laws of the draft's seat: a lost draft costs speculation, never tokens, and it is asked again."""
+
+import asyncio
+
+import pytest
+
+from slipstream.core import errors
+from slipstream.core.options import SpeculationOptions
+from slipstream.core.planner import Planner, Profile, resolve
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    Delta,
+    Plan,
+    Proposal,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+    Verdict,
+    Verification,
+)
+from slipstream.router.backoff import Backoffs
+from slipstream.router.seat import DraftSeat, Failures, reason_of
+
+PLAN = Plan(max_depth=4, max_nodes=6)
+SESSION = Session("s", num_prompt_tokens=3, max_tokens=20)
+
+
+class Guesser:
+    """A draft that answers what it was given, and remembers what it was told."""
+
+    def __init__(self, name, *answers):
+        self.name = name
+        self.answers = list(answers)
+        self.deltas = []
+        self.is_dropped = False
+        self.parked_for = None
+
+    async def propose(self, session, delta, plan):
+        self.deltas.append(delta)
+        answer = self.answers.pop(0) if self.answers else Proposal(TokenTree.chain([1]))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def park(self, ttl_s):
+        self.parked_for = ttl_s
+        if self.answers:
+            raise self.answers.pop(0)
+
+    async def drop(self):
+        self.is_dropped = True
+
+
+class World:
+    """A seat, the drafts that may sit on it, one after the other, and a clock."""
+
+    def __init__(self, *guessers):
+        self.now = 0.0
+        self.waiting = list(guessers)
+        self.excluded = []
+        self.shared = Backoffs(lambda: self.now)
+        failures = Failures(Backoffs(lambda: self.now), self.shared)
+        self.seat = DraftSeat(self.choose, failures, vocab_size=50)
+
+    def choose(self, excluded):
+        self.excluded.append(set(excluded))
+        fitting = [at for at in self.waiting if at.name not in excluded]
+        if not fitting:
+            return None
+        self.waiting.remove(fitting[0])
+        return fitting[0]
+
+    async def round(self, start, *tokens, plan=PLAN, session=SESSION):
+        return await self.seat.propose(session, Delta(start, tokens), plan)
+
+
+async def test_a_draft_is_told_what_is_new_since_its_last_proposal():
+    guesser = Guesser("a")
+    world = World(guesser)
+    await world.round(0, 1, 2, 3)
+    await world.round(3, 4, 5)
+    assert guesser.deltas == [Delta(0, (1, 2, 3)), Delta(3, (4, 5))]
+
+
+async def test_without_a_draft_rounds_are_plain_and_say_so():
+    proposal = await World().round(0, 1, 2, 3)
+    assert proposal == Proposal(fallback="no draft")
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (errors.Unavailable("gone"), "unavailable"),
+        (errors.DeadlineExceeded("slow"), "timeout"),
+        (errors.HandshakeError("another"), "mismatch"),
+        (errors.ModelMismatch("another"), "mismatch"),
+        (errors.CapacityError("full"), "full"),
+        (errors.InvalidRequest("no"), "invalid"),
+        (errors.SessionTaken("taken"), "session"),
+        (errors.SessionOutOfSync("gap"), "session"),
+        (errors.InternalError("bug"), "failed"),
+    ],
+)
+async def test_whatever_a_draft_raises_makes_a_plain_round_that_says_why(error, word):
+    guesser = Guesser("a", error)
+    world = World(guesser)
+    assert await world.round(0, 1, 2, 3) == Proposal(fallback=word)
+    assert guesser.is_dropped
+    assert reason_of(error) == word
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        Proposal(TokenTree.chain([50])),
+        Proposal(TokenTree((1, 1), (-1, -1))),
+        Proposal(TokenTree.chain([1, 2, 3, 4, 5])),
+        Proposal(TokenTree(tuple(range(1, 8)), (-1,) * 7)),
+    ],
+    ids=["id out of range", "equal siblings", "too deep", "too many nodes"],
+)
+async def test_a_proposal_that_was_not_asked_for_never_reaches_the_target(proposal):
+    world = World(Guesser("a", proposal))
+    assert await world.round(0, 1, 2, 3) == Proposal(fallback="invalid")
+
+
+async def test_a_law_that_is_none_never_reaches_the_target():
+    session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
+    world = World(Guesser("a", Proposal(TokenTree.chain([1]))))
+    assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
+
+
+async def test_a_draft_that_comes_back_is_told_everything_from_the_start():
+    before, after = Guesser("a", Proposal(), errors.Unavailable("gone")), Guesser("a")
+    world = World(before, after)
+    await world.round(0, 1, 2, 3)
+    assert (await world.round(3, 4)).fallback == "unavailable"
+    assert (await world.round(4, 5)).fallback == "unavailable"  # it rests
+    world.now += 0.25
+    assert (await world.round(5, 6)).fallback is None
+    assert after.deltas == [Delta(0, (1, 2, 3, 4, 5, 6))]
+
+
+async def test_another_draft_takes_over_in_the_next_round():
+    first, second = Guesser("a", errors.Unavailable("gone")), Guesser("b")
+    world = World(first, second)
+    assert (await world.round(0, 1, 2, 3)).fallback == "unavailable"
+    assert (await world.round(3, 4)).fallback is None
+    assert world.excluded[-1] == {"a"}
+    assert world.seat.holder == "b"
+    assert second.deltas == [Delta(0, (1, 2, 3, 4))]
+
+
+async def test_others_hear_of_a_draft_that_does_not_answer_not_of_a_bad_proposal():
+    silent = World(Guesser("a", errors.DeadlineExceeded("slow")))
+    await silent.round(0, 1, 2, 3)
+    assert silent.shared.resting() == {"a"}
+    rude = World(Guesser("a", Proposal(TokenTree.chain([50]))))
+    await rude.round(0, 1, 2, 3)
+    assert rude.shared.resting() == frozenset()
+
+
+async def test_tokens_that_were_taken_back_are_told_anew():
+    guesser = Guesser("a")
+    world = World(guesser)
+    await world.round(0, 1, 2, 3, 4, 5)
+    await world.round(3, 9, 8)
+    assert guesser.deltas[-1] == Delta(3, (9, 8))
+
+
+async def test_under_roots_the_roots_alone_stand_in_for_a_lost_draft():
+    session = Session("s", 3, 20, verification=Verification.TARGET_INIT, num_roots=2)
+    plan = Plan(max_depth=3, max_nodes=6, shape=Shape.FORK, roots=(7, 9))
+    world = World(Guesser("a", errors.Unavailable("gone"), Proposal(stopped_by="lag")))
+    lost = await world.round(0, 1, 2, 3, plan=plan, session=session)
+    assert lost == Proposal(TokenTree((7, 9), (-1, -1)), fallback="unavailable")
+    behind = World(Guesser("a", Proposal(stopped_by="lag")))
+    empty = await behind.round(0, 1, 2, 3, plan=plan, session=session)
+    assert empty == Proposal(TokenTree((7, 9), (-1, -1)), stopped_by="lag")
+
+
+async def test_roots_that_are_not_the_targets_are_refused():
+    session = Session("s", 3, 20, verification=Verification.TARGET_INIT, num_roots=2)
+    plan = Plan(max_depth=3, max_nodes=6, shape=Shape.FORK, roots=(7, 9))
+    world = World(Guesser("a", Proposal(TokenTree((7, 8), (-1, -1)))))
+    proposal = await world.round(0, 1, 2, 3, plan=plan, session=session)
+    assert proposal == Proposal(TokenTree((7, 9), (-1, -1)), fallback="invalid")
+
+
+async def test_a_cancelled_round_is_no_failure_of_the_draft():
+    guesser = Guesser("a", asyncio.CancelledError())
+    world = World(guesser)
+    with pytest.raises(asyncio.CancelledError):
+        await world.round(0, 1, 2, 3)
+    assert world.shared.resting() == frozenset()
+    await world.seat.release("s")
+    assert guesser.is_dropped
+
+
+async def test_parking_says_where_the_keys_are_and_frees_the_seat():
+    guesser = Guesser("a")
+    world = World(guesser)
+    await world.round(0, 1, 2, 3)
+    assert await world.seat.park(30.0) == "a"
+    assert guesser.parked_for == 30.0
+    assert guesser.is_dropped
+    assert await world.seat.park(30.0) is None
+
+
+async def test_a_draft_that_can_not_park_keeps_nothing():
+    guesser = Guesser("a", Proposal(), errors.Unavailable("gone"))
+    world = World(guesser)
+    await world.round(0, 1, 2, 3)
+    assert await world.seat.park(30.0) is None
+    assert guesser.is_dropped
+
+
+def test_a_round_without_a_draft_teaches_the_planner_nothing():
+    options = SpeculationOptions(verification=Verification.TARGET_INIT, stop=StopPolicy.HEURISTIC)
+    settings = resolve(options, Profile(), drafter="glide", has_decision_model=False)
+    planner = Planner(settings)
+    verdict = Verdict((7,), 1, roots=(3, 4))
+    before = planner.plan(50, verdict)
+    roots_alone = Proposal(TokenTree((7, 9), (-1, -1)), fallback="no draft")
+    for _ in range(4):
+        planner.record(roots_alone, verdict)
+    assert planner.plan(50, verdict) == before
