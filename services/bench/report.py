@@ -10,7 +10,7 @@ Figures = Mapping[str, Any]
 
 def speed_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
     """One row a method, all categories together."""
-    table = _table(
+    shown = table(
         "method",
         "tokens/s",
         "ratio",
@@ -23,31 +23,31 @@ def speed_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
     )
     for name, parts in methods.items():
         of = parts["overall"]
-        table.add_row(
+        shown.add_row(
             name,
-            _fixed(of["tokens_per_s"], 1),
-            _fixed(of["ratio"], 2, "x"),
-            _fixed(of["ratio_decode"], 2, "x"),
-            _fixed(of["mean_acceptance_length"], 2),
-            _fixed(of["draft_acceptance_rate"], 2),
+            fixed(of["tokens_per_s"], 1),
+            fixed(of["ratio"], 2, "x"),
+            fixed(of["ratio_decode"], 2, "x"),
+            fixed(of["mean_acceptance_length"], 2),
+            fixed(of["draft_acceptance_rate"], 2),
             str(of["drafted_tokens"]),
-            _fixed(of["draft_share"], 2),
+            fixed(of["draft_share"], 2),
             identity(of),
         )
-    return table
+    return shown
 
 
 def category_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
     """Ratio and acceptance length of every method (columns) in every category (rows)."""
-    table = _table("ratio (acceptance length)", *methods)
+    shown = table("ratio (acceptance length)", *methods)
     names = dict.fromkeys(name for parts in methods.values() for name in parts["categories"])
     for category in names:
         cells = []
         for parts in methods.values():
             of = parts["categories"][category]
-            cells.append(f"{_fixed(of['ratio'], 2, 'x')} ({of['mean_acceptance_length']:.2f})")
-        table.add_row(category, *cells)
-    return table
+            cells.append(f"{fixed(of['ratio'], 2, 'x')} ({of['mean_acceptance_length']:.2f})")
+        shown.add_row(category, *cells)
+    return shown
 
 
 def identity(of: Figures) -> str:
@@ -84,13 +84,13 @@ def cost_table(cost: Mapping[str, Any]) -> Table:
     """What verifying some rows takes, and against one row."""
     kinds = cost["forward_ms"]
     heads = [head for name in kinds for head in (f"{name} ms", "of one row")]
-    table = _table("rows", *heads)
+    shown = table("rows", *heads)
     for rows in kinds["fast"]:
         cells = []
         for ms in kinds.values():
-            cells += [_fixed(ms[rows], 2), _fixed(ms[rows] / ms["1"], 2, "x")]
-        table.add_row(rows, *cells)
-    return table
+            cells += [fixed(ms[rows], 2), fixed(ms[rows] / ms["1"], 2, "x")]
+        shown.add_row(rows, *cells)
+    return shown
 
 
 def cost_lines(cost: Mapping[str, Any]) -> list[str]:
@@ -102,18 +102,20 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
             f" forward; in a round, with reading its law, {draft['round_step_ms']:.3f} ms,"
             f" {draft['round_step_ratio']:.1%}"
         )
-    plain = [f"{name} {_fixed(ms, 2)} ms" for name, ms in cost["plain_ms_per_token"].items()]
+    plain = [f"{name} {fixed(ms, 2)} ms" for name, ms in cost["plain_ms_per_token"].items()]
     lines.append(f"plain decoding, per token: {', '.join(plain)}")
     return lines
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
+def table(first: str, *others: str) -> Table:
+    """An empty table: names on the left, numbers on the right."""
+    empty = Table(box=None, pad_edge=False, header_style="bold")
+    empty.add_column(first, no_wrap=True)
     for name in others:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
+        empty.add_column(name, justify="right", overflow="fold")
+    return empty
 
 
-def _fixed(value: float | None, digits: int, unit: str = "") -> str:
+def fixed(value: float | None, digits: int, unit: str = "") -> str:
+    """A number, or a dash for none."""
     return "-" if value is None else f"{value:.{digits}f}{unit}"

@@ -1,14 +1,9 @@
 """`slipstream bench`: measure speed, identity and cost. Knows only options and printing."""
 
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slipstream.bench import report
 from slipstream.bench.methods import Method
@@ -20,15 +15,20 @@ from slipstream.cli.bench_flags import (
     RunFlags,
     Turns,
 )
+from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.bench.contenders import Contenders
-    from slipstream.bench.speed import Advance, SpeedPlan
+    from slipstream.bench.speed import SpeedPlan
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
+
+
+app.command()(rounds)
 
 
 @app.callback()
@@ -59,7 +59,7 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         prompts.turns is Turns.ALL,
     )
     contenders = _contenders(methods, sampling, models)
-    with _progress(plan.num_conversations) as advance:
+    with step_bar(plan.num_conversations) as advance:
         outputs = run_speed(plan, contenders, advance=advance)
     values = {
         "environment": {
@@ -70,7 +70,7 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         "methods": compare(plan, contenders, outputs),
     }
     _show_speed(values["methods"])
-    _write(output, values)
+    write(output, values)
 
 
 @app.command()
@@ -89,20 +89,17 @@ def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
     text = "\n".join(turn for question in PromptFlags().questions() for turn in question.turns)
     has_draft = models.draft != "glide" or contenders.draft_folder().is_dir()
     measured = measure_cost(plan, contenders, text, has_draft=has_draft)
-    console = _console()
+    console = figures_console()
     console.print(report.cost_table(measured))
     for line in report.cost_lines(measured):
         console.print(line, markup=False, soft_wrap=True)
     environment = {**_environment(models, ()), "rounds": plan.rounds}
-    _write(output, {"environment": environment, "cost": measured})
+    write(output, {"environment": environment, "cost": measured})
 
 
 def _check(models: ModelFlags, output: OutputFlags) -> None:
     models.check()
-    if output.json is not None:
-        from slipstream.bench.environment import check_writable
-
-        check_writable(output.json)
+    check_writable(output)
 
 
 def _contenders(
@@ -132,7 +129,7 @@ def _environment(models: ModelFlags, methods: Sequence[Method]) -> dict[str, Any
     weights = {name: weights_digests(find_local(name)) for name in names}
     return {
         **environment(models.device),
-        "command": _command(),
+        "command": command(),
         "target": models.target,
         "dtype": models.dtype,
         "weights_sha256": weights,
@@ -155,49 +152,13 @@ def _run_facts(prompts: PromptFlags, plan: "SpeedPlan") -> dict[str, Any]:
     }
 
 
-def _command() -> str:
-    return shlex.join(["slipstream", *sys.argv[1:]])
-
-
-@contextmanager
-def _progress(total: int) -> Iterator["Advance"]:
-    """A bar on standard error, on a terminal only."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("loading", total=total)
-
-        def advance(method: str) -> None:
-            bar.update(task, advance=1, description=method)
-
-        yield advance
-
-
 def _show_speed(methods: dict[str, Any]) -> None:
-    console = _console()
+    console = figures_console()
     console.print(report.speed_table(methods))
     console.print()
     console.print(report.category_table(methods))
     for line in report.divergence_lines(methods):
         console.print(line, markup=False, soft_wrap=True)
-
-
-def _console() -> Console:
-    """As wide as the terminal; a file takes any width."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 240
-    return console
-
-
-def _write(output: OutputFlags, values: dict[str, Any]) -> None:
-    if output.json is None:
-        return
-    from slipstream.bench.environment import write_json
-
-    write_json(output.json, values)
 
 
 if __name__ == "__main__":
