@@ -21,6 +21,7 @@ from slipstream.rpc.convert import (
 )
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
+from slipstream.rpc.server import Register
 from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.engine import LocalTarget
@@ -28,6 +29,7 @@ from slipstream.target.inbox import Inbox
 from slipstream.target.kv_streams import KvStreams
 from slipstream.target.served import Served, ServedSessions
 
+SERVICE = "slipstream.rpc.v1.TargetService"
 MAX_ID_LENGTH = 256
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -171,6 +173,11 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     async def _release(self, session_id: str) -> None:
         await self._thread.run(lambda: finished(self._target.release(session_id)))
+
+
+def register(servicer: TargetServicer) -> Register:
+    """How a server is told of it."""
+    return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
 
 
 def _kind(message: target_pb2.VerifyRequest) -> str:
