@@ -125,7 +125,9 @@ class AsyncClientSession:
     def __init__(self, backend: "AsyncBackend", defaults: Defaults, session_id: str | None) -> None:
         self._backend = backend
         self._defaults = defaults
-        self._conversation = Conversation(session_id or new_session_id(), session_id is not None)
+        self._conversation: Conversation[_SessionTurn] = Conversation(
+            session_id or new_session_id(), session_id is not None
+        )
 
     @property
     def session_id(self) -> str:
@@ -147,6 +149,8 @@ class AsyncClientSession:
         """Forget the session and free its caches. To go on with it later, leave it open."""
         at = self._conversation
         if at.close():
+            for turn in at.running:
+                await turn.aclose()
             await _patiently(at, lambda: self._backend.end_session(self.session_id))
 
     async def __aenter__(self) -> Self:
@@ -159,7 +163,9 @@ class AsyncClientSession:
 class _SessionTurn:
     """A turn that tells the conversation when it has begun."""
 
-    def __init__(self, backend: "AsyncBackend", conversation: Conversation, call: Call) -> None:
+    def __init__(
+        self, backend: "AsyncBackend", conversation: "Conversation[_SessionTurn]", call: Call
+    ) -> None:
         self._backend = backend
         self._conversation = conversation
         self._call = call
@@ -167,7 +173,9 @@ class _SessionTurn:
         self.is_open = True
 
     async def read(self) -> Chunk | None:
-        """See `Turn.read`."""
+        """See `Turn.read`. None also after the session was closed."""
+        if not self.is_open:
+            return None
         if self._turn is not None:
             return await self._turn.read()
         at = self._conversation
@@ -197,13 +205,13 @@ class _SessionTurn:
         return await self._turn.read()
 
 
-async def _patiently(at: Conversation, run: Callable[[], Awaitable[T]]) -> T:
+async def _patiently(at: Conversation[_SessionTurn], run: Callable[[], Awaitable[T]]) -> T:
     """Wait out a turn of this session that was left; one that still runs is `SessionBusy`."""
     for pause_s in PAUSES_S:
         try:
             return await run()
         except SessionBusy:
-            if at.is_running:
+            if at.running:
                 raise
             await asyncio.sleep(pause_s)
     return await run()

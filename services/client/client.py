@@ -144,7 +144,9 @@ class ClientSession:
     def __init__(self, backend: "Backend", defaults: Defaults, session_id: str | None) -> None:
         self._backend = backend
         self._defaults = defaults
-        self._conversation = Conversation(session_id or new_session_id(), session_id is not None)
+        self._conversation: Conversation[ChunkStream] = Conversation(
+            session_id or new_session_id(), session_id is not None
+        )
 
     @property
     def session_id(self) -> str:
@@ -173,6 +175,8 @@ class ClientSession:
     def close(self) -> None:
         """Forget the session and free its caches. To go on with it later, leave it open."""
         if self._conversation.close():
+            for chunks in self._conversation.running:
+                chunks.close()
             self._patiently(lambda: self._backend.end_session(self.session_id))
 
     def __enter__(self) -> Self:
@@ -187,7 +191,7 @@ class ClientSession:
             try:
                 return run()
             except SessionBusy:
-                if self._conversation.is_running:
+                if self._conversation.running:
                     raise
                 time.sleep(pause_s)
         return run()

@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from slipstream.client.surface import Call
@@ -22,12 +22,15 @@ class Answer(Protocol):
         ...
 
 
+A = TypeVar("A", bound=Answer)
+
+
 def new_session_id() -> str:
     """A name that is hard to guess."""
     return secrets.token_hex(16)
 
 
-class Conversation:
+class Conversation(Generic[A]):
     """One session: begun by its first turn, or by somebody else before."""
 
     def __init__(self, session_id: str, is_begun: bool) -> None:
@@ -35,17 +38,17 @@ class Conversation:
         self.is_begun = is_begun
         self._is_used = is_begun
         self._is_closed = False
-        self._answers: WeakSet[Answer] = WeakSet()
+        self._answers: WeakSet[A] = WeakSet()
 
-    def begun(self, answer: Answer) -> None:
+    def begun(self, answer: A) -> None:
         """The engines have taken a turn."""
         self.is_begun = True
         self._answers.add(answer)
 
     @property
-    def is_running(self) -> bool:
-        """Whether a turn of this client's own is on its way."""
-        return any(answer.is_open for answer in self._answers)
+    def running(self) -> list[A]:
+        """Answers to this client's own turns that are on their way."""
+        return [answer for answer in self._answers if answer.is_open]
 
     def ref(self) -> SessionRef:
         """What the next request says of its session. Raises `SessionClosed`."""
