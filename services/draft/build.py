@@ -20,7 +20,7 @@ from slipstream.models.loading import load_target_parts
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
-_VANILLA = "vanilla:"
+VANILLA = "vanilla:"
 # Measured with the shipped pair on two CPU cores: a draft step takes 4% of a plain round and a row
 # to verify 1 to 2%; one more step brings a row and its leaves, hence the threshold.
 _PROFILES: Mapping[str, Profile] = {
@@ -36,7 +36,8 @@ class DraftTarget:
     """The target that a draft is for, as far as the draft needs it.
 
     `parts` are what GliDe shares with it, None where they are not at hand; `source` is where its
-    keys and values are read; `tokenizer_hash` None skips the check of a plain draft's tokenizer.
+    keys and values are read; `tokenizer_hash` None skips the check of a plain draft's tokenizer;
+    `context_length` None says that the target checks lengths.
     """
 
     model_id: str
@@ -45,6 +46,7 @@ class DraftTarget:
     source: KvSource
     dtype: str = "bfloat16"
     device: str = "cpu"
+    context_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Drafter:
     """A draft behind its port, and what it says of itself.
 
     `layers` are the target layers whose keys and values it reads; `tokenizer_hash` and
-    `vocab_size` are its own where it is a model.
+    `vocab_size` are its own where it is a model; `context_length` is what it can take, None for
+    anything that the target can.
     """
 
     draft: Draft
@@ -60,6 +63,7 @@ class Drafter:
     layers: tuple[int, ...] = ()
     tokenizer_hash: str | None = None
     vocab_size: int | None = None
+    context_length: int | None = None
 
     @property
     def kind(self) -> str:
@@ -73,8 +77,8 @@ def build_drafter(name: str, target: DraftTarget) -> Drafter:
         return Drafter(NgramDraft(), DraftFacts(NO_DRAFTER))
     if name == "ngram":
         return Drafter(NgramDraft(), NGRAM)
-    if name.startswith(_VANILLA):
-        return _vanilla(name.removeprefix(_VANILLA), target)
+    if name.startswith(VANILLA):
+        return _vanilla(name.removeprefix(VANILLA), target)
     return _glide(glide_folder(name, target.model_id), target)
 
 
@@ -115,7 +119,9 @@ def _glide(folder: Path, target: DraftTarget) -> Drafter:
     draft = LocalDraft(scorer, Feed(target.source, layers), decision=score, profile=profile)
     facts = DraftFacts("glide", profile, decision is not None, scorer.max_lag)
     config = scorer.config
-    return Drafter(draft, facts, layers, config.tokenizer_hash, config.vocab_size)
+    return Drafter(
+        draft, facts, layers, config.tokenizer_hash, config.vocab_size, target.context_length
+    )
 
 
 def _vanilla(name: str, target: DraftTarget) -> Drafter:
@@ -133,4 +139,4 @@ def _vanilla(name: str, target: DraftTarget) -> Drafter:
     model = CausalModel(loaded.model, numerics="fast")
     draft = LocalDraft(CausalScorer(model), profile=profile)
     facts = DraftFacts("vanilla", profile)
-    return Drafter(draft, facts, (), loaded.tokenizer_hash, model.vocab_size)
+    return Drafter(draft, facts, (), loaded.tokenizer_hash, model.vocab_size, model.context_length)

@@ -86,10 +86,15 @@ class LocalDraft:
         held = self._held.get(session_id)
         return apply_delta(held.tokens if held else [], delta)[1]
 
-    def num_bytes(self, session_id: str) -> int:
+    def kv_bytes(self, session_id: str) -> int:
         """Bytes of the draft model's own keys and values of a session."""
         held = self._held.get(session_id)
         return 0 if held is None else self._scorer.num_bytes(held.state)
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """The same of all sessions."""
+        return sum(self.kv_bytes(session_id) for session_id in list(self._held))
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""

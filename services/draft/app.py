@@ -1,0 +1,61 @@
+"""A draft service put together: a drafter by name, its feeds, and what serves them."""
+
+from pathlib import Path
+
+import torch
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request import NO_DRAFTER
+from slipstream.draft.build import NGRAM, VANILLA, Drafter, DraftTarget, build_drafter
+from slipstream.draft.config import DraftConfig
+from slipstream.draft.describe import ForTarget, describe
+from slipstream.draft.feeds import KvFeeds
+from slipstream.draft.servicer import DraftServicer
+from slipstream.models.loading import parse_device
+from slipstream.models.parts import load_parts
+from slipstream.rpc.protocol import new_incarnation
+
+
+def load_draft(config: DraftConfig) -> DraftServicer:
+    """Load what the configuration names, on the event loop that will serve it.
+
+    Raises what loading raises, and `InvalidRequest` for a draft that is none.
+    """
+    if config.draft == NO_DRAFTER:
+        raise InvalidRequest("a draft service needs a draft; without one, start none")
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    feeds = KvFeeds(config.channel_options(), parse_device(config.device))
+    drafter, target = _build(config, feeds)
+    about = describe(
+        drafter,
+        _name(config.draft),
+        target=target,
+        incarnation=new_incarnation(),
+        max_sessions=config.max_sessions,
+    )
+    return DraftServicer(drafter, feeds, about, config.settings())
+
+
+def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | None]:
+    dtype, device = config.dtype, config.device
+    if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
+        alone = DraftTarget("", None, None, feeds, dtype, device)
+        return build_drafter(config.draft, alone), None
+    loaded = load_parts(config.target_model, dtype=dtype, device=device)
+    target = DraftTarget(
+        loaded.model_id,
+        loaded.tokenizer_hash,
+        loaded.parts,
+        feeds,
+        dtype,
+        device,
+        loaded.context_length,
+    )
+    return build_drafter(config.draft, target), ForTarget(loaded.model_id, loaded.parts)
+
+
+def _name(draft: str) -> str:
+    """A directory goes by its own name: where it lies is nobody's business."""
+    path = Path(draft).expanduser()
+    return path.resolve().name if path.is_dir() else draft

@@ -1,0 +1,78 @@
+"""What a request to a draft must be before any of it is used. Pure: no wire, no models."""
+
+from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.options import SpeculationOptions, check_combination
+from slipstream.core.request import DraftFacts
+from slipstream.core.types import Delta, Plan, Session, Shape
+
+MAX_ID_LENGTH = 256
+MAX_TOKENS = 1 << 20
+"""Of a session with a draft that has no context length of its own."""
+
+
+def check_session(session: Session, context_length: int | None) -> None:
+    """Raises `InvalidRequest` for a session that the draft has no room for."""
+    if len(session.session_id) > MAX_ID_LENGTH:
+        raise InvalidRequest(
+            f"the session id has {len(session.session_id)} characters, but may have up to"
+            f" {MAX_ID_LENGTH}"
+        )
+    limit = MAX_TOKENS if context_length is None else context_length
+    if session.num_prompt_tokens + session.max_tokens > limit:
+        raise PromptTooLong(
+            f"a prompt of {session.num_prompt_tokens} tokens and up to {session.max_tokens} new"
+            f" ones exceed the draft's context of {limit} tokens"
+        )
+
+
+def check_delta(delta: Delta, session: Session, vocab_size: int) -> None:
+    """Raises `InvalidRequest` for tokens that are none, or more than the session can have."""
+    limit = session.num_prompt_tokens + session.max_tokens
+    if delta.end > limit:
+        raise InvalidRequest(f"the session would have {delta.end} tokens, but {limit} at most")
+    _check_tokens("the delta", delta.tokens, vocab_size)
+
+
+def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int) -> None:
+    """Raises `InvalidRequest` for a plan that the draft can't follow in the session's mode."""
+    options = SpeculationOptions(
+        max_draft_tokens=plan.max_depth,
+        max_nodes=plan.max_nodes,
+        shape=plan.shape,
+        stop=plan.stop,
+        threshold=plan.threshold,
+        widths=plan.widths or None,
+        verification=session.verification,
+    )
+    check_combination(options, facts.kind, has_decision_model=facts.has_decision_model)
+    _check_lag(plan, facts.max_lag)
+    _check_roots(plan, vocab_size)
+
+
+def _check_lag(plan: Plan, max_lag: int | None) -> None:
+    # Roots are the target's own: a forest is one level deeper than what is drafted of it.
+    depth = plan.max_depth - (1 if plan.shape is Shape.FORK else 0)
+    if max_lag is not None and depth > max_lag:
+        raise InvalidRequest(
+            f"max_depth is {depth}, but the draft was trained for paths of at most {max_lag}"
+        )
+
+
+def _check_roots(plan: Plan, vocab_size: int) -> None:
+    if plan.shape is not Shape.FORK:
+        if plan.roots:
+            raise InvalidRequest(f"the plan has roots, but its shape is {plan.shape.value}")
+        return
+    if not 1 <= len(plan.roots) <= plan.max_nodes:
+        raise InvalidRequest(
+            f"the plan has {len(plan.roots)} roots, but needs 1 to {plan.max_nodes} for shape fork"
+        )
+    if len(set(plan.roots)) < len(plan.roots):
+        raise InvalidRequest("the plan names a root twice")
+    _check_tokens("the plan's roots", plan.roots, vocab_size)
+
+
+def _check_tokens(what: str, tokens: tuple[int, ...], vocab_size: int) -> None:
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"token {bad} in {what} is outside the vocabulary of {vocab_size}")

@@ -1,0 +1,76 @@
+"""What a draft says of itself on the wire, and which targets it can serve by that."""
+
+from dataclasses import dataclass
+
+from slipstream.core.planner import Profile
+from slipstream.draft.build import Drafter
+from slipstream.models.glide_target import TargetParts
+from slipstream.rpc import enums
+from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
+from slipstream.rpc.v1 import common_pb2, draft_pb2
+
+_LAYOUT = ("num_layers", "num_kv_heads", "head_dim")
+
+
+@dataclass(frozen=True, slots=True)
+class ForTarget:
+    """The target that a draft was made for, as the draft has it."""
+
+    model_id: str
+    parts: TargetParts
+
+
+def describe(
+    drafter: Drafter, name: str, *, target: ForTarget | None, incarnation: str, max_sessions: int
+) -> draft_pb2.DescribeDraftResponse:
+    """`name` is the draft's own; `target` is that of a draft that reads keys and values."""
+    answer = draft_pb2.DescribeDraftResponse(
+        identity=common_pb2.ModelIdentity(
+            protocol_version=PROTOCOL_VERSION,
+            model_id=name,
+            tokenizer_hash=drafter.tokenizer_hash or "",
+            vocab_size=drafter.vocab_size or 0,
+            incarnation=incarnation,
+        ),
+        kind=drafter.kind,
+        target_layers=drafter.layers,
+        max_lag=drafter.facts.max_lag,
+        has_decision_model=drafter.facts.has_decision_model,
+        profile=_profile(drafter.facts.profile),
+        max_sessions=max_sessions,
+    )
+    if target is not None:
+        answer.target_model_id = target.model_id
+        for field in _LAYOUT:
+            setattr(answer.target_layout, field, getattr(target.parts, field))
+    return answer
+
+
+def target_expectations(
+    about: draft_pb2.DescribeDraftResponse, asked: draft_pb2.OpenDraft
+) -> list[Expectation]:
+    """What the caller's target must be: a draft without layers needs the same tokenizer only."""
+    reads = bool(about.target_layers)
+    ours = common_pb2.ModelIdentity(
+        protocol_version=PROTOCOL_VERSION,
+        model_id=about.target_model_id,
+        tokenizer_hash=about.identity.tokenizer_hash,
+        vocab_size=about.identity.vocab_size if reads else 0,
+    )
+    layout = [
+        Expectation(name, getattr(about.target_layout, name), getattr(asked.target_layout, name))
+        for name in _LAYOUT
+    ]
+    return identity_expectations(ours, asked.target) + (layout if reads else [])
+
+
+def _profile(profile: Profile) -> draft_pb2.DraftProfile:
+    return draft_pb2.DraftProfile(
+        shape=enums.SHAPE.to_pb(profile.shape),  # type: ignore[arg-type]
+        stop=enums.STOP.to_pb(profile.stop),  # type: ignore[arg-type]
+        threshold=profile.threshold,
+        max_depth=profile.max_depth,
+        max_nodes=profile.max_nodes,
+        step_cost=profile.step_cost,
+        row_cost=profile.row_cost,
+    )

@@ -1,0 +1,205 @@
+"""One session's reader of its target's keys and values: a stream, checked, into a mirror.
+
+Knows the wire and when to try again; nothing of drafting. All on the event loop but `mirror.view`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import grpc.aio
+
+from slipstream.core import errors
+from slipstream.core.errors import SessionOutOfSync, SlipstreamError
+from slipstream.draft.channels import Channels
+from slipstream.draft.mirror import KvMirror
+from slipstream.rpc.kv import ENCODING, KvFormat, KvSource, frame_from_pb
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.status import error_from
+from slipstream.rpc.tensors import unpack
+from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+# Another try may help; anything else is the end of a feed. What ended a session there is no fault.
+_PASSING = (
+    errors.Unavailable,
+    errors.DeadlineExceeded,
+    errors.Cancelled,
+    errors.InternalError,
+    errors.CapacityError,
+)
+_LOG = logging.getLogger("slipstream.draft")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedAddress:
+    """Where a session's keys and values are read: a replica, a session there, and its secret."""
+
+    address: str
+    source: KvSource
+    credential: str = field(repr=False)
+
+    def is_same_cache(self, other: "FeedAddress | None") -> bool:
+        """Whether both name the same keys and values."""
+        return other is not None and (self.address, self.source) == (other.address, other.source)
+
+
+class KvFeed:
+    """Keeps a mirror up with a target for as long as it is told to."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        readers: set[asyncio.Task[None]],
+        new_mirror: Callable[[int], KvMirror],
+        form: KvFormat,
+    ) -> None:
+        """`form` is what every slice must look like; `new_mirror` takes a limit on positions.
+
+        `readers` holds the tasks that are begun here for as long as they run.
+        """
+        self._channels = channels
+        self._readers = readers
+        self._new_mirror = new_mirror
+        self._form = form
+        self._at: FeedAddress | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._is_pausing = False
+        self.mirror = new_mirror(0)
+        self.num_received_bytes = 0
+
+    @property
+    def form(self) -> KvFormat:
+        """What every slice must look like."""
+        return self._form
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether there is a reader, be it one that waits to try again."""
+        return self._reader is not None and not self._reader.done()
+
+    def is_following(self, at: FeedAddress) -> bool:
+        """Whether that is what is read."""
+        return at == self._at and self.is_reading
+
+    def follow(self, at: FeedAddress, *, num_same: int) -> None:
+        """Read from there, unless that is being done or has ended already.
+
+        The same session of the same process goes on where the mirror ends. While nobody reads,
+        nobody tells what is replaced, so only what belongs to the `num_same` leading tokens stays.
+        """
+        if self.is_following(at):
+            return
+        self.mirror.truncate(num_same)
+        if at == self._at:
+            return
+        before = self.stop()
+        if not at.is_same_cache(self._at):
+            self.mirror = self._new_mirror(self.mirror.limit)
+        self._at = at
+        self._reader = asyncio.get_running_loop().create_task(self._read(at, before))
+        self._readers.add(self._reader)
+        self._reader.add_done_callback(self._readers.discard)
+
+    def stop(self) -> asyncio.Task[None] | None:
+        """End the reader, which can then be waited for. What was read stays."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+        return reader
+
+    def rest(self) -> None:
+        """The same between two turns: whatever feed is named next is read."""
+        self.stop()
+        if self._at is not None:
+            self._at = replace(self._at, credential="")
+
+    async def wait(self, count: int, timeout_s: float) -> None:
+        """Until the mirror holds `count` positions, or the time is up, or none are to come."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.mirror.count < count and self.is_reading and not self._is_pausing:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def _read(self, at: FeedAddress, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        try:
+            async with self._channels.to(at.address) as channel:
+                await self._keep_reading(at, target_pb2_grpc.TargetServiceStub(channel))
+        except SlipstreamError as error:
+            _LOG.warning("%s: no more keys and values from %s: %s", *_names(at), error)
+        except Exception:
+            _LOG.exception("%s: the reader of %s failed", *_names(at))
+        finally:
+            self._changed.set()
+
+    async def _keep_reading(
+        self, at: FeedAddress, stub: "target_pb2_grpc.TargetServiceAsyncStub"
+    ) -> None:
+        """Until the target ends the stream. Raises what makes another try useless."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            start = self.mirror.count
+            try:
+                await self._stream(at, stub)
+                return
+            except grpc.aio.AioRpcError as status:
+                error = error_from(status)
+            if isinstance(error, SessionOutOfSync) and start > 0:
+                self.mirror.truncate(0)
+                continue
+            if not isinstance(error, _PASSING):
+                raise error
+            pause_s = FIRST_PAUSE_S if self.mirror.count != start else pause_s
+            _LOG.info("%s: %s is tried again in %g s: %s", *_names(at), pause_s, error)
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        self._is_pausing = True
+        self._changed.set()
+        try:
+            await asyncio.sleep(pause_s)
+        finally:
+            self._is_pausing = False
+
+    async def _stream(
+        self, at: FeedAddress, stub: "target_pb2_grpc.TargetServiceAsyncStub"
+    ) -> None:
+        # No deadline: the session's lease ends the reader, and keepalive finds a lost target.
+        call = stub.StreamKv(self._request(at))
+        try:
+            async for message in call:
+                self._take(message, at.source)
+        finally:
+            call.cancel()
+
+    def _request(self, at: FeedAddress) -> target_pb2.StreamKvRequest:
+        return target_pb2.StreamKvRequest(
+            protocol_version=PROTOCOL_VERSION,
+            session_id=at.source.session_id,
+            incarnation=at.source.incarnation,
+            credential=at.credential,
+            layers=self._form.layers,
+            start=self.mirror.count,
+            encoding=ENCODING.to_pb(self._form.encoding),  # type: ignore[arg-type]
+        )
+
+    def _take(self, message: target_pb2.StreamKvResponse, source: KvSource) -> None:
+        """Hold a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
+        frame = frame_from_pb(message, source, self._form)
+        self.mirror.write(
+            frame.start, frame.count, lambda buffers: unpack(frame, self._form, buffers)
+        )
+        self.num_received_bytes += len(frame.payload)
+        self._changed.set()
+
+
+def _names(at: FeedAddress) -> tuple[str, str]:
+    return at.source.session_id, at.address

@@ -1,0 +1,242 @@
+"""The draft's side of the wire: unpacks, checks, hands to the engine's thread, packs.
+
+A `Speculate` stream is a lease on its session: when it ends, for whatever reason, everything held
+for the session is freed, unless it was parked. Knows no models.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
+from slipstream.core.inline import finished
+from slipstream.core.types import Delta, Plan, Proposal, ReplyTiming, Session
+from slipstream.draft.build import Drafter
+from slipstream.draft.checks import check_delta, check_plan, check_session
+from slipstream.draft.describe import target_expectations
+from slipstream.draft.engine import LocalDraft
+from slipstream.draft.feed import FeedAddress
+from slipstream.draft.feeds import FeedNeed, KvFeeds
+from slipstream.rpc.convert import (
+    delta_from_pb,
+    plan_from_pb,
+    proposal_to_pb,
+    session_from_pb,
+    timing_to_pb,
+)
+from slipstream.rpc.inbox import Inbox
+from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvSource
+from slipstream.rpc.leases import Lease, LeaseLimits, Leases
+from slipstream.rpc.protocol import require_agreement
+from slipstream.rpc.thread import EngineThread
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """How a draft serves: its limits, and how it reads keys and values."""
+
+    limits: LeaseLimits = field(default_factory=LeaseLimits)
+    kv_wait_s: float = 0.01
+    """Longest wait for keys and values before a proposal."""
+    kv_encoding: KvEncoding = KvEncoding.RAW
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """One running request; `form` is that of the keys and values it reads, if it reads any."""
+
+    session: Session
+    lease: Lease
+    vocab_size: int
+    form: KvFormat | None
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    """`DraftService` over an engine in this process. Made on the event loop; close it."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        feeds: KvFeeds,
+        about: draft_pb2.DescribeDraftResponse,
+        settings: DraftSettings,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`about` is what `DescribeDraft` answers; `feeds`, closed here, is what is read."""
+        self._drafter = drafter
+        self._feeds = feeds
+        self._about = about
+        self._settings = settings
+        self._clock = clock
+        self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
+        self._thread = EngineThread("draft")
+        self._leases = Leases(self._release, self._kv_bytes, settings.limits)
+        self._num_rounds = 0
+
+    async def close(self) -> None:
+        """Free what is parked, end readers and the engine's thread. The calls must have ended."""
+        await self._leases.clear()
+        await self._feeds.aclose()
+        self._thread.close()
+
+    async def Speculate(
+        self, request_iterator: AsyncIterator[draft_pb2.SpeculateRequest], context: Context
+    ) -> AsyncIterator[draft_pb2.SpeculateResponse]:
+        """See draft.proto."""
+        opening = await anext(request_iterator, None)
+        if opening is None:
+            return
+        at = await self._open(opening)
+        inbox = Inbox(request_iterator, at.lease)
+        try:
+            opened = draft_pb2.DraftOpened(incarnation=self._about.identity.incarnation)
+            yield draft_pb2.SpeculateResponse(opened=opened)
+            while (message := await inbox.next()) is not None:
+                yield await self._answer(message, at)
+                if message.HasField("park"):
+                    return
+        finally:
+            inbox.close()
+            await self._leases.close(at.lease)
+
+    async def DescribeDraft(
+        self, request: draft_pb2.DescribeDraftRequest, context: Context
+    ) -> draft_pb2.DescribeDraftResponse:
+        """See draft.proto."""
+        return self._about
+
+    async def GetDraftLoad(
+        self, request: draft_pb2.GetDraftLoadRequest, context: Context
+    ) -> draft_pb2.GetDraftLoadResponse:
+        """See draft.proto."""
+        own_bytes = 0 if self._local is None else self._local.num_kv_bytes
+        load = common_pb2.Load(
+            num_sessions=self._leases.num_active,
+            num_parked=self._leases.num_parked,
+            kv_bytes=own_bytes + self._feeds.num_kv_bytes,
+            num_kv_streams=self._feeds.num_reading,
+            kv_streamed_bytes=self._feeds.num_received_bytes,
+            num_waiting=self._thread.num_waiting,
+            num_rounds=self._num_rounds,
+        )
+        return draft_pb2.GetDraftLoadResponse(load=load)
+
+    async def _open(self, message: draft_pb2.SpeculateRequest) -> _Open:
+        if message.WhichOneof("message") != "open":
+            raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
+        asked = message.open
+        require_agreement("the target of this draft", target_expectations(self._about, asked))
+        if not asked.target.vocab_size:
+            raise HandshakeError("the caller says nothing of the target's vocabulary")
+        session = session_from_pb(asked.session)
+        check_session(session, self._drafter.context_length)
+        form = self._form(asked.target_layout)
+        vocab_size = min(asked.target.vocab_size, self._drafter.vocab_size or (1 << 32))
+        lease = await self._leases.open(session.session_id, asked.session.fence)
+        self._feeds.rest(session.session_id)  # this request brings a feed of its own
+        return _Open(session, lease, vocab_size, form)
+
+    def _form(self, layout: common_pb2.KvLayout) -> KvFormat | None:
+        if not self._drafter.layers:
+            return None
+        dtype = DTYPE.from_pb(layout.dtype)
+        if dtype is None:
+            raise HandshakeError("the caller says nothing of the dtype of keys and values")
+        return KvFormat(
+            self._drafter.layers,
+            layout.num_kv_heads,
+            layout.head_dim,
+            dtype,
+            self._settings.kv_encoding,
+        )
+
+    async def _answer(
+        self, message: draft_pb2.SpeculateRequest, at: _Open
+    ) -> draft_pb2.SpeculateResponse:
+        match message.WhichOneof("message"):
+            case "propose":
+                return draft_pb2.SpeculateResponse(
+                    proposed=await self._propose(message.propose, at)
+                )
+            case "park":
+                await self._leases.park(at.lease, message.park.ttl_ms / 1000)
+                self._feeds.rest(at.session.session_id)
+                return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
+            case _:
+                raise InvalidRequest(f"an open stream proposes or parks, but got {_kind(message)}")
+
+    async def _propose(self, message: draft_pb2.Propose, at: _Open) -> draft_pb2.Proposed:
+        arrived = self._clock()
+        delta, plan = delta_from_pb(message.delta), plan_from_pb(message.plan)
+        check_delta(delta, at.session, at.vocab_size)
+        check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
+        self._follow(message.plan, at, delta)
+        kv_wait_s = await self._wait(at, delta)
+        done = await self._thread.run(lambda: self._draft(at, delta, plan))
+        self._num_rounds += 1
+        proposal = done.value
+        service_s = self._clock() - arrived
+        timing = ReplyTiming(service_s, done.queue_s, done.engine_s, kv_wait_s)
+        return draft_pb2.Proposed(
+            proposal=proposal_to_pb(proposal),
+            staleness=proposal.staleness or 0,
+            timing=timing_to_pb(timing),
+        )
+
+    def _follow(self, plan: draft_pb2.Plan, at: _Open, delta: Delta) -> None:
+        """Have the session's keys and values read from where the plan says."""
+        if at.form is None or self._local is None:
+            if plan.HasField("feed"):
+                raise InvalidRequest("the plan names a feed, but this draft reads none")
+            return
+        if not plan.HasField("feed"):
+            layers = ", ".join(map(str, at.form.layers))
+            raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
+        feed, session_id = _feed_from_pb(plan.feed), at.session.session_id
+        if self._feeds.is_following(session_id, feed):
+            return
+        limit = at.session.num_prompt_tokens + at.session.max_tokens
+        num_same = self._local.num_same(session_id, delta)
+        self._feeds.follow(session_id, feed, FeedNeed(at.form, limit, delta.end, num_same))
+
+    async def _wait(self, at: _Open, delta: Delta) -> float:
+        """Wait for the newest key that can be there; the seconds that took."""
+        if at.form is None:
+            return 0.0
+        began = self._clock()
+        await self._feeds.wait(at.session.session_id, delta.end - 1, self._settings.kv_wait_s)
+        return self._clock() - began
+
+    def _draft(self, at: _Open, delta: Delta, plan: Plan) -> Proposal:
+        """On the engine's thread, where whoever took the session over may have been before us."""
+        if at.lease.revoked.is_set():
+            raise SessionTaken(f"session {at.session.session_id} was taken over")
+        return finished(self._drafter.draft.propose(at.session, delta, plan))
+
+    def _kv_bytes(self, session_id: str) -> int:
+        own_bytes = 0 if self._local is None else self._local.kv_bytes(session_id)
+        return own_bytes + self._feeds.kv_bytes(session_id)
+
+    async def _release(self, session_id: str) -> None:
+        # Forgotten before anything is waited for: what a successor reads must stay.
+        reader = self._feeds.close(session_id)
+        await self._thread.run(lambda: finished(self._drafter.draft.release(session_id)))
+        await reader
+
+
+def _feed_from_pb(message: draft_pb2.KvFeed) -> FeedAddress:
+    if not (message.session_id and message.incarnation):
+        raise InvalidRequest("the plan's feed lacks the session or the process to read from")
+    source = KvSource(message.session_id, message.incarnation)
+    return FeedAddress(message.address, source, message.credential)
+
+
+def _kind(message: draft_pb2.SpeculateRequest) -> str:
+    return message.WhichOneof("message") or "an empty message"
