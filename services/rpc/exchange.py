@@ -6,7 +6,8 @@ what they say.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,10 @@ from google.protobuf.message import DecodeError, Message
 from slipstream.core.errors import DeadlineExceeded, InternalError, SlipstreamError, Unavailable
 from slipstream.core.timing import Clock
 from slipstream.rpc.status import error_from
+
+# What grpc.aio says, in place of the status, of a write that meets the end of its stream. Openings
+# are answered before anything else is written, so no refusal is lost like that.
+_LOST_STATUS = "Internal error from Core"
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -66,19 +71,19 @@ class Exchange:
         """Whether anything was sent."""
         return self._call is not None
 
-    async def ask(self, messages: Sequence[bytes], *, num_tokens: int = 0) -> list[bytes]:
-        """Send all the messages, which tell so many tokens, then wait for all of their answers.
+    async def ask(self, message: bytes, *, num_tokens: int = 0) -> bytes:
+        """Send a message, which tells so many tokens, and wait for its answer.
 
         Raises the error that the replica ended the stream with, `Unavailable` when it can't be
         reached, and `DeadlineExceeded` naming it when it does not answer in time.
         """
         if self._is_over:
-            raise Unavailable(f"{self._peer.name} has ended the stream")
-        return await self._within(self._terms.limit_s(num_tokens), self._ask(messages))
+            raise self._has_ended()
+        return await self._within(self._terms.limit_s(num_tokens), self._ask(message))
 
     async def finish(self, message: bytes) -> None:
         """Send the last message and wait for its answer and for the stream's end."""
-        await self.ask([message])
+        await self.ask(message)
         self._is_over = True
         await self._within(self._terms.limit_s(0), self._end())
 
@@ -99,35 +104,42 @@ class Exchange:
             ) from None
         except grpc.aio.AioRpcError as error:
             self._is_over = True
-            raise _named(error, self._peer.name) from None
+            raise self._error(error) from None
         except BaseException:
             self.cancel()
             raise
 
-    async def _ask(self, messages: Sequence[bytes]) -> list[bytes]:
+    async def _ask(self, message: bytes) -> bytes:
         if self._call is None:
             self._call = self._opened()
-        for message in messages:
-            try:
-                await self._call.write(message)
-            except asyncio.InvalidStateError:
-                break  # the stream has ended, and reading says why
-        return [await self._read() for _ in messages]
-
-    async def _read(self) -> bytes:
+        with suppress(asyncio.InvalidStateError):  # the stream has ended, and reading says why
+            await self._call.write(message)
         answer = await self._call.read()
         if answer is grpc.aio.EOF:
             self._is_over = True
-            raise Unavailable(f"{self._peer.name} has ended the stream")
+            raise self._has_ended()
         return bytes(answer)
+
+    def _error(self, status: grpc.aio.AioRpcError) -> SlipstreamError:
+        """The error the status stands for; who can't be reached is named."""
+        if status.details() == _LOST_STATUS:
+            return self._has_ended()
+        error = error_from(status)
+        if isinstance(error, Unavailable):
+            return Unavailable(f"{self._peer.name} can't be reached: {error}")
+        return error
+
+    def _has_ended(self) -> Unavailable:
+        return Unavailable(f"{self._peer.name} has ended the stream")
 
     async def _end(self) -> None:
         await self._call.done_writing()
         await self._call.read()
 
     def _opened(self) -> Any:
-        remaining = self._terms.remaining()
-        timeout = None if remaining is None else max(remaining, 0.0)
+        timeout = self._terms.remaining()
+        if timeout is not None and timeout <= 0:
+            raise DeadlineExceeded("the request's deadline has passed")
         open_stream: Any = self._peer.channel.stream_stream(self._method)
         return open_stream(timeout=timeout)
 
@@ -138,11 +150,3 @@ def parsed(kind: type[M], data: bytes, source: str) -> M:
         return kind.FromString(data)
     except DecodeError:
         raise InternalError(f"{source} answered with bytes that are no {kind.__name__}") from None
-
-
-def _named(error: grpc.aio.AioRpcError, name: str) -> SlipstreamError:
-    """The error the status stands for; who can't be reached is named."""
-    found = error_from(error)
-    if isinstance(found, Unavailable) and name not in str(found):
-        return Unavailable(f"{name} can't be reached: {found}")
-    return found

@@ -51,7 +51,7 @@ class RemoteDraft:
         propose = draft_pb2.Propose(delta=delta_to_pb(delta), plan=plan_to_pb(plan, feed))
         message = draft_pb2.SpeculateRequest(propose=propose).SerializeToString()
         packed_s = clock() - began
-        answer = await self._ask(session, [message], num_tokens=len(delta.tokens))
+        answer = await self._ask(session, message, num_tokens=len(delta.tokens))
         began = clock()
         proposed = self._part(answer, "proposed").proposed
         proposal = proposal_from_pb(proposed.proposal)
@@ -61,10 +61,6 @@ class RemoteDraft:
             staleness=None if feed is None else proposed.staleness,
             timing=timing_from_pb(proposed.timing, serialisation_s=serialisation_s),
         )
-
-    async def open(self, session: Session) -> None:
-        """Take the session over and ask for nothing, so that releasing it frees what was parked."""
-        await self._ask(session, [], num_tokens=0)
 
     async def release(self, session_id: str) -> None:
         """End the stream, which frees its session. Again, or before the first call, is fine."""
@@ -82,14 +78,15 @@ class RemoteDraft:
         message = draft_pb2.SpeculateRequest(park=park).SerializeToString()
         await self._exchange.finish(message)
 
-    async def _ask(self, session: Session, messages: list[bytes], *, num_tokens: int) -> bytes:
-        """The answer to the last message; the first call opens the session before."""
-        if self._exchange.is_open:
-            return (await self._exchange.ask(messages, num_tokens=num_tokens))[-1]
-        opening = self._opening(session).SerializeToString()
-        answers = await self._exchange.ask([opening, *messages], num_tokens=num_tokens)
-        self._part(answers[0], "opened")
-        return answers[-1]
+    async def open(self, session: Session) -> None:
+        """Take the session over. Ending it without more frees what was parked."""
+        opened = await self._exchange.ask(self._opening(session).SerializeToString())
+        self._part(opened, "opened")
+
+    async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:
+        if not self._exchange.is_open:
+            await self.open(session)
+        return await self._exchange.ask(message, num_tokens=num_tokens)
 
     def _opening(self, session: Session) -> draft_pb2.SpeculateRequest:
         return draft_pb2.SpeculateRequest(

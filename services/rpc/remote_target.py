@@ -44,15 +44,11 @@ class RemoteTarget:
         )
         message = target_pb2.VerifyRequest(verify=verify).SerializeToString()
         packed_s = clock() - began
-        answer = await self._ask(session, [message], num_tokens=len(delta.tokens))
+        answer = await self._ask(session, message, num_tokens=len(delta.tokens))
         began = clock()
         verdict, timing = self._verdict(answer)
         serialisation_s = packed_s + clock() - began
         return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
-
-    async def open(self, session: Session) -> None:
-        """Take the session over and verify nothing, so that releasing it frees what was parked."""
-        await self._ask(session, [], num_tokens=0)
 
     async def release(self, session_id: str) -> None:
         """End the stream, which frees its session. Again, or before the first call, is fine."""
@@ -81,15 +77,16 @@ class RemoteTarget:
             credential=self._credential,
         )
 
-    async def _ask(self, session: Session, messages: list[bytes], *, num_tokens: int) -> bytes:
-        """The answer to the last message; the first call opens the session before."""
-        if self._exchange.is_open:
-            return (await self._exchange.ask(messages, num_tokens=num_tokens))[-1]
+    async def open(self, session: Session) -> None:
+        """Take the session over. Ending it without more frees what was parked."""
         self._session_id = session.session_id
-        opening = self._opening(session).SerializeToString()
-        answers = await self._exchange.ask([opening, *messages], num_tokens=num_tokens)
-        self._credential = self._part(answers[0], "opened").opened.kv_credential
-        return answers[-1]
+        opened = await self._exchange.ask(self._opening(session).SerializeToString())
+        self._credential = self._part(opened, "opened").opened.kv_credential
+
+    async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:
+        if not self._exchange.is_open:
+            await self.open(session)
+        return await self._exchange.ask(message, num_tokens=num_tokens)
 
     def _opening(self, session: Session) -> target_pb2.VerifyRequest:
         params = session_to_pb(session, fence=self._terms.fence)
