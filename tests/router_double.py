@@ -68,7 +68,7 @@ class Failing(GenerationServiceServicer):
     """Raises one error, a number of times and maybe after a first chunk; then answers little."""
 
     def __init__(self, error: Exception, *, times: int = 1000, num_chunks: int = 0) -> None:
-        self._error = error
+        self.error = error
         self._times = times
         self._num_chunks = num_chunks
         self.num_calls = 0
@@ -90,7 +90,7 @@ class Failing(GenerationServiceServicer):
     def _fail(self) -> None:
         self.num_calls += 1
         if self.num_calls <= self._times:
-            raise self._error
+            raise self.error
 
 
 class Scripted(GenerationServiceServicer):

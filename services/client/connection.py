@@ -11,21 +11,18 @@ from dataclasses import dataclass
 import grpc
 
 from slipstream.client.surface import Call, late
-from slipstream.core.errors import InternalError, InvalidRequest
+from slipstream.core.errors import DeadlineExceeded, InternalError, InvalidRequest
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.rpc.channel import ChannelOptions, check_address
 from slipstream.rpc.convert_generation import generation_to_pb, prompt_to_pb
 from slipstream.rpc.convert_info import model_info_from_pb
 from slipstream.rpc.security import ClientTls
-from slipstream.rpc.status import error_from
+from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 MAX_CONTROL_S = 30.0
 """Of calls that generate nothing."""
-
-# What gRPC itself says when the time is over; a router's own sentences say more.
-_GRPC_LATE = "Deadline Exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ def translated(timeout_s: float | None) -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         known = error_from(error)
-        if timeout_s is not None and str(known) == _GRPC_LATE:
+        if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):
             known = late(timeout_s)
         raise known from None
 

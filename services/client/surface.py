@@ -14,7 +14,7 @@ from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamE
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.prompt import Prompt
-from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef, check_name
 from slipstream.core.types import SamplingParams
 
 
@@ -47,6 +47,7 @@ class Defaults:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
+        check_name("model", self.model)
         check_timeout(self.timeout_s)
 
 

@@ -66,7 +66,7 @@ class Ask:
                 f"max_tokens is {self.max_tokens}, but must be from 1 to {MAX_MAX_TOKENS}"
             )
         check_stop_strings(self.stop)
-        _check_name("request_id", self.request_id)
+        check_name("request_id", self.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Generation:
     session: SessionRef | None = None
 
     def __post_init__(self) -> None:
-        _check_name("model", self.model)
+        check_name("model", self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +149,6 @@ def draft_settings(options: SpeculationOptions, draft: DraftFacts) -> Settings:
     )
 
 
-def _check_name(what: str, name: str) -> None:
-    # Names come back in errors and logs, where line breaks would forge lines.
-    if len(name) > MAX_NAME_LENGTH or not (name.isascii() and name.isprintable()):
-        raise InvalidRequest(
-            f"{what} is {name[:80]!r}, but must be at most {MAX_NAME_LENGTH} printable ASCII"
-            " characters"
-        )
-
-
 def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:
     asked = max(options.max_draft_tokens or 0, len(options.widths or ()))
     if draft.max_lag is not None and asked > draft.max_lag:
@@ -172,6 +163,16 @@ def _check_length(num_prompt_tokens: int, max_tokens: int, limit: int) -> None:
         raise PromptTooLong(
             f"a prompt of {num_prompt_tokens} tokens and up to {max_tokens} new ones exceed"
             f" the context of {limit} tokens"
+        )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises `InvalidRequest` for a name that is long, or not one line of printable ASCII."""
+    # Names come back in errors and logs, where line breaks would forge lines.
+    if len(name) > MAX_NAME_LENGTH or not (name.isascii() and name.isprintable()):
+        raise InvalidRequest(
+            f"{what} is {name[:80]!r}, but must be at most {MAX_NAME_LENGTH} printable ASCII"
+            " characters"
         )
 
 

@@ -76,6 +76,11 @@ def error_from(error: grpc.RpcError) -> SlipstreamError:
     return kind(sentence)
 
 
+def is_named(error: grpc.RpcError) -> bool:
+    """Whether the other side named the error; otherwise it is gRPC's own, its sentence included."""
+    return _named(error) is not None
+
+
 def _code(error: Any) -> grpc.StatusCode:
     code: grpc.StatusCode = error.code()
     return code
