@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from background import served
-from router_double import Failing, Scripted, first_chunk, register
+from bad_routers import Failing, Scripted, first_chunk, register
 from slipstream.client import AsyncClient, Client, errors
 from slipstream.rpc.security import ClientTls
 from slipstream.rpc.v1 import generation_pb2 as pb
