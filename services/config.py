@@ -50,6 +50,11 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment for a child, with `defaults` where it says nothing."""
+    return {**defaults, **os.environ}
+
+
 def option(default: T, help: str, *, secret: bool = False) -> T:
     """A field of a service's options, with the line that says what it is.
 

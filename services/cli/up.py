@@ -54,8 +54,11 @@ class StackFlags:
         engine += _given("threads", self.threads)
         target = (*engine, "--model", self.model, *_given("numerics", self.numerics))
         draft = (*engine, "--draft", self.draft, "--target-model", self.model)
-        has_draft = self.draft not in _NO_PROCESS
-        return StackPlan(target, draft if has_draft else None, tuple(file), port, self.grace_s)
+        if self.draft in _NO_PROCESS:
+            router = (*file, "--drafter", self.draft)
+            return StackPlan(target, None, router, port, self.grace_s)
+        takes_turns = self.threads is None and self.device in (None, "cpu")
+        return StackPlan(target, draft, tuple(file), port, self.grace_s, takes_turns)
 
     def fetch(self) -> None:
         """Get the models that are not here yet, showing what is waited for."""

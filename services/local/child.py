@@ -7,10 +7,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slipstream.config import child_environment
 from slipstream.core.errors import InvalidRequest, ServiceError
 
 Say = Callable[[str, str], None]
@@ -97,8 +98,18 @@ class Child:
                 self._say(self.name, line)
 
 
-async def start_child(name: str, module: str, flags: Sequence[str], *, say: Say) -> Child:
-    """Start `python -m module flags` in a process group of its own, so that Ctrl-C is ours."""
+async def start_child(
+    name: str,
+    module: str,
+    flags: Sequence[str],
+    *,
+    say: Say,
+    defaults: Mapping[str, str] | None = None,
+) -> Child:
+    """Start `python -m module flags` in a process group of its own, so that Ctrl-C is ours.
+
+    `defaults` are environment variables for the child where ours do not say otherwise.
+    """
     command = [sys.executable, "-m", module, *flags]
     leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
     process = await asyncio.create_subprocess_exec(
@@ -108,6 +119,7 @@ async def start_child(name: str, module: str, flags: Sequence[str], *, say: Say)
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         process_group=0,
+        env=child_environment(defaults or {}),
     )
     return Child(name, process, say)
 
