@@ -221,5 +221,5 @@ def _context(plan: CostPlan, contenders: Contenders, text: str) -> list[int]:
             f"a context of {plan.context} tokens leaves no room in the model's"
             f" {engine.model.context_length}"
         )
-    tokens: list[int] = engine.tokenizer.encode(text, add_special_tokens=False)
+    tokens = engine.text.encode(text, add_special_tokens=False)
     return (tokens * -(-plan.context // len(tokens)))[: plan.context]
