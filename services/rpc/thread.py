@@ -52,6 +52,10 @@ class EngineThread:
             if future.cancelled():
                 self._count(-1)
 
+    async def value(self, job: Callable[[], T]) -> T:
+        """The result of a job, where its time is of no interest."""
+        return (await self.run(job)).value
+
     def close(self) -> None:
         """Take no more jobs, and wait for the one that runs."""
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-import torch
-
 from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import SlipstreamError
 from slipstream.models.causal import Numerics
+from slipstream.models.cores import load_on
 from slipstream.models.loading import load_target_parts
 from slipstream.rpc.server import Server
+from slipstream.rpc.thread import EngineThread
+from slipstream.rpc.v1 import target_pb2
 from slipstream.target.build import build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.describe import describe
+from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 
 PROG = "slipstream.target"
@@ -42,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(config: TargetConfig) -> None:
     _LOG.info("configuration %s", json.dumps(resolved(config)))
-    servicer = _load(config)
+    thread = EngineThread("target")
+    servicer = await _load(config, thread)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
@@ -56,15 +59,16 @@ async def _serve(config: TargetConfig) -> None:
         await servicer.close()
 
 
-def _load(config: TargetConfig) -> TargetServicer:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    loaded = load_target_parts(config.model, dtype=config.dtype, device=config.device)
-    numerics = cast(Numerics, config.numerics)
-    built = build_target(loaded, numerics=numerics, max_sessions=config.max_sessions)
-    about = describe(loaded, built, max_sessions=config.max_sessions)
+async def _load(config: TargetConfig, thread: EngineThread) -> TargetServicer:
+    def load() -> tuple[LocalTarget, target_pb2.DescribeTargetResponse]:
+        loaded = load_target_parts(config.model, dtype=config.dtype, device=config.device)
+        numerics = cast(Numerics, config.numerics)
+        built = build_target(loaded, numerics=numerics, max_sessions=config.max_sessions)
+        return built.target, describe(loaded, built, max_sessions=config.max_sessions)
+
+    target, about = await load_on(thread.value, load, threads=config.threads)
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
-    return TargetServicer(built.target, about, config.lease_limits())
+    return TargetServicer(target, about, config.lease_limits(), thread=thread)
 
 
 if __name__ == "__main__":

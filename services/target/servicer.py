@@ -44,13 +44,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         about: target_pb2.DescribeTargetResponse,
         limits: LeaseLimits,
         *,
+        thread: EngineThread | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`about` is what `DescribeTarget` answers, its tokenizer included."""
+        """`about` is what `DescribeTarget` answers, its tokenizer included; `thread`, closed here,
+        is where the engine was made, None being one of its own."""
         self._target = target
         self._about = about
         self._clock = clock
-        self._thread = EngineThread("target")
+        self._thread = thread or EngineThread("target")
         self._leases = Leases(self._release, target.kv_bytes, limits)
         self._sessions = ServedSessions()
         self._kv = KvStreams(target, self._thread, self._sessions, about.identity.incarnation)
