@@ -44,8 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(config: TargetConfig) -> None:
     _LOG.info("configuration %s", json.dumps(resolved(config)))
-    thread = EngineThread("target")
-    servicer = await _load(config, thread)
+    servicer = _load(config)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
@@ -59,14 +58,15 @@ async def _serve(config: TargetConfig) -> None:
         await servicer.close()
 
 
-async def _load(config: TargetConfig, thread: EngineThread) -> TargetServicer:
+def _load(config: TargetConfig) -> TargetServicer:
     def load() -> tuple[LocalTarget, target_pb2.DescribeTargetResponse]:
         loaded = load_target_parts(config.model, dtype=config.dtype, device=config.device)
         numerics = cast(Numerics, config.numerics)
         built = build_target(loaded, numerics=numerics, max_sessions=config.max_sessions)
         return built.target, describe(loaded, built, max_sessions=config.max_sessions)
 
-    target, about = await load_on(thread.value, load, threads=config.threads)
+    thread = EngineThread("target")
+    target, about = load_on(thread.call, load, config.threads)
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     return TargetServicer(target, about, config.lease_limits(), thread=thread)
 

@@ -19,13 +19,13 @@ from slipstream.rpc.convert import (
     session_from_pb,
     verdict_to_pb,
 )
+from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.engine import LocalTarget
-from slipstream.target.inbox import Inbox
 from slipstream.target.kv_streams import KvStreams
 from slipstream.target.served import Served, ServedSessions
 
