@@ -2,18 +2,19 @@
 
 from pathlib import Path
 
-import torch
-
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.ngram import NGRAM
 from slipstream.core.request import NO_DRAFTER
-from slipstream.draft.build import NGRAM, VANILLA, Drafter, DraftTarget, build_drafter
+from slipstream.draft.build import VANILLA, Drafter, DraftTarget, build_drafter
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.describe import ForTarget, describe
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.servicer import DraftServicer
+from slipstream.models.cores import load_on
 from slipstream.models.loading import parse_device
 from slipstream.models.parts import load_parts
 from slipstream.rpc.protocol import new_incarnation
+from slipstream.rpc.thread import EngineThread
 
 
 def load_draft(config: DraftConfig) -> DraftServicer:
@@ -23,10 +24,9 @@ def load_draft(config: DraftConfig) -> DraftServicer:
     """
     if config.draft == NO_DRAFTER:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    thread = EngineThread("draft")
     feeds = KvFeeds(config.channel_options(), parse_device(config.device))
-    drafter, target = _build(config, feeds)
+    drafter, target = load_on(thread.call, lambda: _build(config, feeds), config.threads)
     about = describe(
         drafter,
         _name(config.draft),
@@ -34,7 +34,7 @@ def load_draft(config: DraftConfig) -> DraftServicer:
         incarnation=new_incarnation(),
         max_sessions=config.max_sessions,
     )
-    return DraftServicer(drafter, feeds, about, config.settings())
+    return DraftServicer(drafter, feeds, about, config.settings(), thread=thread)
 
 
 def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | None]:

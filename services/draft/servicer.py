@@ -4,6 +4,7 @@ A `Speculate` stream is a lease on its session: when it ends, for whatever reaso
 for the session is freed, unless it was parked. Knows no models.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -31,8 +32,11 @@ from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvSource
 from slipstream.rpc.leases import Lease, LeaseLimits, Leases
 from slipstream.rpc.protocol import require_agreement
+from slipstream.rpc.server import Register
 from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+
+SERVICE = "slipstream.rpc.v1.DraftService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -67,21 +71,27 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         about: draft_pb2.DescribeDraftResponse,
         settings: DraftSettings,
         *,
+        thread: EngineThread | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`about` is what `DescribeDraft` answers; `feeds`, closed here, is what is read."""
+        """`about` is what `DescribeDraft` answers; `feeds`, closed here, is what is read; `thread`,
+        closed here too, is where the draft was made, None being one of its own."""
         self._drafter = drafter
         self._feeds = feeds
         self._about = about
         self._settings = settings
         self._clock = clock
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
-        self._thread = EngineThread("draft")
+        self._thread = thread or EngineThread("draft")
         self._leases = Leases(self._release, self._kv_bytes, settings.limits)
         self._num_rounds = 0
+        self._running: set[Lease] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
 
     async def close(self) -> None:
-        """Free what is parked, end readers and the engine's thread. The calls must have ended."""
+        """Wait for calls that are ending, then free what is parked and end readers and thread."""
+        await self._is_idle.wait()
         await self._leases.clear()
         await self._feeds.aclose()
         self._thread.close()
@@ -94,6 +104,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if opening is None:
             return
         at = await self._open(opening)
+        self._begin(at.lease)
         inbox = Inbox(request_iterator, at.lease)
         try:
             opened = draft_pb2.DraftOpened(incarnation=self._about.identity.incarnation)
@@ -104,7 +115,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     return
         finally:
             inbox.close()
-            await self._leases.close(at.lease)
+            try:
+                await self._leases.close(at.lease)
+            finally:
+                self._end(at.lease)
 
     async def DescribeDraft(
         self, request: draft_pb2.DescribeDraftRequest, context: Context
@@ -127,6 +141,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             num_rounds=self._num_rounds,
         )
         return draft_pb2.GetDraftLoadResponse(load=load)
+
+    def _begin(self, lease: Lease) -> None:
+        self._running.add(lease)
+        self._is_idle.clear()
+
+    def _end(self, lease: Lease) -> None:
+        self._running.discard(lease)
+        if not self._running:
+            self._is_idle.set()
 
     async def _open(self, message: draft_pb2.SpeculateRequest) -> _Open:
         if message.WhichOneof("message") != "open":
@@ -200,10 +223,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             layers = ", ".join(map(str, at.form.layers))
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
         feed, session_id = _feed_from_pb(plan.feed), at.session.session_id
+        num_same = self._local.num_same(session_id, delta)
         if self._feeds.is_following(session_id, feed):
             return
         limit = at.session.num_prompt_tokens + at.session.max_tokens
-        num_same = self._local.num_same(session_id, delta)
         self._feeds.follow(session_id, feed, FeedNeed(at.form, limit, delta.end, num_same))
 
     async def _wait(self, at: _Open, delta: Delta) -> float:
@@ -228,7 +251,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         # Forgotten before anything is waited for: what a successor reads must stay.
         reader = self._feeds.close(session_id)
         await self._thread.run(lambda: finished(self._drafter.draft.release(session_id)))
-        await reader
+        if reader is not None:
+            await asyncio.wait({reader})
+
+
+def register(servicer: DraftServicer) -> Register:
+    """What adds it to a server."""
+    return lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 
 
 def _feed_from_pb(message: draft_pb2.KvFeed) -> FeedAddress:

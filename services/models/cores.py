@@ -1,6 +1,6 @@
 """Which thread of a process computes. Knows torch's thread pools, nothing of engines."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -8,10 +8,8 @@ import torch
 T = TypeVar("T")
 
 
-async def load_on(
-    run: Callable[[Callable[[], T]], Awaitable[T]], load: Callable[[], T], *, threads: int | None
-) -> T:
-    """What `load` makes, made where `run` runs it, with `threads` or torch's choice of them.
+def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], threads: int | None) -> T:
+    """What `load` makes, on the thread where `call` runs it, with `threads` or torch's choice.
 
     Every thread that computes in parallel gets a pool of its own. With more pool threads than
     cores OpenMP stops spinning, and a round of a small model takes 1.5 times as long. So one
@@ -24,4 +22,4 @@ async def load_on(
         torch.set_num_threads(count)
         return load()
 
-    return await run(loaded)
+    return call(loaded)

@@ -52,9 +52,9 @@ class EngineThread:
             if future.cancelled():
                 self._count(-1)
 
-    async def value(self, job: Callable[[], T]) -> T:
-        """The result of a job, where its time is of no interest."""
-        return (await self.run(job)).value
+    def call(self, job: Callable[[], T]) -> T:
+        """The result of a job, once it is there: for what comes before anything is served."""
+        return self._pool.submit(job).result()
 
     def close(self) -> None:
         """Take no more jobs, and wait for the one that runs."""
