@@ -198,6 +198,7 @@ def test_the_public_surface_is_what_is_written_here():
         "ChunkStream",
         "Client",
         "ClientSession",
+        "ClientTls",
         "FinishReason",
         "Mode",
         "ModelInfo",

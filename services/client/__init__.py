@@ -1,5 +1,7 @@
 """The SDK: `Client`, `AsyncClient`, and what goes into and comes out of a request."""
 
+from typing import TYPE_CHECKING, Any
+
 from slipstream.client.aio import AsyncClient, AsyncClientSession
 from slipstream.client.client import Client, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
@@ -19,6 +21,9 @@ from slipstream.core.types import (
     Verification,
 )
 
+if TYPE_CHECKING:
+    from slipstream.rpc.security import ClientTls
+
 __all__ = [
     "AsyncChunkStream",
     "AsyncClient",
@@ -27,6 +32,7 @@ __all__ = [
     "ChunkStream",
     "Client",
     "ClientSession",
+    "ClientTls",
     "FinishReason",
     "Mode",
     "ModelInfo",
@@ -45,3 +51,12 @@ __all__ = [
     "Verification",
     "errors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`ClientTls` loads gRPC, which embedded clients have no use for."""
+    if name != "ClientTls":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from slipstream.rpc.security import ClientTls
+
+    return ClientTls

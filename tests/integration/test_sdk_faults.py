@@ -6,8 +6,10 @@ import pytest
 
 from background import served
 from bad_routers import Failing, Scripted, first_chunk, register
+from certificates import self_signed
 from slipstream.client import AsyncClient, Client, errors
-from slipstream.rpc.security import ClientTls
+from slipstream.rpc.security import ClientTls, ServerTls
+from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 ON_THE_WIRE = [
@@ -257,3 +259,35 @@ def test_a_router_that_can_not_be_is_refused(kind, address, options):
 def test_a_certificate_that_can_not_be_read_is_refused(tmp_path):
     with pytest.raises(errors.InvalidRequest, match="can't be read"):
         Client("localhost:1", tls=ClientTls(ca=tmp_path / "none.pem"))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+def assert_refused(address, **options):
+    with Client(address, retries=False, **options) as client, pytest.raises(errors.Unavailable):
+        client.generate("hello")
+
+
+async def test_a_router_with_a_certificate_is_trusted_by_it_alone(certificate):
+    cert, key = certificate
+    answering = Failing(GONE, times=0)
+    with served(register(answering), ServerOptions(tls=ServerTls(cert, key))) as address:
+        with Client(address, tls=ClientTls(ca=cert), token="secret") as client:
+            assert client.generate("hello").text == "done"
+        async with AsyncClient(address, tls=ClientTls(ca=cert)) as client:
+            assert (await client.generate("hello")).text == "done"
+        for distrusting in ({}, {"tls": True}):
+            assert_refused(address, **distrusting)
+    assert answering.num_calls == 2
+
+
+def test_a_router_can_ask_for_the_clients_certificate(certificate):
+    cert, key = certificate
+    mutual = ServerOptions(tls=ServerTls(cert, key, client_ca=cert))
+    with served(register(Failing(GONE, times=0)), mutual) as address:
+        with Client(address, tls=ClientTls(ca=cert, cert=cert, key=key)) as client:
+            assert client.generate("hello").text == "done"
+        assert_refused(address, tls=ClientTls(ca=cert))

@@ -1,0 +1,56 @@
+"""Every Python block of the user pages runs as it stands, against real services on a tiny model."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import tiny_checkpoint
+from certificates import self_signed
+from cluster import running
+
+DOCS = Path(__file__).parents[2] / "docs"
+TOKEN = "open-sesame"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks():
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text()
+        for match in BLOCK.finditer(text):
+            line = text.count("\n", 0, match.start(1)) + 1
+            yield pytest.param(page, line, match[1], id=f"{page.name}:{line}")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """What the pages call ADDRESS, MODEL and so on."""
+    folder = tmp_path_factory.mktemp("docs")
+    model = tiny_checkpoint.save_checkpoint(folder / "tiny")
+    config = json.loads((model / "config.json").read_text())
+    # The pages leave limits to their defaults, which the tiny model's own context has no room for.
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    cert, key = self_signed(folder)
+    tokens = folder / "tokens"
+    tokens.write_text(f"{TOKEN}\n")
+    safe = {"tls_cert": cert, "tls_key": key, "token_file": tokens}
+    draft = f"vanilla:{model}"
+    with running(model, draft) as cluster, running(model, draft, **safe) as guarded:
+        yield {
+            "ADDRESS": cluster.address,
+            "MODEL": str(model),
+            "TLS_ADDRESS": guarded.address,
+            "CA": cert,
+            "TOKEN": TOKEN,
+        }
+
+
+def test_there_are_blocks_to_run():
+    assert len(list(blocks())) >= 10
+
+
+@pytest.mark.parametrize(("page", "line", "code"), list(blocks()))
+def test_a_block_of_the_documentation_runs(names, page, line, code):
+    padded = "\n" * (line - 1) + code  # so that tracebacks name the page's lines
+    exec(compile(padded, page, "exec"), {"__name__": "__main__", **names})
