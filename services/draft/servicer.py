@@ -114,7 +114,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 if message.HasField("park"):
                     return
         finally:
-            inbox.close()
             try:
                 await self._leases.close(at.lease)
             finally:
@@ -239,7 +238,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     def _draft(self, at: _Open, delta: Delta, plan: Plan) -> Proposal:
         """On the engine's thread, where whoever took the session over may have been before us."""
-        if at.lease.revoked.is_set():
+        if at.lease.is_revoked:
             raise SessionTaken(f"session {at.session.session_id} was taken over")
         return finished(self._drafter.draft.propose(at.session, delta, plan))
 

@@ -11,33 +11,35 @@ M = TypeVar("M")
 
 
 class Inbox(Generic[M]):
-    """Reads one message after the other. Close it."""
+    """Reads one message after the other."""
 
     def __init__(self, messages: AsyncIterator[M], lease: Lease) -> None:
         self._messages = messages
         self._lease = lease
-        self._revoked = asyncio.create_task(lease.revoked.wait())
+        self._patience: asyncio.Timeout | None = None
+        lease.on_revoked = self._hurry
 
     async def next(self) -> M | None:
         """The next message; None at the end. Raises `SessionTaken` once the lease is lost."""
-        reading = asyncio.create_task(self._read())
+        self._require_lease()
         try:
-            await asyncio.wait({reading, self._revoked}, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(None) as self._patience:
+                message = await anext(self._messages, None)
+        except TimeoutError:
+            message = None
         finally:
-            # The messages can't be closed while somebody reads them.
-            if not reading.done():
-                reading.cancel()
-                await asyncio.wait({reading})
-        if self._lease.revoked.is_set():
+            self._patience = None
+        self._require_lease()
+        return message
+
+    def _hurry(self) -> None:
+        """Wait no longer for a message that nobody will answer."""
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def _require_lease(self) -> None:
+        if self._lease.is_revoked:
             raise SessionTaken(
                 f"session {self._lease.session_id} was taken over under a higher fence than"
                 f" {self._lease.fence}"
             )
-        return reading.result()
-
-    def close(self) -> None:
-        """Watch the lease no longer."""
-        self._revoked.cancel()
-
-    async def _read(self) -> M | None:
-        return await anext(self._messages, None)

@@ -8,7 +8,7 @@ of engines but how to free a session and how large it is.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
@@ -25,11 +25,18 @@ class LeaseLimits:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """A running request's hold on a session. `revoked` is set when another took it over."""
+    """A running request's hold on a session, until `is_revoked`: another took it over."""
 
     session_id: str
     fence: int
-    revoked: asyncio.Event = field(default_factory=asyncio.Event)
+    is_revoked: bool = False
+    on_revoked: Callable[[], None] = lambda: None
+    """Called once when that happens, by whoever takes the session over."""
+
+    def revoke(self) -> None:
+        """Another one has the session now."""
+        self.is_revoked = True
+        self.on_revoked()
 
 
 @dataclass(slots=True)
@@ -80,7 +87,7 @@ class Leases:
         parked = self._parked.get(session_id)
         self._check_fence(session_id, fence, running, parked)
         if running is not None:
-            running.revoked.set()
+            running.revoke()
         lease = Lease(session_id, fence)
         if parked is not None:
             parked.timer.cancel()

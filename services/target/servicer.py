@@ -86,7 +86,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 if message.HasField("park"):
                     return
         finally:
-            inbox.close()
             self._sessions.end(served)
             await self._leases.close(served.lease)
 
