@@ -10,11 +10,10 @@ from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import SlipstreamError
 from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
+from slipstream.draft.servicer import SERVICE, register
 from slipstream.rpc.server import Server
-from slipstream.rpc.v1.draft_pb2_grpc import add_DraftServiceServicer_to_server
 
 PROG = "slipstream.draft"
-SERVICE = "slipstream.rpc.v1.DraftService"
 _LOG = logging.getLogger(PROG)
 
 
@@ -39,10 +38,7 @@ async def _serve(config: DraftConfig) -> None:
     _LOG.info("configuration %s", json.dumps(resolved(config)))
     servicer = load_draft(config)
     try:
-        server = Server(
-            config.server_options(),
-            {SERVICE: lambda at: add_DraftServiceServicer_to_server(servicer, at)},
-        )
+        server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start()
         host = config.address.rpartition(":")[0]
         sys.stdout.write(f"ready {host}:{port}\n")

@@ -35,9 +35,8 @@ def check_delta(delta: Delta, session: Session, vocab_size: int) -> None:
 
 def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int) -> None:
     """Raises `InvalidRequest` for a plan that the draft can't follow in the session's mode."""
+    SpeculationOptions(max_draft_tokens=plan.max_depth, max_nodes=plan.max_nodes)
     options = SpeculationOptions(
-        max_draft_tokens=plan.max_depth,
-        max_nodes=plan.max_nodes,
         shape=plan.shape,
         stop=plan.stop,
         threshold=plan.threshold,

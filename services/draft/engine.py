@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.history import apply_delta
+from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.planner import Profile
 from slipstream.core.stop import Stop, make_stop
@@ -84,7 +84,7 @@ class LocalDraft:
         Raises `SessionOutOfSync` when it starts above them.
         """
         held = self._held.get(session_id)
-        return apply_delta(held.tokens if held else [], delta)[1]
+        return num_same(held.tokens if held else [], delta)
 
     def kv_bytes(self, session_id: str) -> int:
         """Bytes of the draft model's own keys and values of a session."""

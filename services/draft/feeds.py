@@ -4,7 +4,7 @@ Knows which session reads from where, and what that adds up to; how one is read 
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +81,7 @@ class KvFeeds:
         check_address(at.address)
         feed = self._feeds.get(session_id)
         if feed is None or feed.form != need.form:
-            self._end(session_id)
+            self.close(session_id)
             form = need.form
             feed = self._feeds[session_id] = self._feed(form)
         feed.mirror.limit = need.limit
@@ -100,28 +100,21 @@ class KvFeeds:
         if feed is not None:
             feed.rest()
 
-    def close(self, session_id: str) -> Awaitable[None]:
-        """Forget a session at once; to be awaited until its reader has ended."""
-        return self._ended(self._end(session_id))
-
-    async def aclose(self) -> None:
-        """End every reader and close every channel."""
-        for session_id in list(self._feeds):
-            self._end(session_id)
-        while self._readers:
-            await asyncio.wait(self._readers)
-        await self._channels.close()
-
-    def _end(self, session_id: str) -> asyncio.Task[None] | None:
+    def close(self, session_id: str) -> asyncio.Task[None] | None:
+        """Forget a session at once; its reader, if it had one, to be waited for until it ends."""
         feed = self._feeds.pop(session_id, None)
         if feed is None:
             return None
         self._num_bytes_before += feed.num_received_bytes
         return feed.stop()
 
-    async def _ended(self, reader: asyncio.Task[None] | None) -> None:
-        if reader is not None:
-            await asyncio.wait({reader})
+    async def aclose(self) -> None:
+        """End every reader and close every channel."""
+        for session_id in list(self._feeds):
+            self.close(session_id)
+        while self._readers:
+            await asyncio.wait(self._readers)
+        await self._channels.close()
 
     def _feed(self, form: KvFormat) -> KvFeed:
         layout = KvLayout(

@@ -1,11 +1,13 @@
-"""Laws of every draft: what a delta does, what a plan bounds, what is refused."""
+"""Laws of every draft, here and elsewhere: what a delta does, a plan bounds, and is refused."""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 
 import tiny
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
-from slipstream.core.ngram import NgramDraft
 from slipstream.core.options import DRAFTERS
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (
@@ -18,9 +20,8 @@ from slipstream.core.types import (
     StopPolicy,
     Verification,
 )
-from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.models.causal_scorer import CausalScorer
 from slipstream.target.engine import LocalTarget
+from tiny_services import Models, draft_place, target_place
 
 PROMPT = tuple(tiny.tokens(7) * 3)
 SESSION = Session("s", len(PROMPT), 40)
@@ -29,38 +30,60 @@ LEVELLED = [Shape.DYNAMIC, Shape.PRODUCT]
 
 
 @pytest.fixture(scope="module")
-def target():
-    return LocalTarget(tiny.causal(), free_rows=16)
+def models():
+    return Models(glide=tiny.glide(max_lag=6))
 
 
-@pytest.fixture(scope="module")
-def scorers():
-    return {"glide": tiny.glide(max_lag=6), "vanilla": CausalScorer(tiny.causal(numerics="fast"))}
+@pytest.fixture(params=["local", "grpc"])
+def place(request):
+    return request.param
 
 
 @pytest.fixture(params=list(DRAFTERS))
-async def draft(request, target, scorers):
-    return await made(request.param, target, scorers)
+async def draft(request, place, models):
+    async with made(request.param, place, models) as draft:
+        yield draft
 
 
 @pytest.fixture(params=MODELS)
-async def model_draft(request, target, scorers):
-    return await made(request.param, target, scorers)
+async def model_draft(request, place, models):
+    async with made(request.param, place, models) as draft:
+        yield draft
 
 
-async def prefill(target, tokens):
-    """Have the target hold the keys of all of the tokens but the last."""
-    await target.verify(Session("s", len(tokens) - 1, 40), Delta(0, tokens[:-1]), Proposal())
+@asynccontextmanager
+async def made(kind, place, models, tokens=PROMPT):
+    """A draft of this kind, and a target that holds the keys of all tokens but the last."""
+    if place == "local":
+        target = LocalTarget(models.target, free_rows=16)
+        await target.verify(Session("s", len(tokens) - 1, 40), Delta(0, tokens[:-1]), Proposal())
+        yield models.drafter(kind, target).draft
+        return
+    async with target_place(models) as targets, draft_place(models, kind) as drafts:
+        target = await targets.prefilled(SESSION, tokens)
+        draft = Redialled(drafts, lambda: target.feed(targets.address), reads=kind == "glide")
+        yield draft
+        await draft.release("s")
+        await target.release("s")
 
 
-async def made(kind, target, scorers):
-    if kind == "ngram":
-        return NgramDraft()
-    await prefill(target, PROMPT)
-    if kind == "vanilla":
-        return LocalDraft(scorers["vanilla"])
-    glide = scorers["glide"]
-    return LocalDraft(glide, Feed(target, glide.config.target_layers))
+class Redialled:
+    """A draft elsewhere, for one request after the other: each is a stream of its own."""
+
+    def __init__(self, place, feed, *, reads):
+        self._place = place
+        self._feed = feed if reads else lambda: None
+        self._fence = 0
+        self._draft = place.remote(self._feed)
+
+    async def propose(self, session, delta, plan):
+        proposal = await self._draft.propose(session, delta, plan)
+        return replace(proposal, timing=None)
+
+    async def release(self, session_id):
+        await self._draft.release(session_id)
+        self._fence += 1
+        self._draft = self._place.remote(self._feed, fence=self._fence)
 
 
 def plan(shape=Shape.CHAIN, **more):
@@ -75,7 +98,7 @@ async def test_repeating_a_call_changes_nothing(draft):
     assert len(first.tree) > 0
 
 
-async def test_being_told_in_pieces_is_being_told_at_once(draft, target, scorers):
+async def test_being_told_in_pieces_is_being_told_at_once(draft):
     whole = await draft.propose(SESSION, Delta(0, PROMPT), plan())
     await draft.release("s")
     await draft.propose(SESSION, Delta(0, PROMPT[:9]), plan())
@@ -89,7 +112,7 @@ async def test_being_told_in_pieces_is_being_told_at_once(draft, target, scorers
 async def test_a_gap_in_the_final_tokens_is_refused(draft):
     await draft.propose(SESSION, Delta(0, PROMPT), plan())
     with pytest.raises(SessionOutOfSync):
-        await draft.propose(SESSION, Delta(99, (1,)), plan())
+        await draft.propose(SESSION, Delta(30, (1,)), plan())
 
 
 async def test_an_unknown_session_must_start_at_0(draft):
@@ -141,6 +164,7 @@ async def test_statistics_are_those_of_a_law(model_draft):
 async def test_a_stop_token_ends_the_chain(model_draft):
     free = await model_draft.propose(SESSION, Delta(0, PROMPT), plan())
     stop = free.tree.tokens[0]
+    await model_draft.release("s")
     session = Session("s", len(PROMPT), 40, stop_token_ids=frozenset({stop}))
     proposal = await model_draft.propose(session, Delta(0, PROMPT), plan())
     assert proposal.tree.tokens == (stop,)
@@ -178,19 +202,21 @@ async def test_a_draft_without_tokens_is_refused(model_draft):
         await model_draft.propose(SESSION, Delta(0, ()), plan())
 
 
-async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(target, scorers):
-    glide = await made("glide", target, scorers)
-    proposal = await glide.propose(SESSION, Delta(0, PROMPT), plan(max_depth=20, max_nodes=40))
+async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(models):
+    async with made("glide", "local", models) as glide:
+        asked = plan(max_depth=20, max_nodes=40)
+        proposal = await glide.propose(SESSION, Delta(0, PROMPT), asked)
     # The target holds all but the newest token and the first slot is one behind that.
     assert len(proposal.tree) == 6
     assert proposal.stopped_by == "lag"
+    assert proposal.staleness == 0
 
 
-async def test_a_later_turn_that_needs_more_room_gets_it(target, scorers):
-    glide = await made("glide", target, scorers)
-    await glide.propose(SESSION, Delta(0, PROMPT), plan())
-    longer = Session("s", 200, 100)
+async def test_a_later_turn_that_needs_more_room_gets_it(models, place):
     turn = (*PROMPT, *tiny.tokens(200 - len(PROMPT), seed=2))
-    await prefill(target, turn)
-    proposal = await glide.propose(longer, Delta(0, turn), plan())
+    async with made("glide", place, models, turn) as glide:
+        await glide.propose(SESSION, Delta(0, PROMPT), plan())
+        if place == "grpc":
+            await glide.release("s")
+        proposal = await glide.propose(Session("s", 200, 100), Delta(0, turn), plan())
     assert len(proposal.tree) == 3
