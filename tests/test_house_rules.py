@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_FUNCTION_LINES = 40
 MAX_FILE_LINES = 300
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
-BINARY = {".safetensors", ".png", ".gz"}
+BINARY = {".safetensors", ".binpb", ".png", ".gz"}
 
 # Assembled here so that this file does not break its own rule.
 REGISTRY_HOSTS = [
