@@ -99,7 +99,8 @@ class _EmbeddedTurn:
     async def aclose(self) -> None:
         """See `Turn.aclose`."""
         with suppress(SessionClosed):  # the client was first, and its engines are nobody's
-            await self._at.run(self._close)
+            # Who waits may be cancelled; the engines are freed in any case.
+            await asyncio.shield(self._at.run(self._close))
 
     def cancel(self) -> None:
         """See `Turn.cancel`. Comes after the round that runs."""

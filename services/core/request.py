@@ -61,7 +61,7 @@ class Ask:
     request_id: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
+        if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
             raise InvalidRequest(
                 f"max_tokens is {self.max_tokens}, but must be from 1 to {MAX_MAX_TOKENS}"
             )
