@@ -50,6 +50,11 @@ class KvFeeds:
         return sum(feed.is_reading for feed in self._feeds.values())
 
     @property
+    def num_channels(self) -> int:
+        """Connections to targets; few of them are open in vain."""
+        return self._channels.num_open
+
+    @property
     def num_received_bytes(self) -> int:
         """Bytes of keys and values that were received, of sessions that are gone too."""
         return self._num_bytes_before + sum(
