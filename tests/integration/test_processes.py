@@ -1,0 +1,175 @@
+"""The three services as processes: they start, serve, survive a loss, and end as they should."""
+
+import json
+import signal
+from contextlib import closing
+from itertools import islice
+
+import pytest
+
+from processes import (
+    CONTEXT,
+    command_line,
+    freeze,
+    has_loaded,
+    kill,
+    logged_values,
+    save_long_checkpoint,
+    serve,
+    thaw,
+    up,
+)
+from slipstream.client import Client, FinishReason, Mode, SpeculationOptions
+from slipstream.core.errors import ServiceError
+
+PROMPT = "the quick brown fox"
+LONG = 800
+FORCED = SpeculationOptions(mode=Mode.FORCED)
+OFF = SpeculationOptions(mode=Mode.OFF)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    """What plain decoding in one process says."""
+    with Client.embedded(str(model), "none", dtype="float32") as client:
+        yield lambda most: client.generate(PROMPT, max_tokens=most).token_ids
+
+
+@pytest.fixture(scope="module")
+def running(model):
+    """`slipstream up` with a draft that is the target itself."""
+    with up(model, f"vanilla:{model}") as process:
+        process.ready()
+        process.until_logged("is ready", times=2)  # target and draft, to the router
+        yield process
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+@pytest.fixture
+def client(running):
+    with Client(running.ready().removeprefix("ready ")) as client:
+        yield client
+
+
+def is_ready_draft(line):
+    return "slipstream.router draft " in line and line.endswith(" is ready")
+
+
+def tokens_of(chunks):
+    return tuple(token for chunk in chunks for token in chunk.token_ids)
+
+
+def test_up_says_last_on_standard_output_where_the_router_serves(running, client):
+    assert running.out == [f"ready {running.ready()}"]
+    assert client.model_info().model == "tiny"
+
+
+def test_services_say_what_embedded_engines_say(client, plain):
+    result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
+    assert result.token_ids == plain(60)
+    assert result.stats.speculation.num_draft_tokens > 0
+    timings = result.stats.timings
+    assert 0 < timings.draft_engine_s < timings.draft_service_s < timings.draft_s
+    assert 0 < timings.target_engine_s < timings.target_service_s < timings.verify_s
+
+
+def test_the_router_has_not_loaded_torch_and_the_engines_have(running, client):
+    client.generate(PROMPT, max_tokens=8)
+    assert not has_loaded(running.child("router"), "torch")
+    assert has_loaded(running.child("target"), "torch")
+    assert has_loaded(running.child("draft"), "torch")
+
+
+def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_when_it_is_back(
+    running, client, plain
+):
+    draft, target = running.child("draft"), running.child("target")
+    (ready,) = [line.partition("draft ")[2] for line in running.err if is_ready_draft(line)]
+    with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:
+        before = list(islice(chunks, 5))
+        freeze(target)  # so that the request is still going on when its draft is gone
+        kill(draft)
+        thaw(target)
+        *after, last = chunks
+    assert tokens_of([*before, *after, last]) == plain(LONG)
+    assert last.finish_reason is FinishReason.LENGTH
+    assert last.stats.speculation.num_draft_tokens > 0
+    assert sum(last.stats.speculation.fallbacks.values()) > 0
+    assert "it is started again" in running.until_logged("ended by SIGKILL")
+    running.until_logged(ready, times=2)
+    again = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
+    assert running.child("draft") != draft
+    assert again.token_ids == plain(60)
+    assert again.stats.speculation.num_draft_tokens > 0
+    assert again.stats.speculation.fallbacks == {}
+
+
+def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(model, plain):
+    with up(model, "ngram") as process, Client(process.ready()) as client:
+        children = [process.child(role) for role in ("target", "router")]
+        with closing(client.stream(PROMPT, max_tokens=LONG)) as chunks:
+            before = list(islice(chunks, 1))
+            process.signal(signal.SIGTERM)
+            process.until_logged("stopping")
+            with Client(process.ready(), retries=False) as late, pytest.raises(ServiceError):
+                late.generate(PROMPT, max_tokens=4)
+            after = list(chunks)
+        assert process.wait() == 0
+    assert tokens_of([*before, *after]) == plain(LONG)
+    assert [command_line(pid) for pid in children] == ["", ""]
+
+
+def test_without_its_target_up_stops_everything_and_says_so(model):
+    with up(model, "none") as process:
+        process.ready()
+        router = process.child("router")
+        kill(process.child("target"))
+        assert process.wait() == 1
+        assert process.err[-1] == "error: the target ended by SIGKILL, so everything stops"
+        assert command_line(router) == ""
+
+
+def test_options_come_from_file_environment_and_flags_and_are_logged(model, tmp_path):
+    file = tmp_path / "slipstream.toml"
+    lines = ["[target]", f"model = {json.dumps(str(model))}", 'dtype = "float16"', "threads = 1"]
+    file.write_text("\n".join([*lines, "max_sessions = 5", ""]))
+    env = {"SLIPSTREAM_TARGET_DTYPE": "float32", "SLIPSTREAM_TARGET_MAX_SESSIONS": "6"}
+    flags = ("--config", str(file), "--max-sessions", "7", "--address", "127.0.0.1:0")
+    with serve("target", *flags, env=env) as process:
+        assert process.ready().startswith("127.0.0.1:")
+        values = logged_values(process.until_logged("configuration {"))
+    assert (values["model"], values["threads"]) == (str(model), 1)
+    assert (values["dtype"], values["max_sessions"]) == ("float32", 7)
+
+
+BAD = [
+    ("router", [], {}, "a router needs targets"),
+    ("router", ["--no-such-flag"], {}, "has no '--no-such-flag'"),
+    ("router", ["--targets", "a:1"], {"SLIPSTREAM_ROUTER_MAX_REQUESTS": "x"}, "must be a whole"),
+    ("target", ["--model", "no-such-model"], {}, "'no-such-model'"),
+    ("draft", ["--draft", "nonsense", "--target-model", "no-such-model"], {}, "no-such-model"),
+]
+
+
+@pytest.mark.parametrize(("role", "flags", "env", "reason"), BAD)
+def test_a_service_that_is_told_nonsense_says_one_sentence_and_exits_with_2(
+    role, flags, env, reason
+):
+    with serve(role, *flags, env=env) as process:
+        assert process.wait() == 2
+        said = [line for line in process.err if line.startswith("error: ")]
+    assert process.out == []
+    assert len(said) == 1
+    assert reason in said[0]
+    assert process.err[-1] == said[0]
+
+
+def test_a_request_that_does_not_fit_names_the_limit(client):
+    with pytest.raises(ValueError, match=f"context of {CONTEXT}"):
+        client.generate(PROMPT, max_tokens=CONTEXT)
