@@ -19,7 +19,7 @@ _LEAST = {"max_sessions": 1, "max_parked_bytes": 0, "kv_wait_ms": 0, "threads": 
 class DraftConfig:
     """Everything a draft service can be told."""
 
-    address: str = option("127.0.0.1:50053", "Where to listen.")
+    address: str = option("127.0.0.1:50062", "Where to listen.")
     draft: str = option(
         "glide", "The draft: glide, ngram, vanilla:MODEL or a directory of GliDe weights."
     )

@@ -1,0 +1,127 @@
+"""A draft service is what its configuration says, or says what is wrong with that."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_checkpoint
+from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.draft.app import load_draft
+from slipstream.draft.channels import MAX_IDLE, Channels
+from slipstream.draft.config import DraftConfig
+from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide_weights import save_glide
+from slipstream.models.loading import load_target_parts
+from slipstream.rpc.channel import ChannelOptions
+from slipstream.rpc.kv import KvEncoding
+from slipstream.rpc.v1 import draft_pb2
+
+REFUSED = [
+    {"max_sessions": 0},
+    {"max_parked_bytes": -1},
+    {"kv_wait_ms": -1.0},
+    {"threads": 0},
+    {"max_park_s": 0.0},
+    {"kv_encoding": "int4"},
+    {"tls_client_ca": Path("c")},
+    {"target_cert": Path("c"), "target_key": Path("k")},
+    {"grace_s": -1.0},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def weights(checkpoint, tmp_path_factory):
+    """GliDe weights for the checkpoint."""
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    shape = GlideShape(target_layers=(1,), head_size=40, max_lag=5, num_layers=1)
+    config = config_for_target(
+        loaded.model, shape, name="tiny", tokenizer_hash=loaded.tokenizer_hash
+    )
+    folder = tmp_path_factory.mktemp("drafts") / "mine"
+    save_glide(init_from_target(loaded.model, config), torch.arange(40), folder)
+    return folder
+
+
+async def about(**options):
+    """What a draft that was loaded so says of itself."""
+    servicer = load_draft(DraftConfig(**{"dtype": "float32", **options}))
+    try:
+        return await servicer.DescribeDraft(draft_pb2.DescribeDraftRequest(), None)
+    finally:
+        await servicer.close()
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=lambda options: next(iter(options)))
+def test_what_makes_no_sense_is_refused(options):
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        DraftConfig(**options)
+
+
+def test_a_certificate_without_its_key_is_refused():
+    for given in ({"tls_cert": Path("c")}, {"target_ca": Path("c"), "target_cert": Path("c")}):
+        with pytest.raises(InvalidRequest, match="key"):
+            DraftConfig(**given)
+
+
+def test_settings_follow_from_the_configuration():
+    settings = DraftConfig(max_sessions=3, kv_wait_ms=2.5, kv_encoding="int8").settings()
+    assert settings.limits.max_sessions == 3
+    assert (settings.kv_wait_s, settings.kv_encoding) == (0.0025, KvEncoding.INT8)
+
+
+async def test_a_glide_draft_says_which_target_and_layers_it_reads(checkpoint, weights):
+    said = await about(draft=str(weights), target_model=str(checkpoint), max_sessions=7)
+    assert (said.kind, said.identity.model_id, said.target_model_id) == ("glide", "mine", "tiny")
+    assert (list(said.target_layers), said.max_lag, said.max_sessions) == ([1], 5, 7)
+    layout = said.target_layout
+    assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
+    assert said.identity.vocab_size == 259
+
+
+async def test_a_plain_draft_says_how_it_numbers_tokens(checkpoint):
+    said = await about(draft=f"vanilla:{checkpoint}", target_model="no such model")
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    assert (said.kind, said.identity.tokenizer_hash) == ("vanilla", loaded.tokenizer_hash)
+    assert (list(said.target_layers), said.target_model_id) == ([], "")
+    assert not said.HasField("max_lag")
+
+
+async def test_an_ngram_draft_needs_no_model_at_all():
+    said = await about(draft="ngram", target_model="no such model")
+    assert (said.kind, said.identity.tokenizer_hash, said.identity.vocab_size) == ("ngram", "", 0)
+
+
+async def test_every_process_has_an_incarnation_of_its_own():
+    first, second = await about(draft="ngram"), await about(draft="ngram")
+    assert first.identity.incarnation != second.identity.incarnation
+
+
+async def test_a_draft_that_is_none_is_refused(checkpoint):
+    for name in ("none", "", "no-such-draft"):
+        with pytest.raises(InvalidRequest):
+            await about(draft=name, target_model=str(checkpoint))
+
+
+async def test_weights_for_another_target_are_refused(tmp_path, weights):
+    other = tiny_checkpoint.save_checkpoint(tmp_path / "other", vocab_size=264)
+    with pytest.raises(ModelMismatch, match="vocab_size"):
+        await about(draft=str(weights), target_model=str(other))
+
+
+async def test_few_unused_channels_stay_open():
+    channels = Channels(ChannelOptions())
+    for at in range(3 * MAX_IDLE):
+        address = f"127.0.0.1:{1000 + at}"
+        async with channels.to(address) as first, channels.to(address) as second:
+            assert second is first
+        assert channels.num_open == min(at + 1, MAX_IDLE)
+    async with channels.to(address) as again:
+        assert again is first
+    await channels.close()
+    assert channels.num_open == 0
