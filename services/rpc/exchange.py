@@ -21,6 +21,7 @@ from slipstream.rpc.status import error_from
 # What grpc.aio says, in place of the status, of a write that meets the end of its stream. Openings
 # are answered before anything else is written, so no refusal is lost like that.
 _LOST_STATUS = "Internal error from Core"
+_TOO_LATE = "the request's deadline has passed"
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -122,6 +123,9 @@ class Exchange:
 
     def _error(self, status: grpc.aio.AioRpcError) -> SlipstreamError:
         """The error the status stands for; who can't be reached is named."""
+        remaining = self._terms.remaining()
+        if remaining is not None and remaining <= 0:
+            return DeadlineExceeded(_TOO_LATE)
         if status.details() == _LOST_STATUS:
             return self._has_ended()
         error = error_from(status)
@@ -139,7 +143,7 @@ class Exchange:
     def _opened(self) -> Any:
         timeout = self._terms.remaining()
         if timeout is not None and timeout <= 0:
-            raise DeadlineExceeded("the request's deadline has passed")
+            raise DeadlineExceeded(_TOO_LATE)
         open_stream: Any = self._peer.channel.stream_stream(self._method)
         return open_stream(timeout=timeout)
 

@@ -1,0 +1,131 @@
+"""Remote engines that fail, stay silent or are not there: one typed error, and nothing held."""
+
+import asyncio
+import socket
+
+import pytest
+
+from scripted import (
+    BOTH,
+    LIMIT_S,
+    draft_engine,
+    first_round,
+    reached,
+    remote_draft,
+    remote_target,
+    target_engine,
+)
+from slipstream.core import errors
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.exchange import Peer
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+
+
+@BOTH
+@pytest.mark.parametrize("when", [0, 1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.HandshakeError("this target has model_id x, but the caller expects y"),
+        errors.SessionTaken("held with fence 8, not 7"),
+        errors.SessionOutOfSync("a gap"),
+        errors.CapacityError("64 sessions are running"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_of_the_other_side_is_raised_here(
+    make_engine, make_remote, answer, when, error
+):
+    engine = make_engine()
+    engine.answers[when:] = [error]
+    async with reached(engine) as peer:
+        remote = make_remote(peer)
+        with pytest.raises(type(error), match=str(error)):
+            await first_round(remote)
+        with pytest.raises(errors.Unavailable):
+            await first_round(remote)
+
+
+@BOTH
+async def test_a_replica_that_says_nothing_is_given_up_by_name(make_engine, make_remote, answer):
+    engine = make_engine()
+    engine.answers.append(None)
+    async with reached(engine) as peer:
+        remote = make_remote(peer, round_s=0.5, token_s=0.1)
+        with pytest.raises(errors.DeadlineExceeded, match=f"{peer.name} did not answer.*0.8 s"):
+            await first_round(remote)
+        await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
+
+
+@BOTH
+async def test_the_deadline_of_the_request_ends_the_stream(make_engine, make_remote, answer):
+    engine = make_engine()
+    engine.answers.append(None)
+    async with reached(engine) as peer:
+        remote = make_remote(peer, remaining=lambda: 1.0)
+        with pytest.raises(errors.DeadlineExceeded):
+            await first_round(remote)
+        await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
+        late = make_remote(peer, remaining=lambda: -1.0)
+        with pytest.raises(errors.DeadlineExceeded):
+            await first_round(late)
+
+
+@BOTH
+async def test_a_cancelled_round_frees_the_other_side(make_engine, make_remote, answer):
+    engine = make_engine()
+    engine.answers.append(None)
+    async with reached(engine) as peer:
+        running = asyncio.get_running_loop().create_task(first_round(make_remote(peer)))
+        await asyncio.wait_for(engine.waits.wait(), LIMIT_S)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
+
+
+@BOTH
+async def test_nobody_there_is_unavailable_and_named(make_engine, make_remote, answer):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    async with connect(address, ChannelOptions()) as channel:
+        with pytest.raises(errors.Unavailable, match=f"replica {address} can't be reached"):
+            await first_round(make_remote(Peer(f"replica {address}", channel)))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff", b"", b"\x1a\x00"], ids=["junk", "empty", "parked"]
+)
+async def test_an_answer_that_is_none_is_no_answer(make_engine, make_remote, answer, data):
+    engine = make_engine()
+    engine.answers.append(data)
+    async with reached(engine) as peer:
+        remote = make_remote(peer)
+        with pytest.raises(errors.InternalError, match=peer.name):
+            await first_round(remote)
+        await remote.release("s")
+
+
+async def test_a_broken_verdict_is_the_replicas_fault():
+    engine = target_engine()
+    engine.answers.append(
+        target_pb2.VerifyResponse(verdict=target_pb2.Verdict(tokens=[1], finish_reason=77))  # type: ignore[arg-type]
+    )
+    async with reached(engine) as peer:
+        remote = remote_target(peer)
+        with pytest.raises(errors.InternalError, match="broken verdict"):
+            await first_round(remote)
+        await remote.release("s")
+
+
+async def test_a_tree_that_is_none_is_refused():
+    engine = draft_engine()
+    tree = common_pb2.TokenTree(tokens=[1, 2], parents=[1, -1])
+    broken = draft_pb2.Proposed(proposal=common_pb2.Proposal(tree=tree))
+    engine.answers.append(draft_pb2.SpeculateResponse(proposed=broken))
+    async with reached(engine) as peer:
+        remote = remote_draft(peer)
+        with pytest.raises(errors.InvalidRequest, match="tree is broken"):
+            await first_round(remote)
+        await remote.release("s")
