@@ -39,7 +39,7 @@ class DelayLine:
 
     async def start(self) -> None:
         """Listen on a free port of this machine."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
 
@@ -53,16 +53,17 @@ class DelayLine:
         if self._server is not None:
             await self._server.wait_closed()
 
-    async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(near, back))
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         try:
             await self._join(near, back)
         except OSError:
             pass  # either side is gone, and the other is told by the end of its connection
         finally:
-            self._connections.discard(task)
             back.close()
 
     async def _join(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from processes import (
     CONTEXT,
+    Process,
     command_line,
     freeze,
     has_loaded,
@@ -141,7 +142,7 @@ def test_options_come_from_file_environment_and_flags_and_are_logged(model, tmp_
     file.write_text("\n".join([*lines, "max_sessions = 5", ""]))
     env = {"SLIPSTREAM_TARGET_DTYPE": "float32", "SLIPSTREAM_TARGET_MAX_SESSIONS": "6"}
     flags = ("--config", str(file), "--max-sessions", "7", "--address", "127.0.0.1:0")
-    with serve("target", *flags, env=env) as process:
+    with Process("slipstream.cli.main", "serve", "target", *flags, env=env) as process:
         assert process.ready().startswith("127.0.0.1:")
         values = logged_values(process.until_logged("configuration {"))
     assert (values["model"], values["threads"]) == (str(model), 1)
@@ -153,6 +154,8 @@ BAD = [
     ("router", ["--no-such-flag"], {}, "has no '--no-such-flag'"),
     ("router", ["--targets", "a:1"], {"SLIPSTREAM_ROUTER_MAX_REQUESTS": "x"}, "must be a whole"),
     ("target", ["--model", "no-such-model"], {}, "'no-such-model'"),
+    ("target", ["--colour", "blue"], {}, "has no '--colour'"),
+    ("draft", ["--colour", "blue"], {}, "has no '--colour'"),
     ("draft", ["--draft", "nonsense", "--target-model", "no-such-model"], {}, "no-such-model"),
 ]
 
