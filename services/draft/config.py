@@ -12,7 +12,13 @@ from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import ClientTls, ServerTls
 from slipstream.rpc.server import ServerOptions
 
-_LEAST = {"max_sessions": 1, "max_parked_bytes": 0, "kv_wait_ms": 0, "threads": 1}
+_LEAST = {
+    "max_sessions": 1,
+    "max_parked_bytes": 0,
+    "kv_wait_ms": 0,
+    "kv_catch_up_ms": 0,
+    "threads": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,10 @@ class DraftConfig:
     max_sessions: int = option(64, "Sessions held at once, parked ones included.")
     max_parked_bytes: int = option(1 << 30, "Memory of sessions that wait for their next turn.")
     max_park_s: float = option(600.0, "Longest time that a session waits for its next turn.")
-    kv_wait_ms: float = option(10.0, "Longest wait for keys and values before a proposal.")
+    kv_wait_ms: float = option(10.0, "Longest wait for the newest keys before a proposal.")
+    kv_catch_up_ms: float = option(
+        50.0, "Longest wait at a request's start for keys without which nothing can be drafted."
+    )
     kv_encoding: str = option("raw", "How keys and values travel: raw or int8.")
     max_message_bytes: int = option(4 << 20, "Largest request taken.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
@@ -88,5 +97,6 @@ class DraftConfig:
         return DraftSettings(
             limits=LeaseLimits(self.max_sessions, self.max_parked_bytes, self.max_park_s),
             kv_wait_s=self.kv_wait_ms / 1000,
+            kv_catch_up_s=self.kv_catch_up_ms / 1000,
             kv_encoding=KvEncoding(self.kv_encoding),
         )

@@ -86,17 +86,17 @@ class KvFeed:
         """Whether that is what is read."""
         return at == self._at and self.is_reading
 
-    def follow(self, at: FeedAddress, *, num_same: int) -> None:
-        """Read from there, unless that is being done or has ended already.
+    def follow(self, at: FeedAddress, *, num_same: int) -> bool:
+        """Read from there, unless that has ended already; whether there is a reader now.
 
         The same session of the same process goes on where the mirror ends. While nobody reads,
         nobody tells what is replaced, so only what belongs to the `num_same` leading tokens stays.
         """
         if self.is_following(at):
-            return
+            return True
         self.mirror.truncate(num_same)
         if at == self._at:
-            return
+            return False
         before = self.stop()
         if not at.is_same_cache(self._at):
             self.mirror = self._new_mirror(self.mirror.limit)
@@ -104,6 +104,7 @@ class KvFeed:
         self._reader = asyncio.get_running_loop().create_task(self._read(at, before))
         self._readers.add(self._reader)
         self._reader.add_done_callback(self._readers.discard)
+        return True
 
     def stop(self) -> asyncio.Task[None] | None:
         """End the reader, which can then be waited for. What was read stays."""

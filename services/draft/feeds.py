@@ -81,8 +81,11 @@ class KvFeeds:
         feed = self._feeds.get(session_id)
         return feed is not None and feed.is_following(at)
 
-    def follow(self, session_id: str, at: FeedAddress, need: FeedNeed) -> None:
-        """Keep a session up to date from there. Raises `InvalidRequest` for no address."""
+    def follow(self, session_id: str, at: FeedAddress, need: FeedNeed) -> bool:
+        """Keep a session up to date from there; False where that has ended for good.
+
+        Raises `InvalidRequest` for no address.
+        """
         check_address(at.address)
         feed = self._feeds.get(session_id)
         if feed is None or feed.form != need.form:
@@ -90,8 +93,9 @@ class KvFeeds:
             form = need.form
             feed = self._feeds[session_id] = self._feed(form)
         feed.mirror.limit = need.limit
-        feed.follow(at, num_same=need.num_same)
+        is_read = feed.follow(at, num_same=need.num_same)
         feed.mirror.reserve(need.num_tokens)
+        return is_read
 
     async def wait(self, session_id: str, count: int, timeout_s: float) -> None:
         """Until `count` positions are there, or the time is up, or none are to come."""

@@ -47,7 +47,9 @@ class DraftSettings:
 
     limits: LeaseLimits = field(default_factory=LeaseLimits)
     kv_wait_s: float = 0.01
-    """Longest wait for keys and values before a proposal."""
+    """Longest wait for the newest keys and values before a proposal."""
+    kv_catch_up_s: float = 0.05
+    """Longest wait at the start of a request for those without which nothing can be drafted."""
     kv_encoding: KvEncoding = KvEncoding.RAW
 
 
@@ -199,8 +201,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         delta, plan = delta_from_pb(message.delta), plan_from_pb(message.plan)
         check_delta(delta, at.session, at.vocab_size)
         check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
-        self._follow(message.plan, at, delta)
-        kv_wait_s = await self._wait(at, delta)
+        began = self._clock()
+        if self._follow(message.plan, at, delta):
+            await self._catch_up(at, delta)
+        await self._feeds.wait(at.session.session_id, delta.end - 1, self._settings.kv_wait_s)
+        kv_wait_s = self._clock() - began
         done = await self._thread.run(lambda: self._draft(at, delta, plan))
         self._num_rounds += 1
         proposal = done.value
@@ -212,29 +217,29 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             timing=timing_to_pb(timing),
         )
 
-    def _follow(self, plan: draft_pb2.Plan, at: _Open, delta: Delta) -> None:
-        """Have the session's keys and values read from where the plan says."""
+    def _follow(self, plan: draft_pb2.Plan, at: _Open, delta: Delta) -> bool:
+        """Have keys and values read from where the plan says; whether that is another place."""
         if at.form is None or self._local is None:
             if plan.HasField("feed"):
                 raise InvalidRequest("the plan names a feed, but this draft reads none")
-            return
+            return False
         if not plan.HasField("feed"):
             layers = ", ".join(map(str, at.form.layers))
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
         feed, session_id = _feed_from_pb(plan.feed), at.session.session_id
         num_same = self._local.num_same(session_id, delta)
         if self._feeds.is_following(session_id, feed):
-            return
+            return False
         limit = at.session.num_prompt_tokens + at.session.max_tokens
-        self._feeds.follow(session_id, feed, FeedNeed(at.form, limit, delta.end, num_same))
+        need = FeedNeed(at.form, limit, delta.end, num_same)
+        return self._feeds.follow(session_id, feed, need)
 
-    async def _wait(self, at: _Open, delta: Delta) -> float:
-        """Wait for the newest key that can be there; the seconds that took."""
-        if at.form is None:
-            return 0.0
-        began = self._clock()
-        await self._feeds.wait(at.session.session_id, delta.end - 1, self._settings.kv_wait_s)
-        return self._clock() - began
+    async def _catch_up(self, at: _Open, delta: Delta) -> None:
+        """Wait for the first keys that are new enough: a lost round costs more than they do."""
+        max_lag = self._drafter.facts.max_lag
+        if max_lag is not None:
+            timeout_s = self._settings.kv_catch_up_s
+            await self._feeds.wait(at.session.session_id, delta.end - max_lag, timeout_s)
 
     def _draft(self, at: _Open, delta: Delta, plan: Plan) -> Proposal:
         """On the engine's thread, where whoever took the session over may have been before us."""

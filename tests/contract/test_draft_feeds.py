@@ -98,13 +98,13 @@ class Script(target_pb2_grpc.TargetServiceServicer):
 
 
 @asynccontextmanager
-async def following(models, script, *, kv_wait_s=0.0):
+async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0):
     """A draft that reads from the script, and where that is."""
 
     def register(server):
         target_pb2_grpc.add_TargetServiceServicer_to_server(script, server)
 
-    settings = DraftSettings(kv_wait_s=kv_wait_s)
+    settings = DraftSettings(kv_wait_s=kv_wait_s, kv_catch_up_s=kv_catch_up_s)
     async with (
         serving({SERVICE: register}) as address,
         draft_place(models, "glide", settings) as drafts,
@@ -174,6 +174,25 @@ async def test_a_proposal_waits_for_the_newest_key(models, keys):
         await draft.release("s")
     assert proposal.staleness == 0
     assert proposal.timing.kv_wait_s > 0
+
+
+async def test_a_request_begins_with_keys_that_are_new_enough_to_draft(models, keys):
+    there, rest = asyncio.Event(), asyncio.Event()
+    known = len(PROMPT) - MAX_LAG
+    script = Script([message(keys, 0, known - 1), there, message(keys, known - 1, known), rest])
+    async with following(models, script, kv_catch_up_s=LIMIT_S) as (drafts, feed):
+        draft = drafts.remote(lambda: feed)
+        asked = asyncio.ensure_future(draft.propose(SESSION, Delta(0, PROMPT), DEEP))
+        while drafts.feeds.view("s", LAYERS).count < known - 1:
+            await drafts.load()
+        assert not asked.done()
+        there.set()
+        proposal = await asked
+        # A later round does without: what it lacks may never come.
+        later = await draft.propose(SESSION, Delta(len(PROMPT), (1, 2)), DEEP)
+        await draft.release("s")
+    assert (len(proposal.tree), proposal.staleness) == (1, MAX_LAG - 1)
+    assert (len(later.tree), later.stopped_by) == (0, "lag")
 
 
 BAD = {
