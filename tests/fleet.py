@@ -127,12 +127,12 @@ async def running(*workers: Worker):
 
 @asynccontextmanager
 async def routed(targets, drafts=(), **config):
-    """A router over replicas, given as workers or as what a configuration says, and a client."""
-    router = Router(
-        RouterConfig(
-            address="127.0.0.1:0", targets=_named(targets), drafts=_named(drafts), **config
-        )
-    )
+    """A router over replicas, given as workers or as what a configuration says, and a client.
+
+    A busy machine makes no draft late, unless `config` says so.
+    """
+    fields = {"address": "127.0.0.1:0", "draft_round_timeout_s": 30.0, **config}
+    router = Router(RouterConfig(targets=_named(targets), drafts=_named(drafts), **fields))
     port = await router.start()
     try:
         await asyncio.wait_for(router.ready(), LIMIT_S)

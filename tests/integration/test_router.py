@@ -114,7 +114,7 @@ async def test_a_draft_that_dies_costs_no_token_and_is_used_again(target, draft,
     assert [token for chunk in chunks for token in chunk.token_ids] == list(expected.token_ids)
     stats = chunks[-1].stats.speculation
     assert sum(stats.fallbacks.values()) > 0
-    assert set(stats.fallbacks) <= {"unavailable", "no draft", "timeout"}
+    assert set(stats.fallbacks) <= {"unavailable", "no draft"}
     assert stats.num_spec_steps >= used.num_rounds > 0
 
 
