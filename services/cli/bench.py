@@ -15,6 +15,7 @@ from slipstream.cli.bench_flags import (
     RunFlags,
     Turns,
 )
+from slipstream.cli.bench_kv import kv
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.flags import with_flags
@@ -29,6 +30,7 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 
 
 app.command()(rounds)
+app.command()(kv)
 
 
 @app.callback()
