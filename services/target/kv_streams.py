@@ -24,8 +24,11 @@ from slipstream.target.engine import LocalTarget
 from slipstream.target.served import Reader, Served, ServedSessions
 from slipstream.target.taps import KvSlice, KvTap, check_layers
 
-SLICE_BYTES = 1 << 20
-"""What a verification may have to wait for: one copy of about so many bytes."""
+SLICE_BYTES = 4 << 20
+"""What a verification may have to wait for: one copy of about so many bytes, below a millisecond.
+
+Beside a busy engine one slice goes out per round, so this bounds the speed, too.
+"""
 
 Write = Callable[[target_pb2.StreamKvResponse], Awaitable[None]]
 

@@ -4,6 +4,7 @@ A `Verify` stream is a lease on its session: when it ends, for whatever reason, 
 what it held, unless the session was parked. Knows no models.
 """
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -31,6 +32,8 @@ from slipstream.target.served import Served, ServedSessions
 
 SERVICE = "slipstream.rpc.v1.TargetService"
 MAX_ID_LENGTH = 256
+
+_LOG = logging.getLogger("slipstream.target")
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -99,6 +102,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             await self._kv.serve(request, context.write)
         except SessionOutOfSync as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
+        except grpc.aio.InternalError as error:
+            # A write meets the reader's end before the call's cancellation does.
+            _LOG.debug("a reader of session %s has left: %s", request.session_id, error)
 
     async def DescribeTarget(
         self,
