@@ -31,7 +31,7 @@ class Cluster:
         )
         self._router = router
         self._stack = AsyncExitStack()
-        self.address = ""
+        self.address = self.target_address = self.draft_address = ""
         self.target: target_service.TargetServicer
         self.draft: draft_service.DraftServicer
 
@@ -47,11 +47,13 @@ class Cluster:
         stack.push_async_callback(self.target.close)
         registered = {target_service.SERVICE: target_service.register(self.target)}
         targets = await self._serve(Server(self._target.server_options(), registered))
+        self.target_address = targets
         self.target.advertise(targets)
         self.draft = load_draft(self._draft)
         stack.push_async_callback(self.draft.close)
         registered = {draft_service.SERVICE: draft_service.register(self.draft)}
         drafts = await self._serve(Server(self._draft.server_options(), registered))
+        self.draft_address = drafts
         router = Router(
             RouterConfig(address=ADDRESS, targets=(targets,), drafts=(drafts,), **self._router)
         )

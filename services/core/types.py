@@ -64,13 +64,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         t = self.temperature
-        _check(math.isfinite(t) and 0 <= t <= 100, "temperature", t, "between 0 and 100")
+        # A divisor has to be a number in float32, too.
+        _check(t == 0 or 1e-30 <= t <= 100, "temperature", t, "0, or from 1e-30 to 100")
         k = self.top_k
         _check(k is None or k >= 1, "top_k", k, "at least 1, or unset")
         _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
         r = self.repetition_penalty
-        _check(math.isfinite(r) and 0 < r <= 100, "repetition_penalty", r, "above 0 and up to 100")
+        _check(0.01 <= r <= 100, "repetition_penalty", r, "from 0.01 to 100")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _check(-2 <= value <= 2, name, value, "between -2 and 2")

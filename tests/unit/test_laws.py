@@ -189,3 +189,19 @@ def test_a_bias_on_a_token_outside_the_vocabulary_is_refused():
     check_logit_bias(sampling, 101)
     with pytest.raises(InvalidRequest, match="token 100, but the vocabulary has 100 tokens"):
         check_logit_bias(sampling, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 1e-38), ("temperature", math.nan), ("repetition_penalty", 0.001)],
+)
+def test_a_divisor_that_would_overflow_the_scores_is_refused(name, value):
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_the_smallest_divisors_together_leave_numbers():
+    sampling = SamplingParams(temperature=1e-30, repetition_penalty=0.01)
+    scores = LawContext(sampling, 1).scores(torch.tensor([3e4, -3e4, 0.0]), (0, 1))
+    assert scores.max() == 0
+    assert not scores.isnan().any()

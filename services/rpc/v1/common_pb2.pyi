@@ -283,7 +283,7 @@ class SamplingParams(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 is greedy, the default; at most 100."""
+    """0 is greedy, the default; otherwise from 1e-30 to 100."""
     top_k: _builtins.int
     """Keep the likeliest tokens, at least 1; default: all."""
     top_p: _builtins.float
@@ -291,7 +291,7 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Keep tokens this likely relative to the likeliest, 0 to 1; default 0."""
     repetition_penalty: _builtins.float
-    """Divides scores of tokens in prompt and output; default 1."""
+    """Divides scores of tokens in prompt and output, 0.01 to 100; default 1."""
     presence_penalty: _builtins.float
     """Taken from scores of tokens in the output, -2 to 2; default 0."""
     frequency_penalty: _builtins.float
