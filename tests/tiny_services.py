@@ -1,6 +1,7 @@
 """A tiny target and tiny drafts for it, each served by its own real server on this machine."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -182,3 +183,16 @@ async def rounds(
         verdict = await target.verify(session, Delta(len(tokens), ()), proposal)
         yield tokens, proposal, verdict
         told, tokens = len(tokens), (*tokens, *verdict.tokens)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = 60) -> None:
+    """Ask until it is so: what it asks is another process, as far as a test goes."""
+    async with asyncio.timeout(limit_s):
+        while not await condition():
+            pass
+
+
+async def is_empty(drafts: DraftPlace) -> bool:
+    """Whether a draft holds nothing for anybody."""
+    load = await drafts.load()
+    return (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams) == (0,) * 4

@@ -1,34 +1,30 @@
-"""A draft's feed of keys and values: how stale it may be, what it survives, what it never believes.
+"""A draft's feed of keys and values: how stale it may be, and what it survives.
 
 The target here is a real server that sends what each test has it send.
 """
 
 import asyncio
-from contextlib import asynccontextmanager
 
-import google_crc32c
 import grpc.aio
 import pytest
-import torch
 
-import tiny
-from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Plan, Proposal, Session
-from slipstream.draft.servicer import DraftSettings
-from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvSource, frame_to_pb
-from slipstream.rpc.tensors import pack
-from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.target.engine import LocalTarget
-from slipstream.target.servicer import SERVICE
-from tiny_services import MAX_LAG, Models, draft_place, serving
-
-PROMPT = tuple(tiny.tokens(21))
-NUM_KEYS = len(PROMPT) - 1
-SESSION = Session("s", len(PROMPT), 30)
-DEEP = Plan(max_depth=MAX_LAG, max_nodes=30)
-LAYERS = (0, 2)
-FORM = KvFormat(LAYERS, 2, 16, KvDtype.FLOAT32)
-LIMIT_S = 60
+from scripted_keys import (
+    DEEP,
+    LAYERS,
+    LIMIT_S,
+    NUM_KEYS,
+    PROMPT,
+    SESSION,
+    Script,
+    following,
+    held,
+    message,
+    proposed,
+    true_engine,
+    true_keys,
+)
+from slipstream.core.types import Delta, Session
+from tiny_services import MAX_LAG, Models
 
 
 @pytest.fixture(scope="module")
@@ -38,102 +34,16 @@ def models():
 
 @pytest.fixture(scope="module")
 def engine(models):
-    """The target that holds the true keys."""
-    engine = LocalTarget(models.target, free_rows=16)
-    shorter = Session("s", NUM_KEYS, 40)
-    finished(engine.verify(shorter, Delta(0, PROMPT[:-1]), Proposal()))
-    return engine
+    return true_engine(models)
 
 
 @pytest.fixture(scope="module")
 def keys(engine):
-    """[layers, 2 * heads, positions, head_dim]."""
-    view = engine.view("s", LAYERS)
-    pairs = [torch.cat(view.layers[layer])[:, : view.count] for layer in LAYERS]
-    return torch.stack(pairs)
-
-
-def message(keys, start, end, /, **changes):
-    """A slice of the truth, some fields changed."""
-    source = KvSource("s", "one")
-    frame = KvFrame(start, end - start, pack(keys[:, :, start:end].contiguous(), FORM.encoding))
-    made = frame_to_pb(source, FORM, frame)
-    for name, value in changes.items():
-        made.ClearField(name)
-        if name == "layers":
-            made.layers.extend(value)
-        else:
-            setattr(made, name, value)
-    return made
-
-
-class Script(target_pb2_grpc.TargetServiceServicer):
-    """Answers the first StreamKv with the first list of steps, and so on; then with silence.
-
-    A step is a message to send, a status to end with, or an event to wait for.
-    """
-
-    def __init__(self, *steps):
-        self.steps = list(steps)
-        self.asked = []
-        self.num_open = 0
-
-    async def StreamKv(self, request, context):
-        self.asked.append(request)
-        steps = self.steps.pop(0) if self.steps else [asyncio.Event()]
-        self.num_open += 1
-        try:
-            for step in steps:
-                await self._take(step, context)
-        finally:
-            self.num_open -= 1
-
-    async def _take(self, step, context):
-        if isinstance(step, asyncio.Event):
-            await step.wait()
-        elif isinstance(step, grpc.StatusCode):
-            await context.abort(step, "as the test has it")
-        else:
-            await context.write(step)
-
-
-@asynccontextmanager
-async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0):
-    """A draft that reads from the script, and where that is."""
-
-    def register(server):
-        target_pb2_grpc.add_TargetServiceServicer_to_server(script, server)
-
-    settings = DraftSettings(kv_wait_s=kv_wait_s, kv_catch_up_s=kv_catch_up_s)
-    async with (
-        serving({SERVICE: register}) as address,
-        draft_place(models, "glide", settings) as drafts,
-    ):
-        feed = draft_pb2.KvFeed(
-            address=address, session_id="s", incarnation="one", credential="secret"
-        )
-        yield drafts, feed
-
-
-async def proposed(drafts, feed, num_keys, plan=DEEP):
-    """What is proposed once so many keys are there, or no more will come."""
-    draft = drafts.remote(lambda: feed)
-    await draft.propose(SESSION, Delta(0, PROMPT), Plan(1, 1))
-    await drafts.feeds.wait("s", num_keys, LIMIT_S)
-    return draft, await draft.propose(SESSION, Delta(len(PROMPT), ()), plan)
+    return true_keys(engine)
 
 
 async def embedded(models, engine):
     return await models.drafter("glide", engine).draft.propose(SESSION, Delta(0, PROMPT), DEEP)
-
-
-def held(drafts, keys):
-    """Whether all that is held is true; and how much that is."""
-    view = drafts.feeds.view("s", LAYERS)
-    for place, layer in enumerate(LAYERS):
-        ours = torch.cat(view.layers[layer])[:, : view.count]
-        assert torch.equal(ours, keys[place][:, : view.count])
-    return view.count
 
 
 @pytest.mark.parametrize("step", [1, 7, NUM_KEYS])
@@ -193,60 +103,6 @@ async def test_a_request_begins_with_keys_that_are_new_enough_to_draft(models, k
         await draft.release("s")
     assert (len(proposal.tree), proposal.staleness) == (1, MAX_LAG - 1)
     assert (len(later.tree), later.stopped_by) == (0, "lag")
-
-
-BAD = {
-    "a byte short": lambda keys: {"payload": message(keys, 5, 9).payload[:-1]},
-    "a byte more": lambda keys: {"payload": message(keys, 5, 9).payload + b"\0"},
-    "no payload": lambda keys: {"payload": b"", "crc32c": google_crc32c.value(b"")},
-    "a flipped bit": lambda keys: {"payload": flipped(message(keys, 5, 9).payload)},
-    "another checksum": lambda keys: {"crc32c": 1},
-    "another dtype": lambda keys: {"dtype": common_pb2.KV_DTYPE_BFLOAT16},
-    "no dtype": lambda keys: {"dtype": 0},
-    "an unknown dtype": lambda keys: {"dtype": 9},
-    "another encoding": lambda keys: {"encoding": target_pb2.KV_ENCODING_INT8},
-    "another process": lambda keys: {"incarnation": "two"},
-    "another session": lambda keys: {"session_id": "t"},
-    "layers turned round": lambda keys: {"layers": (2, 0)},
-    "one layer": lambda keys: {"layers": (0,)},
-    "more heads": lambda keys: {"num_kv_heads": 4},
-    "smaller heads": lambda keys: {"head_dim": 8},
-    "no positions": lambda keys: {"count": 0},
-    "more positions": lambda keys: {"count": 2**32 - 1},
-    "a gap": lambda keys: {"start": 6},
-    "far away": lambda keys: {"start": 2**32 - 1},
-}
-
-
-def flipped(payload):
-    return bytes([payload[0] ^ 1]) + payload[1:]
-
-
-@pytest.mark.parametrize("name", BAD)
-async def test_a_bad_slice_is_never_read_and_the_session_goes_on(models, keys, name, caplog):
-    bad = message(keys, 5, 9, **BAD[name](keys))
-    script = Script([message(keys, 0, 5), bad, message(keys, 5, NUM_KEYS), asyncio.Event()])
-    async with following(models, script) as (drafts, feed):
-        draft, proposal = await proposed(drafts, feed, NUM_KEYS)
-        assert held(drafts, keys) == 5
-        assert (await drafts.load()).num_kv_streams == 0
-        again = await draft.propose(SESSION, Delta(len(PROMPT), ()), DEEP)
-        await draft.release("s")
-    assert proposal.stopped_by == again.stopped_by == "lag"
-    assert proposal.staleness == NUM_KEYS - 5
-    assert len(script.asked) == 1
-    assert "no more keys and values" in caplog.text
-
-
-async def test_more_positions_than_the_session_has_are_not_held(models, keys):
-    session = Session("s", len(PROMPT) - 5, 2)
-    script = Script([message(keys, 0, 10), message(keys, 10, NUM_KEYS), asyncio.Event()])
-    async with following(models, script) as (drafts, feed):
-        draft = drafts.remote(lambda: feed)
-        await draft.propose(session, Delta(0, PROMPT[:10]), DEEP)
-        await drafts.feeds.wait("s", NUM_KEYS, LIMIT_S)
-        assert held(drafts, keys) == 10
-        await draft.release("s")
 
 
 async def test_a_slice_from_a_lower_start_replaces_what_is_held(models, keys):

@@ -53,13 +53,13 @@ def test_slices_of_any_size_add_up_to_the_whole(mirror):
 
 def test_a_gap_is_refused(mirror):
     send(mirror, truth(10), 0, 10)
-    with pytest.raises(InvalidRequest, match="position 11 .* 10 are held"):
+    with pytest.raises(InvalidRequest, match=r"position 11 .* 10 are held"):
         mirror.write(11, 1, lambda buffers: None)
     assert mirror.count == 10
 
 
 def test_positions_past_the_limit_are_refused(mirror):
-    with pytest.raises(CapacityError, match="1001 .* limit is 1000"):
+    with pytest.raises(CapacityError, match=r"1001 .* limit is 1000"):
         mirror.write(0, 1001, lambda buffers: None)
     assert mirror.num_bytes == 0
 
