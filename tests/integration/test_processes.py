@@ -1,7 +1,9 @@
 """The three services as processes: they start, serve, survive a loss, and end as they should."""
 
+import io
 import json
 import signal
+import sys
 from contextlib import closing
 from itertools import islice
 
@@ -20,6 +22,7 @@ from processes import (
     thaw,
     up,
 )
+from slipstream.cli.main import exit_code
 from slipstream.client import Client, FinishReason, Mode, SpeculationOptions
 from slipstream.core.errors import ServiceError
 
@@ -54,7 +57,7 @@ def running(model):
 
 @pytest.fixture
 def client(running):
-    with Client(running.ready().removeprefix("ready ")) as client:
+    with Client(running.ready()) as client:
         yield client
 
 
@@ -85,6 +88,23 @@ def test_the_router_has_not_loaded_torch_and_the_engines_have(running, client):
     assert not has_loaded(running.child("router"), "torch")
     assert has_loaded(running.child("target"), "torch")
     assert has_loaded(running.child("draft"), "torch")
+
+
+def test_generate_asks_a_router_and_compares_with_plain_decoding_there(running, plain, capsys):
+    flags = ["--router", running.ready(), "--max-new-tokens", "60", "--speculation", "forced"]
+    assert exit_code(["generate", *flags, "--json", "--compare", PROMPT]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert tuple(answer["token_ids"]) == plain(60)
+    assert answer["compare"]["identity"] == "identical"
+    assert answer["stats"]["num_draft_tokens"] > 0
+
+
+def test_chat_keeps_its_conversation_at_the_router(running, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nmore\n/reset\nhello\n"))
+    assert exit_code(["chat", "--router", running.ready(), "--max-new-tokens", "5"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("[5 tokens, ") == 3
+    assert "A new conversation." in said
 
 
 def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_when_it_is_back(

@@ -143,6 +143,13 @@ def test_a_token_file_without_a_token_is_refused(tmp_path, capsys):
     assert capsys.readouterr().err == f"error: {empty} holds no token\n"
 
 
+def test_a_router_that_is_not_there_is_a_failure_and_not_bad_input(capsys):
+    assert exit_code(["generate", "--router", NOBODY, "hello"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
 def test_a_token_is_not_sent_in_the_clear(monkeypatch, capsys):
     monkeypatch.setenv("SLIPSTREAM_TOKEN", "hush")
     assert exit_code(["generate", "--router", "far.example:50051", "hello"]) == 2
