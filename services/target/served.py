@@ -30,9 +30,10 @@ class Reader:
 class Served:
     """One running request. Its readers learn of every change, and of the end."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, *, linger_s: float = LINGER_S) -> None:
         self.lease = lease
         self.credential = secrets.token_urlsafe(24)
+        self._linger_s = linger_s
         self._is_over = False
         self._readers: set[Reader] = set()
 
@@ -62,7 +63,7 @@ class Served:
             return
         self._is_over = True
         self.tell()
-        until = asyncio.get_running_loop().time() + LINGER_S
+        until = asyncio.get_running_loop().time() + self._linger_s
         for reader in self._readers:
             reader.patience.reschedule(until)
 

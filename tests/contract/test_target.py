@@ -1,8 +1,12 @@
-"""Laws of every target: what a delta does, what repeating does, what is refused."""
+"""Laws of every target, here and elsewhere: what a delta and a repetition do, what is refused."""
+
+from contextlib import asynccontextmanager
+from itertools import count as counted
 
 import pytest
 
 import tiny
+from served_target import IDENTITY, served_target
 from slipstream.core.errors import (
     CapacityError,
     InvalidRequest,
@@ -16,7 +20,11 @@ from slipstream.core.types import (
     Proposal,
     SamplingParams,
     Session,
+    Verification,
 )
+from slipstream.rpc.exchange import Peer, Terms
+from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.target.engine import LocalTarget
 
 PROMPT = tuple(tiny.tokens(20))
@@ -27,9 +35,50 @@ def model():
     return tiny.causal()
 
 
-@pytest.fixture
-def target(model):
-    return LocalTarget(model, free_rows=16, max_sessions=3)
+class Elsewhere:
+    """A served target as one engine: a stream for every request, opened and ended as a router does.
+
+    A request that is refused ends its stream.
+    """
+
+    def __init__(self, served):
+        self._served = served
+        self._fences = counted()
+        self._requests = {}
+
+    async def verify(self, session, delta, proposal):
+        before, remote = self._requests.pop(session.session_id, (None, None))
+        if before != session:
+            if remote is not None:
+                await remote.park(60)
+            peer = Peer("the target", self._served.channel)
+            remote = RemoteTarget(peer, IDENTITY, Terms(fence=next(self._fences)))
+        verdict = await remote.verify(session, delta, proposal)
+        self._requests[session.session_id] = (session, remote)
+        return verdict
+
+    async def release(self, session_id):
+        _, remote = self._requests.pop(session_id, (None, None))
+        if remote is not None:
+            await remote.release(session_id)
+            left = len(self._requests)
+            await self._served.until(lambda load: load.num_sessions == left)
+
+
+@asynccontextmanager
+async def place(name, model):
+    """A target that is local, or elsewhere."""
+    if name == "local":
+        yield LocalTarget(model, free_rows=16, max_sessions=3)
+        return
+    async with served_target(model, LeaseLimits(max_sessions=3), max_sessions=3) as served:
+        yield Elsewhere(served)
+
+
+@pytest.fixture(params=["local", "over grpc"])
+async def target(model, request):
+    async with place(request.param, model) as made:
+        yield made
 
 
 def session(name="s", *, prompt=PROMPT, max_tokens=50, **options):
@@ -149,11 +198,35 @@ async def test_releasing_twice_is_fine(target):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "proposal"), [((1, tiny.VOCAB), Proposal()), (PROMPT, chain(-1)), ((), Proposal())]
+    ("tokens", "proposal"),
+    [((1, tiny.VOCAB), Proposal()), (PROMPT, chain(tiny.VOCAB)), ((), Proposal())],
 )
 async def test_tokens_that_do_not_exist_are_refused(target, tokens, proposal):
     with pytest.raises(InvalidRequest):
         await target.verify(session(), Delta(0, tokens), proposal)
+
+
+async def test_a_negative_token_is_refused(model):
+    local = LocalTarget(model, free_rows=16)
+    with pytest.raises(InvalidRequest, match="token -1"):
+        await local.verify(session(), Delta(0, PROMPT), chain(-1))
+
+
+@pytest.mark.parametrize("tokens", [PROMPT[:-1], (*PROMPT, *[1] * 50)])
+async def test_tokens_that_do_not_fit_the_request_are_refused(target, tokens):
+    with pytest.raises(InvalidRequest, match="prompt of 20 and up to 50 new ones need 20 to 69"):
+        await target.verify(session(), Delta(0, tokens), Proposal())
+
+
+async def test_a_tree_of_more_nodes_than_are_allowed_is_refused(target):
+    with pytest.raises(InvalidRequest, match="128 nodes"):
+        await target.verify(session(), Delta(0, PROMPT), chain(*[1] * 128))
+
+
+async def test_more_roots_than_there_are_tokens_are_refused(target):
+    at = session(verification=Verification.TARGET_INIT, num_roots=tiny.VOCAB + 1)
+    with pytest.raises(InvalidRequest, match="49 roots"):
+        await target.verify(at, Delta(0, PROMPT), Proposal())
 
 
 async def test_a_refused_call_leaves_the_session_as_it_was(target):
