@@ -12,8 +12,9 @@ from slipstream.cli.engine import open_client, open_embedded
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import LengthFlags, PlaceFlags, SamplingFlags, SpeculationFlags
 from slipstream.cli.report import Comparison, comparison_line, result_object, stats_line
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.results import collected
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -111,15 +112,18 @@ def generate(
 
 def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result":
     """Generate, showing text as it becomes final."""
-    from slipstream.core.results import collected
-
     chunks = []
-    for chunk in client.stream(request.prompt, **request.options()):
-        chunks.append(chunk)
-        if shows_text:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
-    return collected(iter(chunks))
+    try:
+        for chunk in client.stream(request.prompt, **request.options()):
+            chunks.append(chunk)
+            if shows_text:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+    except SlipstreamError:
+        if chunks and shows_text:
+            typer.echo()  # what went wrong stands on a line of its own
+        raise
+    return collected(chunks)
 
 
 def _compare(client: "Client", request: Request, place: PlaceFlags) -> Comparison:
