@@ -1,9 +1,9 @@
 """What a router can be told. Values only; reading them is `slipstream.config`'s part."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
@@ -23,76 +23,36 @@ _POSITIVE = (
 )
 
 
-def _help(text: str) -> dict[str, Any]:
-    return {"help": text}
-
-
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """Everything a router can be told."""
 
-    address: str = field(default="127.0.0.1:50051", metadata=_help("Where to listen."))
-    targets: tuple[str, ...] = field(
-        default=(),
-        metadata=_help(
-            "Target replicas: addresses, or one dns:///NAME:PORT or file:PATH that lists them."
-        ),
+    address: str = option("127.0.0.1:50051", "Where to listen.")
+    targets: tuple[str, ...] = option(
+        (), "Target replicas: addresses, or one dns:///NAME:PORT or file:PATH that lists them."
     )
-    drafts: tuple[str, ...] = field(
-        default=(), metadata=_help("Draft replicas, likewise; none for n-gram drafting only.")
+    drafts: tuple[str, ...] = option((), "Draft replicas, likewise; none for n-gram drafting only.")
+    drafter: str | None = option(
+        None, "Of requests that name none: glide, vanilla, ngram or none; else the best there is."
     )
-    drafter: str | None = field(
-        default=None,
-        metadata=_help(
-            "Of requests that name none: glide, vanilla, ngram or none; else the best there is."
-        ),
-    )
-    target_round_timeout_s: float = field(
-        default=30.0, metadata=_help("Longest time for a verification.")
-    )
-    target_token_timeout_s: float = field(
-        default=0.02, metadata=_help("More of it for every token of a prompt.")
-    )
-    draft_round_timeout_s: float = field(
-        default=2.0, metadata=_help("Longest time for a proposal; then a plain round.")
-    )
-    draft_token_timeout_s: float = field(
-        default=0.005, metadata=_help("More of it for every token of a prompt.")
-    )
-    max_requests: int = field(
-        default=64, metadata=_help("Requests that run at once; more are refused.")
-    )
-    max_sessions: int = field(
-        default=10_000, metadata=_help("Sessions remembered; the longest unused go first.")
-    )
-    session_ttl_s: float = field(
-        default=3600.0, metadata=_help("How long a session is remembered without a turn.")
-    )
-    park_ttl_s: float = field(
-        default=300.0, metadata=_help("How long engines keep a session's keys for its next turn.")
-    )
-    grace_s: float = field(
-        default=30.0, metadata=_help("Time for requests to finish when told to stop.")
-    )
-    max_message_bytes: int = field(default=4 << 20, metadata=_help("Largest request taken."))
-    token_file: Path | None = field(
-        default=None, metadata=_help("Bearer tokens that callers must show, one per line.")
-    )
-    tls_cert: Path | None = field(default=None, metadata=_help("Certificate to serve TLS with."))
-    tls_key: Path | None = field(default=None, metadata=_help("Its private key."))
-    tls_client_ca: Path | None = field(
-        default=None, metadata=_help("Callers must show a certificate signed by this.")
-    )
-    worker_ca: Path | None = field(
-        default=None, metadata=_help("Dial replicas with TLS, trusting this certificate.")
-    )
-    worker_cert: Path | None = field(
-        default=None, metadata=_help("Certificate to show to replicas.")
-    )
-    worker_key: Path | None = field(default=None, metadata=_help("Its private key."))
-    health_address: str | None = field(
-        default=None, metadata=_help("A plaintext port that serves health alone.")
-    )
+    target_round_timeout_s: float = option(30.0, "Longest time for a verification.")
+    target_token_timeout_s: float = option(0.02, "More of it for every token of a prompt.")
+    draft_round_timeout_s: float = option(2.0, "Longest time for a proposal; then a plain round.")
+    draft_token_timeout_s: float = option(0.005, "More of it for every token of a prompt.")
+    max_requests: int = option(64, "Requests that run at once; more are refused.")
+    max_sessions: int = option(10_000, "Sessions remembered; the longest unused go first.")
+    session_ttl_s: float = option(3600.0, "How long a session is remembered without a turn.")
+    park_ttl_s: float = option(300.0, "How long engines keep a session's keys for its next turn.")
+    grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
+    max_message_bytes: int = option(4 << 20, "Largest request taken.")
+    token_file: Path | None = option(None, "Bearer tokens that callers must show, one per line.")
+    tls_cert: Path | None = option(None, "Certificate to serve TLS with.")
+    tls_key: Path | None = option(None, "Its private key.")
+    tls_client_ca: Path | None = option(None, "Callers must show a certificate signed by this.")
+    worker_ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")
+    worker_cert: Path | None = option(None, "Certificate to show to replicas.")
+    worker_key: Path | None = option(None, "Its private key.")
+    health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
