@@ -1,0 +1,43 @@
+"""What a target can be told, and what it refuses to be told."""
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.config import load_config
+from slipstream.core.errors import InvalidRequest
+from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.security import ServerTls
+from slipstream.target.config import TargetConfig
+
+
+def test_the_defaults_are_a_target():
+    config = load_config(TargetConfig, section="target", env={})
+    assert config == TargetConfig()
+    assert config.server_options().tls is None
+    assert config.lease_limits() == LeaseLimits()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"threads": 0}, "threads is 0"),
+        ({"max_sessions": 0}, "max_sessions is 0"),
+        ({"max_park_ttl_s": float("nan")}, "max_park_ttl_s is nan"),
+        ({"max_parked_bytes": -1}, "max_parked_bytes is -1"),
+        ({"grace_s": -1.0}, "grace_s is -1"),
+        ({"numerics": "exact"}, "numerics is 'exact'"),
+        ({"advertised_address": "nowhere"}, "the address is 'nowhere'"),
+        ({"max_message_bytes": 10}, "max_message_bytes is 10"),
+        ({"tls_cert": Path("c")}, "go together"),
+        ({"tls_client_ca": Path("c")}, "tls_client_ca needs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(values, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        TargetConfig(**values)
+
+
+def test_files_of_certificates_become_the_server_s():
+    config = TargetConfig(tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path("a"))
+    assert config.server_options().tls == ServerTls(Path("c"), Path("k"), Path("a"))
