@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream.models.causal import CausalModel
-from slipstream.models.cores import load_on
+from slipstream.models.cores import Cores, load_on
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.server import Server, ServerOptions
@@ -48,7 +48,7 @@ async def _serve(layers: int, kv_heads: int, head_dim: int, positions: int) -> N
         max_position_embeddings=positions + _ROOM,
     )
     thread = EngineThread("target")
-    model = load_on(thread.call, lambda: _model(config), 1)
+    model = load_on(thread.call, lambda: _model(config), Cores(1))
     servicer = TargetServicer(
         LocalTarget(model, free_rows=1), _about(model), LeaseLimits(), thread=thread
     )

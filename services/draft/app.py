@@ -10,7 +10,7 @@ from slipstream.draft.config import DraftConfig
 from slipstream.draft.describe import ForTarget, describe
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.servicer import DraftServicer
-from slipstream.models.cores import load_on
+from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import parse_device
 from slipstream.models.parts import load_parts
 from slipstream.rpc.protocol import new_incarnation
@@ -26,7 +26,8 @@ def load_draft(config: DraftConfig) -> DraftServicer:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
     thread = EngineThread("draft")
     feeds = KvFeeds(config.channel_options(), parse_device(config.device))
-    drafter, target = load_on(thread.call, lambda: _build(config, feeds), config.threads)
+    cores = Cores(config.threads, config.pin_threads)
+    drafter, target = load_on(thread.call, lambda: _build(config, feeds), cores)
     about = describe(
         drafter,
         _name(config.draft),

@@ -34,7 +34,10 @@ class DraftConfig:
     )
     dtype: str = option("bfloat16", "Element type of the draft's weights.")
     device: str = option("cpu", "Where the draft runs: cpu, cuda or cuda:N.")
-    threads: int | None = option(None, "Threads of the draft's products; none for one a core.")
+    threads: int | None = option(None, "CPU threads to compute with; none takes every core.")
+    pin_threads: bool = option(
+        False, "Keep each of them on a core of its own; for cores that services share."
+    )
     max_sessions: int = option(64, "Sessions held at once, parked ones included.")
     max_parked_bytes: int = option(1 << 30, "Memory of sessions that wait for their next turn.")
     max_park_s: float = option(600.0, "Longest time that a session waits for its next turn.")

@@ -15,10 +15,10 @@ from slipstream.local.child import Child, Say, start_child
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 ANY_PORT = "127.0.0.1:0"
-# Draft and target take turns on the same cores. Their OpenMP threads stay where they are, and an
-# idle one soon stops spinning: otherwise it takes the other engine's core for a whole time slice,
-# which made a round of the shipped pair 35 to 37 ms instead of 33 on two cores.
-_TAKING_TURNS = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores", "GOMP_SPINCOUNT": "50000"}
+# Draft and target take turns on the same cores. A thread with nothing to do stops spinning soon,
+# and none moves: otherwise two that wait for each other meet on one core, for a time slice each.
+_TAKING_TURNS = {"GOMP_SPINCOUNT": "50000"}
+_STAYING = ("--pin-threads",)
 _PATIENCE_S = 5.0
 """How much longer than its own grace a service gets before it is killed."""
 
@@ -144,13 +144,15 @@ class Stack:
         return await asyncio.shield(launching)
 
     async def _launched(self, role: str, address: str, flags: Sequence[str]) -> Child:
+        takes_turns = self._plan.takes_turns and role != "router"
         common = ["--address", address, "--grace-s", f"{self._plan.grace_s:g}"]
+        common += _STAYING if takes_turns else ()
         child = await start_child(
             role,
             f"slipstream.{role}",
             [*common, *flags],
             say=self._say,
-            defaults=_TAKING_TURNS if self._plan.takes_turns else None,
+            defaults=_TAKING_TURNS if takes_turns else None,
         )
         self._children[role] = child
         return child

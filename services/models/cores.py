@@ -1,25 +1,58 @@
-"""Which thread of a process computes. Knows torch's thread pools, nothing of engines."""
+"""Which thread of a process computes, on which cores. Knows torch's thread pools, no engines."""
 
+import os
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+_PARALLEL = 1 << 20
+"""Numbers that torch adds up with all of its threads."""
 
 
-def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], threads: int | None) -> T:
-    """What `load` makes, on the thread where `call` runs it, with `threads` or torch's choice.
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """How many threads compute (None: torch's choice), and whether each stays on a core of its own.
+
+    Staying pays where other processes use the same cores: two threads that wait for each other must
+    never share one.
+    """
+
+    threads: int | None = None
+    stay: bool = False
+
+
+def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: Cores) -> T:
+    """What `load` makes, on the thread where `call` runs it, which is the one to compute.
 
     Every thread that computes in parallel gets a pool of its own. With more pool threads than
     cores OpenMP stops spinning, and a round of a small model takes 1.5 times as long. So one
     thread loads and computes, and the caller's does neither.
     """
-    count = threads or torch.get_num_threads()
+    count = cores.threads or torch.get_num_threads()
     torch.set_num_threads(1)
 
     def loaded() -> T:
         torch.set_num_threads(count)
+        if cores.stay:
+            _stay()
         return load()
 
     return call(loaded)
+
+
+def _stay() -> None:
+    """Give this thread and each of its pool one of the cores that the process may use."""
+    before = _threads()
+    torch.ones(_PARALLEL).sum()
+    pool = [threading.get_native_id(), *sorted(_threads() - before)]
+    free = sorted(os.sched_getaffinity(0))
+    for place, thread in enumerate(pool):
+        os.sched_setaffinity(thread, {free[place % len(free)]})
+
+
+def _threads() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/task")}

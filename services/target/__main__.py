@@ -10,7 +10,7 @@ from typing import cast
 from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import SlipstreamError
 from slipstream.models.causal import Numerics
-from slipstream.models.cores import load_on
+from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import load_target_parts
 from slipstream.rpc.server import Server
 from slipstream.rpc.thread import EngineThread
@@ -66,7 +66,7 @@ def _load(config: TargetConfig) -> TargetServicer:
         return built.target, describe(loaded, built, max_sessions=config.max_sessions)
 
     thread = EngineThread("target")
-    target, about = load_on(thread.call, load, config.threads)
+    target, about = load_on(thread.call, load, Cores(config.threads, config.pin_threads))
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     return TargetServicer(target, about, config.lease_limits(), thread=thread)
 

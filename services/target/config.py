@@ -38,6 +38,10 @@ class TargetConfig:
     threads: int | None = field(
         default=None, metadata=_help("CPU threads to compute with; none takes every core.")
     )
+    pin_threads: bool = field(
+        default=False,
+        metadata=_help("Keep each of them on a core of its own; for cores that services share."),
+    )
     address: str = field(default="127.0.0.1:50061", metadata=_help("Where to listen."))
     advertised_address: str | None = field(
         default=None, metadata=_help("Where drafts reach it; none for where it listens.")
