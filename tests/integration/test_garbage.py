@@ -83,50 +83,7 @@ class Victim:
             about = await target_pb2_grpc.TargetServiceStub(channel).DescribeTarget(
                 target_pb2.DescribeTargetRequest()
             )
-        session = common_pb2.SessionParams(
-            session_id="g", num_prompt_tokens=3, max_tokens=20, num_roots=1, fence=1
-        )
-        delta = common_pb2.Delta(start=0, tokens=[5, 6, 7])
-        plan = draft_pb2.Plan(max_depth=3, max_nodes=7)
-        tree = common_pb2.TokenTree(tokens=[9, 10], parents=[-1, 0])
-        generation = generation_pb2.Generation(prompt=generation_pb2.Prompt(text="hello"))
-        generation.stopping.max_new_tokens = 8
-        generation.sampling.temperature = 0.7
-        generation.speculation.max_nodes = 7
-        return {
-            "Verify": [
-                target_pb2.VerifyRequest(
-                    open=target_pb2.OpenTarget(session=session, expected=about.identity)
-                ),
-                target_pb2.VerifyRequest(verify=target_pb2.VerifyProposal(delta=delta)),
-                target_pb2.VerifyRequest(
-                    verify=target_pb2.VerifyProposal(
-                        delta=delta, proposal=common_pb2.Proposal(tree=tree)
-                    )
-                ),
-                target_pb2.VerifyRequest(park=draft_pb2.Park(ttl_ms=20)),
-            ],
-            "Speculate": [
-                draft_pb2.SpeculateRequest(
-                    open=draft_pb2.OpenDraft(
-                        session=session, target=about.identity, target_layout=about.layout
-                    )
-                ),
-                draft_pb2.SpeculateRequest(propose=draft_pb2.Propose(delta=delta, plan=plan)),
-                draft_pb2.SpeculateRequest(park=draft_pb2.Park(ttl_ms=20)),
-            ],
-            "Generate": [generation_pb2.GenerateRequest(generation=generation)],
-            "GenerateStream": [generation_pb2.GenerateStreamRequest(generation=generation)],
-            "Tokenize": [generation_pb2.TokenizeRequest(prompt=generation.prompt)],
-            "StreamKv": [
-                target_pb2.StreamKvRequest(
-                    protocol_version=1,
-                    session_id="g",
-                    incarnation=about.identity.incarnation,
-                    layers=[0, 1],
-                )
-            ],
-        }
+        return {**asked(), **verified(about), **drafted(about)}
 
     async def held(self):
         """Sessions and bytes of both engines."""
@@ -150,6 +107,69 @@ class Victim:
         async with asyncio.timeout(LIMIT_S):
             while await self.held() != [(0, 0, 0, 0)] * 2:
                 await asyncio.sleep(0.02)
+
+
+def session():
+    """A request for an engine."""
+    return common_pb2.SessionParams(
+        session_id="g", num_prompt_tokens=3, max_tokens=20, num_roots=1, fence=1
+    )
+
+
+def delta():
+    """Its prompt."""
+    return common_pb2.Delta(start=0, tokens=[5, 6, 7])
+
+
+def asked():
+    """What a router takes."""
+    generation = generation_pb2.Generation(prompt=generation_pb2.Prompt(text="hello"))
+    generation.stopping.max_new_tokens = 8
+    generation.sampling.temperature = 0.7
+    generation.speculation.max_nodes = 7
+    return {
+        "Generate": [generation_pb2.GenerateRequest(generation=generation)],
+        "GenerateStream": [generation_pb2.GenerateStreamRequest(generation=generation)],
+        "Tokenize": [generation_pb2.TokenizeRequest(prompt=generation.prompt)],
+    }
+
+
+def verified(about):
+    """What a target that is described by `about` takes."""
+    request = target_pb2.VerifyRequest
+    proposal = common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[9, 10], parents=[-1, 0]))
+    return {
+        "Verify": [
+            request(open=target_pb2.OpenTarget(session=session(), expected=about.identity)),
+            request(verify=target_pb2.VerifyProposal(delta=delta())),
+            request(verify=target_pb2.VerifyProposal(delta=delta(), proposal=proposal)),
+            request(park=draft_pb2.Park(ttl_ms=20)),
+        ],
+        "StreamKv": [
+            target_pb2.StreamKvRequest(
+                protocol_version=1,
+                session_id="g",
+                incarnation=about.identity.incarnation,
+                layers=[0, 1],
+            )
+        ],
+    }
+
+
+def drafted(about):
+    """What a draft takes for that target."""
+    request = draft_pb2.SpeculateRequest
+    plan = draft_pb2.Plan(max_depth=3, max_nodes=7)
+    opening = draft_pb2.OpenDraft(
+        session=session(), target=about.identity, target_layout=about.layout
+    )
+    return {
+        "Speculate": [
+            request(open=opening),
+            request(propose=draft_pb2.Propose(delta=delta(), plan=plan)),
+            request(park=draft_pb2.Park(ttl_ms=20)),
+        ]
+    }
 
 
 @pytest.fixture(scope="module")
