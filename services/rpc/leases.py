@@ -97,7 +97,11 @@ class Leases:
                 f"{len(self._active)} sessions are running, the limit; try again later"
             )
         self._active[session_id] = lease
-        await self._make_room()
+        try:
+            await self._make_room()
+        except BaseException:  # nobody will ever close a lease that was not handed out
+            await self.close(lease)
+            raise
         return lease
 
     async def close(self, lease: Lease) -> None:
@@ -152,7 +156,8 @@ class Leases:
             len(self._active) + len(self._parked) > limits.max_sessions
             or sum(parked.num_bytes for parked in self._parked.values()) > limits.max_parked_bytes
         ):
-            await self._evict(next(iter(self._parked)))
+            # As in `close`: who waits for room may go away, but what was parked must not stay.
+            await asyncio.shield(self._own(self._evict(next(iter(self._parked)))))
 
     async def _evict(self, session_id: str) -> None:
         parked = self._parked.pop(session_id, None)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
+from slipstream.core.errors import CapacityError, InternalError, InvalidRequest, SessionTaken
 from slipstream.rpc.leases import LeaseLimits, Leases
 
 
@@ -13,11 +13,14 @@ class Engine:
 
     def __init__(self):
         self.freed = []
+        self.stuck = None
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def release(self, session_id):
         await self.gate.wait()
+        if session_id == self.stuck:
+            raise InternalError("it can't be freed")
         self.freed.append(session_id)
 
     def leases(self, **limits):
@@ -126,3 +129,29 @@ async def test_the_session_is_freed_even_when_the_closing_stream_is_cancelled(en
     await leases.clear()
     assert engine.freed == ["a"]
     assert leases.num_active == 0
+
+
+async def test_a_lease_whose_opening_is_cancelled_is_not_held(engine):
+    leases = engine.leases(max_sessions=1)
+    await leases.park(await leases.open("a", 1), ttl_s=60)
+    engine.gate.clear()
+    opening = asyncio.ensure_future(leases.open("b", 1))
+    await asyncio.wait([opening], timeout=0)
+    opening.cancel()
+    await asyncio.wait([opening], timeout=0)
+    engine.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await leases.clear()
+    assert (leases.num_active, leases.num_parked) == (0, 0)
+    assert set(engine.freed) == {"a", "b"}
+
+
+async def test_a_lease_for_which_no_room_can_be_made_is_not_held(engine):
+    leases = engine.leases(max_sessions=1)
+    await leases.park(await leases.open("a", 1), ttl_s=60)
+    engine.stuck = "a"
+    with pytest.raises(InternalError, match="freed"):
+        await leases.open("b", 1)
+    assert (leases.num_active, leases.num_parked) == (0, 0)
+    assert engine.freed == ["b"]
