@@ -15,9 +15,8 @@ import typer
 import slipstream
 from slipstream.cli import chat, generate, models, serve, up
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
+from slipstream.rpc.process import BAD_INPUT, FAILED
 
-BAD_INPUT = 2
-FAILED = 1
 INTERRUPTED = 130
 
 app = typer.Typer(

@@ -13,6 +13,7 @@ from typing import Any
 
 from slipstream.config import child_environment
 from slipstream.core.errors import InvalidRequest, ServiceError
+from slipstream.rpc.process import BAD_INPUT
 
 Say = Callable[[str, str], None]
 """Told the name of a child and a line that it wrote."""
@@ -20,7 +21,6 @@ Say = Callable[[str, str], None]
 READY = "ready "
 _LEASH = Path(__file__).with_name("leash.py")
 _PIECE = 1 << 16
-_BAD_INPUT = 2
 
 
 class Child:
@@ -50,7 +50,7 @@ class Child:
         if self._address.done():
             return self._address.result()
         reason = self._last_line.removeprefix("error: ") or self.exit_text()
-        is_input = self._process.returncode == _BAD_INPUT
+        is_input = self._process.returncode == BAD_INPUT
         kind = InvalidRequest if is_input else ServiceError
         raise kind(f"the {self.name} did not start: {reason}")
 

@@ -1,43 +1,23 @@
 """`python -m slipstream.router`: the router as a process."""
 
 import asyncio
-import json
-import logging
 import sys
 from collections.abc import Sequence
 
-from slipstream.config import load_config, parse_flags, resolved
-from slipstream.core.errors import SlipstreamError
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
-
-PROG = "slipstream.router"
-_LOG = logging.getLogger(PROG)
+from slipstream.rpc.process import run_service, say_ready, with_port
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; the process's exit code."""
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    try:
-        flags, file = parse_flags(RouterConfig, argv, prog=PROG, doc=str(__doc__))
-        config = load_config(RouterConfig, section="router", file=file, flags=flags)
-        asyncio.run(_serve(config))
-    except SlipstreamError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    return run_service("router", RouterConfig, _serve, argv=argv, doc=str(__doc__))
 
 
 async def _serve(config: RouterConfig) -> None:
-    _LOG.info("configuration %s", json.dumps(resolved(config)))
     router = Router(config)
-    port = await router.start()
-    host = config.address.rpartition(":")[0]
-    announcing = asyncio.get_running_loop().create_task(_announce(router, f"{host}:{port}"))
+    address = with_port(config.address, await router.start())
+    announcing = asyncio.get_running_loop().create_task(_announce(router, address))
     try:
         await router.serve()
     finally:
@@ -47,8 +27,7 @@ async def _serve(config: RouterConfig) -> None:
 
 async def _announce(router: Router, address: str) -> None:
     await router.ready()
-    sys.stdout.write(f"ready {address}\n")
-    sys.stdout.flush()
+    say_ready(address)
 
 
 if __name__ == "__main__":

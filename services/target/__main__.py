@@ -1,17 +1,14 @@
 """`python -m slipstream.target`: the target as a process."""
 
-import asyncio
-import json
 import logging
 import sys
 from collections.abc import Sequence
 from typing import cast
 
-from slipstream.config import load_config, parse_flags, resolved
-from slipstream.core.errors import SlipstreamError
 from slipstream.models.causal import Numerics
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import load_target_parts
+from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import target_pb2
@@ -21,38 +18,23 @@ from slipstream.target.describe import describe
 from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 
-PROG = "slipstream.target"
-_LOG = logging.getLogger(PROG)
+_LOG = logging.getLogger("slipstream.target")
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until told to stop; the process's exit code."""
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    try:
-        flags, file = parse_flags(TargetConfig, argv, prog=PROG, doc=str(__doc__))
-        config = load_config(TargetConfig, section="target", file=file, flags=flags)
-        asyncio.run(_serve(config))
-    except SlipstreamError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    return run_service("target", TargetConfig, _serve, argv=argv, doc=str(__doc__))
 
 
 async def _serve(config: TargetConfig) -> None:
-    _LOG.info("configuration %s", json.dumps(resolved(config)))
     servicer = _load(config)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
-        address = f"{config.address.rpartition(':')[0]}:{port}"
+        address = with_port(config.address, port)
         servicer.advertise(config.advertised_address or address)
         await server.set_serving(True)
-        sys.stdout.write(f"ready {address}\n")
-        sys.stdout.flush()
+        say_ready(address)
         await server.serve_until_stopped()
     finally:
         await servicer.close()

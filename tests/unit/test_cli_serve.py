@@ -1,6 +1,7 @@
 """`serve`, `up` and `--router`: what they pass on, and what they refuse before anything starts."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,14 @@ def test_serving_a_router_never_loads_torch():
     refused = without_torch("serve", "router", "--address", "127.0.0.1:0")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.splitlines()[-1].startswith("error: a router needs targets")
+
+
+def test_an_address_that_is_taken_is_no_bad_input():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        failed = without_torch("serve", "router", "--targets", NOBODY, "--address", taken)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.splitlines()[-1] == f"error: the address {taken} can't be listened on"
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("serve", "--help"), ("up", "--help")])

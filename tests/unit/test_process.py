@@ -1,0 +1,72 @@
+"""A service as a process: its options reach it, and errors become one sentence and a code."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from slipstream.config import option
+from slipstream.core import errors
+from slipstream.rpc.process import run_service, say_ready, with_port
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the service of these tests can be told."""
+
+    size: int = option(3, "A size.")
+
+
+def run(serve, *argv):
+    return run_service("router", Options, serve, argv=argv, doc="A service.")
+
+
+def test_a_service_gets_its_options_and_ends_with_0():
+    served = []
+
+    async def serve(options):
+        served.append(options)
+
+    assert run(serve, "--size", "7") == 0
+    assert served == [Options(7)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidRequest("it is bad"), 2),
+        (errors.ModelNotFound("it is bad"), 2),
+        (errors.Unavailable("it is bad"), 1),
+        (errors.CapacityError("it is bad"), 1),
+        (errors.InternalError("it is bad"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_bad_input_ends_with_2(capsys, error, code):
+    async def serve(options):
+        raise error
+
+    assert run(serve) == code
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "error: it is bad\n")
+
+
+def test_options_that_are_none_end_with_2_before_anything_is_served(capsys):
+    async def serve(options):
+        raise AssertionError("it was served")
+
+    assert run(serve, "--colour", "blue") == 2
+    assert "has no '--colour'" in capsys.readouterr().err
+
+
+def test_a_bug_is_no_sentence():
+    async def serve(options):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(serve)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "some.example:50051"])
+def test_where_it_serves_is_said_with_the_port_that_came_of_it(capsys, address):
+    say_ready(with_port(address, 123))
+    assert capsys.readouterr().out == f"ready {address.rpartition(':')[0]}:123\n"
