@@ -208,7 +208,7 @@ def _add_flag(parser: argparse.ArgumentParser, at: Field[Any], kind: Any) -> Non
 def _default_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+    return "unset" if value is None else str(value)
 
 
 def _shown(value: Any, *, is_secret: bool) -> Any:

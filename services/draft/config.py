@@ -9,7 +9,7 @@ from slipstream.draft.servicer import DraftSettings
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
-from slipstream.rpc.security import ClientTls, ServerTls
+from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import ServerOptions
 
 _LEAST = {
@@ -32,28 +32,30 @@ class DraftConfig:
     target_model: str = option(
         "smollm2-135m", "The target that a GliDe draft is for; of no use to the others."
     )
-    dtype: str = option("bfloat16", "Element type of the draft's weights.")
+    dtype: str = option("bfloat16", "Element type of the weights: bfloat16, float16 or float32.")
     device: str = option("cpu", "Where the draft runs: cpu, cuda or cuda:N.")
-    threads: int | None = option(None, "CPU threads to compute with; none takes every core.")
+    threads: int | None = option(None, "CPU threads to compute with; unset, every core.")
     pin_threads: bool = option(
         False, "Keep each of them on a core of its own; for cores that services share."
     )
     max_sessions: int = option(64, "Sessions held at once, parked ones included.")
-    max_parked_bytes: int = option(1 << 30, "Memory of sessions that wait for their next turn.")
-    max_park_s: float = option(600.0, "Longest time that a session waits for its next turn.")
+    max_parked_bytes: int = option(
+        1 << 30, "Bytes kept for next turns; the longest parked go first."
+    )
+    max_park_ttl_s: float = option(600.0, "Longest time that a router may ask to keep them.")
     kv_wait_ms: float = option(10.0, "Longest wait for the newest keys before a proposal.")
     kv_catch_up_ms: float = option(
         50.0, "Longest wait at a request's start for keys without which nothing can be drafted."
     )
     kv_encoding: str = option("raw", "How keys and values travel: raw or int8.")
-    max_message_bytes: int = option(4 << 20, "Largest request taken.")
+    max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve TLS with.")
     tls_key: Path | None = option(None, "Its private key.")
     tls_client_ca: Path | None = option(None, "Callers must show a certificate signed by this.")
-    target_ca: Path | None = option(None, "Dial targets with TLS, trusting this certificate.")
-    target_cert: Path | None = option(None, "Certificate to show to targets.")
-    target_key: Path | None = option(None, "Its private key.")
+    peer_ca: Path | None = option(None, "Dial targets with TLS, trusting this certificate.")
+    peer_cert: Path | None = option(None, "Certificate to show to targets.")
+    peer_key: Path | None = option(None, "Its private key.")
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
     def __post_init__(self) -> None:
@@ -61,36 +63,25 @@ class DraftConfig:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise InvalidRequest(f"{name} is {value}, but must be {least} or more")
-        if not self.max_park_s > 0:
-            raise InvalidRequest(f"max_park_s is {self.max_park_s}, but must be above 0")
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidRequest("tls_cert and tls_key go together only")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
-        if self.target_ca is None and (self.target_cert or self.target_key):
-            raise InvalidRequest("target_cert and target_key need target_ca")
+        if not self.max_park_ttl_s > 0:
+            raise InvalidRequest(f"max_park_ttl_s is {self.max_park_ttl_s}, but must be above 0")
         self.server_options()
         self.channel_options()
         self.settings()
 
     def server_options(self) -> ServerOptions:
         """Where and how to serve."""
-        tls = None
-        if self.tls_cert is not None and self.tls_key is not None:
-            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
         return ServerOptions(
             address=self.address,
             max_message_bytes=self.max_message_bytes,
             grace_s=self.grace_s,
-            tls=tls,
+            tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,
         )
 
     def channel_options(self) -> ChannelOptions:
         """How to dial targets."""
-        if self.target_ca is None:
-            return ChannelOptions()
-        return ChannelOptions(tls=ClientTls(self.target_ca, self.target_cert, self.target_key))
+        return ChannelOptions(tls=peer_tls(self.peer_ca, self.peer_cert, self.peer_key))
 
     def settings(self) -> DraftSettings:
         """How to serve sessions. Raises `InvalidRequest` for an unknown encoding."""
@@ -98,7 +89,7 @@ class DraftConfig:
             known = " or ".join(KvEncoding)
             raise InvalidRequest(f"kv_encoding is {self.kv_encoding!r}, but must be {known}")
         return DraftSettings(
-            limits=LeaseLimits(self.max_sessions, self.max_parked_bytes, self.max_park_s),
+            limits=LeaseLimits(self.max_sessions, self.max_parked_bytes, self.max_park_ttl_s),
             kv_wait_s=self.kv_wait_ms / 1000,
             kv_catch_up_s=self.kv_catch_up_ms / 1000,
             kv_encoding=KvEncoding(self.kv_encoding),

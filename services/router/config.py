@@ -8,7 +8,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
 from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.security import ClientTls, ServerTls
+from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import ServerOptions
 
 _POSITIVE = (
@@ -33,7 +33,7 @@ class RouterConfig:
     )
     drafts: tuple[str, ...] = option((), "Draft replicas, likewise; none for n-gram drafting only.")
     drafter: str | None = option(
-        None, "Of requests that name none: glide, vanilla, ngram or none; else the best there is."
+        None, "Of requests that name none: glide, vanilla, ngram or none; unset, the best there is."
     )
     target_round_timeout_s: float = option(30.0, "Longest time for a verification.")
     target_token_timeout_s: float = option(0.02, "More of it for every token of a prompt.")
@@ -43,15 +43,15 @@ class RouterConfig:
     max_sessions: int = option(10_000, "Sessions remembered; the longest unused go first.")
     session_ttl_s: float = option(3600.0, "How long a session is remembered without a turn.")
     park_ttl_s: float = option(300.0, "How long engines keep a session's keys for its next turn.")
+    max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
-    max_message_bytes: int = option(4 << 20, "Largest request taken.")
-    token_file: Path | None = option(None, "Bearer tokens that callers must show, one per line.")
     tls_cert: Path | None = option(None, "Certificate to serve TLS with.")
     tls_key: Path | None = option(None, "Its private key.")
     tls_client_ca: Path | None = option(None, "Callers must show a certificate signed by this.")
-    worker_ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")
-    worker_cert: Path | None = option(None, "Certificate to show to replicas.")
-    worker_key: Path | None = option(None, "Its private key.")
+    peer_ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")
+    peer_cert: Path | None = option(None, "Certificate to show to replicas.")
+    peer_key: Path | None = option(None, "Its private key.")
+    token_file: Path | None = option(None, "Bearer tokens that callers must show, one per line.")
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
     def __post_init__(self) -> None:
@@ -63,30 +63,19 @@ class RouterConfig:
             raise InvalidRequest(f"drafter is {self.drafter!r}, but must be one of {kinds}")
         if not self.targets:
             raise InvalidRequest("a router needs targets, and none are named")
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise InvalidRequest("tls_cert and tls_key go together only")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
-        if self.worker_cert is not None and self.worker_ca is None:
-            raise InvalidRequest("worker_cert needs worker_ca")
         self.server_options()
         self.channel_options()
 
     def server_options(self) -> ServerOptions:
         """Where and how to serve."""
-        tls = None
-        if self.tls_cert is not None and self.tls_key is not None:
-            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca)
         return ServerOptions(
             address=self.address,
             max_message_bytes=self.max_message_bytes,
             grace_s=self.grace_s,
-            tls=tls,
+            tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,
         )
 
     def channel_options(self) -> ChannelOptions:
         """How to dial replicas."""
-        if self.worker_ca is None:
-            return ChannelOptions()
-        return ChannelOptions(tls=ClientTls(self.worker_ca, self.worker_cert, self.worker_key))
+        return ChannelOptions(tls=peer_tls(self.peer_ca, self.peer_cert, self.peer_key))

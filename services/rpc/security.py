@@ -47,6 +47,32 @@ class ClientTls:
         )
 
 
+def server_tls(
+    tls_cert: Path | None, tls_key: Path | None, tls_client_ca: Path | None
+) -> ServerTls | None:
+    """What a service's options of these names mean; None for no TLS. Raises `InvalidRequest`."""
+    if (tls_cert is None) != (tls_key is None):
+        raise InvalidRequest("tls_cert and tls_key go together only")
+    if tls_cert is None or tls_key is None:
+        if tls_client_ca is not None:
+            raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
+        return None
+    return ServerTls(tls_cert, tls_key, tls_client_ca)
+
+
+def peer_tls(
+    peer_ca: Path | None, peer_cert: Path | None, peer_key: Path | None
+) -> ClientTls | None:
+    """Likewise for whom a service calls."""
+    if (peer_cert is None) != (peer_key is None):
+        raise InvalidRequest("peer_cert and peer_key go together only")
+    if peer_ca is None:
+        if peer_cert is not None:
+            raise InvalidRequest("peer_cert and peer_key need peer_ca")
+        return None
+    return ClientTls(peer_ca, peer_cert, peer_key)
+
+
 def read(path: Path) -> bytes:
     """A file's bytes; `InvalidRequest` where it can't be read."""
     try:

@@ -22,10 +22,10 @@ REFUSED = [
     {"max_parked_bytes": -1},
     {"kv_wait_ms": -1.0},
     {"threads": 0},
-    {"max_park_s": 0.0},
+    {"max_park_ttl_s": 0.0},
     {"kv_encoding": "int4"},
     {"tls_client_ca": Path("c")},
-    {"target_cert": Path("c"), "target_key": Path("k")},
+    {"peer_cert": Path("c"), "peer_key": Path("k")},
     {"grace_s": -1.0},
 ]
 
@@ -64,7 +64,7 @@ def test_what_makes_no_sense_is_refused(options):
 
 
 def test_a_certificate_without_its_key_is_refused():
-    for given in ({"tls_cert": Path("c")}, {"target_ca": Path("c"), "target_cert": Path("c")}):
+    for given in ({"tls_cert": Path("c")}, {"peer_ca": Path("c"), "peer_cert": Path("c")}):
         with pytest.raises(InvalidRequest, match="key"):
             DraftConfig(**given)
 

@@ -118,8 +118,8 @@ def test_a_field_of_another_version_is_refused_by_number_wherever_it_is(place, n
         {"drafter": "magic"},
         {"tls_cert": "a"},
         {"tls_client_ca": "a"},
-        {"worker_cert": "a"},
-        {"worker_ca": "a", "worker_cert": "b"},
+        {"peer_cert": "a"},
+        {"peer_ca": "a", "peer_cert": "b"},
         {"grace_s": -1.0},
     ],
 )
