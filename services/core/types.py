@@ -193,6 +193,11 @@ class Plan:
     roots: tuple[int, ...] = ()
     """Target-initialised root tokens the tree hangs under, for `fork`."""
 
+    @property
+    def draft_depth(self) -> int:
+        """Levels that the draft is to add; that of the roots is the target's."""
+        return max(self.max_depth - 1, 0) if self.shape is Shape.FORK else self.max_depth
+
     def __post_init__(self) -> None:
         _check(self.max_depth >= 0, "max_depth", self.max_depth, "0 or more")
         _check(self.max_nodes >= 0, "max_nodes", self.max_nodes, "0 or more")

@@ -35,7 +35,9 @@ def check_delta(delta: Delta, session: Session, vocab_size: int) -> None:
 
 def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int) -> None:
     """Raises `InvalidRequest` for a plan that the draft can't follow in the session's mode."""
-    SpeculationOptions(max_draft_tokens=plan.max_depth, max_nodes=plan.max_nodes)
+    SpeculationOptions(
+        max_draft_tokens=plan.draft_depth or plan.max_depth, max_nodes=plan.max_nodes
+    )
     options = SpeculationOptions(
         shape=plan.shape,
         stop=plan.stop,
@@ -49,11 +51,10 @@ def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int)
 
 
 def _check_lag(plan: Plan, max_lag: int | None) -> None:
-    # Roots are the target's own: a forest is one level deeper than what is drafted of it.
-    depth = plan.max_depth - (1 if plan.shape is Shape.FORK else 0)
-    if max_lag is not None and depth > max_lag:
+    if max_lag is not None and plan.draft_depth > max_lag:
         raise InvalidRequest(
-            f"max_depth is {depth}, but the draft was trained for paths of at most {max_lag}"
+            f"max_depth is {plan.draft_depth}, but the draft was trained for paths of at most"
+            f" {max_lag}"
         )
 
 

@@ -145,7 +145,7 @@ class LocalDraft:
         return make_stop(
             plan.stop,
             plan.threshold,
-            max_depth=plan.max_depth,
+            max_depth=plan.draft_depth or plan.max_depth,
             cost_ratio=self._profile.step_cost,
             calibration=self._profile.calibration,
         )

@@ -8,7 +8,8 @@ import torch
 
 import tiny
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
-from slipstream.core.options import DRAFTERS
+from slipstream.core.options import DRAFTERS, SpeculationOptions
+from slipstream.core.planner import Planner, Profile, resolve
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (
     Delta,
@@ -18,6 +19,7 @@ from slipstream.core.types import (
     Session,
     Shape,
     StopPolicy,
+    Verdict,
     Verification,
 )
 from slipstream.target.engine import LocalTarget
@@ -96,6 +98,21 @@ async def test_repeating_a_call_changes_nothing(draft):
     assert await draft.propose(SESSION, Delta(0, PROMPT), plan()) == first
     assert await draft.propose(SESSION, Delta(len(PROMPT), ()), plan()) == first
     assert len(first.tree) > 0
+
+
+async def test_chains_under_roots_may_be_as_long_as_any(place, models):
+    session = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=3)
+    options = SpeculationOptions(
+        verification=Verification.TARGET_INIT, num_roots=3, max_draft_tokens=40, max_nodes=127
+    )
+    settings = resolve(options, Profile(), drafter="vanilla", has_decision_model=False)
+    longest = Planner(settings).plan(100, Verdict((), 0, roots=(3, 4, 5)))
+    assert longest.max_depth == 41
+    fixed = replace(longest, stop=StopPolicy.FIXED, threshold=None)
+    async with made("vanilla", place, models) as draft:
+        policy = await draft.propose(session, Delta(0, PROMPT), longest)
+        whole = await draft.propose(session, Delta(0, PROMPT), fixed)
+    assert 1 < max(policy.tree.depths()) <= max(whole.tree.depths()) == 41
 
 
 async def test_being_told_in_pieces_is_being_told_at_once(draft):
