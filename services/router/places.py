@@ -50,7 +50,12 @@ class Pair:
         replica, model = placed.replica, placed.model
         self.target = RemoteTarget(_peer(replica), model.description.identity, terms.target)
         failures = Failures(Backoffs(time.monotonic), shared)
-        self.draft = DraftSeat(self._choose, failures, vocab_size=model.facts.vocab_size)
+        self.draft = DraftSeat(
+            self._choose,
+            failures,
+            vocab_size=model.facts.vocab_size,
+            remaining=terms.draft.remaining,
+        )
 
     async def park(self, ttl_s: float) -> tuple[str | None, str | None]:
         """Have the session kept on both sides; the addresses where it is."""

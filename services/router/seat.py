@@ -83,8 +83,17 @@ class Failures:
 class DraftSeat:
     """`core.ports.Draft` for one request, whoever sits on it."""
 
-    def __init__(self, choose: Choose, failures: Failures, *, vocab_size: int) -> None:
+    def __init__(
+        self,
+        choose: Choose,
+        failures: Failures,
+        *,
+        vocab_size: int,
+        remaining: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`remaining` is the request's own time in seconds, None being endless."""
         self._choose = choose
+        self._remaining = remaining
         self._failures = failures
         self._vocab_size = vocab_size
         self._tokens: list[int] = []
@@ -138,9 +147,15 @@ class DraftSeat:
 
     async def _lose(self, held: HeldDraft, error: SlipstreamError) -> None:
         self._reason = reason_of(error)
-        self._failures.failed(held.name, error)
-        _LOG.warning("a request goes on without the draft %s: %s", held.name, error)
+        if not self._is_over(held):
+            self._failures.failed(held.name, error)
+            _LOG.warning("a request goes on without the draft %s: %s", held.name, error)
         await self._drop()
+
+    def _is_over(self, held: HeldDraft) -> bool:
+        """Whether the request itself has ended: its time is up, or the draft was let go."""
+        remaining = self._remaining()
+        return self._held is not held or (remaining is not None and remaining <= 0)
 
     async def _drop(self) -> None:
         held, self._held = self._held, None

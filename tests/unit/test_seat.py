@@ -57,11 +57,14 @@ class World:
 
     def __init__(self, *guessers):
         self.now = 0.0
+        self.remaining = None
         self.waiting = list(guessers)
         self.excluded = []
         self.shared = Backoffs(lambda: self.now)
         failures = Failures(Backoffs(lambda: self.now), self.shared)
-        self.seat = DraftSeat(self.choose, failures, vocab_size=50)
+        self.seat = DraftSeat(
+            self.choose, failures, vocab_size=50, remaining=lambda: self.remaining
+        )
 
     def choose(self, excluded):
         self.excluded.append(set(excluded))
@@ -196,6 +199,37 @@ async def test_a_cancelled_round_is_no_failure_of_the_draft():
     assert world.shared.resting() == frozenset()
     await world.seat.release("s")
     assert guesser.is_dropped
+
+
+@pytest.mark.parametrize("error", [errors.DeadlineExceeded("late"), errors.Unavailable("gone")])
+async def test_a_request_whose_own_time_is_up_blames_no_draft(error, caplog):
+    guesser = Guesser("a", error)
+    world = World(guesser)
+    world.remaining = 0.0
+    assert (await world.round(0, 1, 2, 3)).fallback == reason_of(error)
+    assert world.shared.resting() == frozenset()
+    assert guesser.is_dropped
+    assert caplog.records == []
+
+
+async def test_a_request_with_time_left_does_blame_its_draft(caplog):
+    world = World(Guesser("a", errors.DeadlineExceeded("late")))
+    world.remaining = 0.1
+    await world.round(0, 1, 2, 3)
+    assert world.shared.resting() == {"a"}
+    assert "a request goes on without the draft a: late" in caplog.text
+
+
+async def test_a_seat_that_was_freed_meanwhile_blames_no_draft(caplog):
+    class Leaving(Guesser):
+        async def propose(self, session, delta, plan):
+            await world.seat.release("s")
+            raise errors.Cancelled("it was ended")
+
+    world = World(Leaving("a"))
+    await world.round(0, 1, 2, 3)
+    assert world.shared.resting() == frozenset()
+    assert caplog.records == []
 
 
 async def test_parking_says_where_the_keys_are_and_frees_the_seat():
