@@ -116,7 +116,17 @@ def plan_from_pb(message: draft_pb2.Plan) -> Plan:
 
 
 def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
-    """Statistics column by column; scores and laws only where there are any."""
+    """Statistics column by column; scores and laws only where there are any.
+
+    Raises `InvalidRequest` for ids that are no token's, such as negative ones.
+    """
+    try:
+        return _proposal_to_pb(proposal)
+    except ValueError as error:  # out of the range of a field
+        raise InvalidRequest(f"the proposal can't be told: {error}") from None
+
+
+def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
     stats = proposal.stats
     scores = [stat.score for stat in stats if stat.score is not None]
     laws = [

@@ -12,9 +12,18 @@ from slipstream.core.model_info import DrafterInfo, Limits, ModelInfo, Verificat
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result, Timings
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState, ServerInfo
 from slipstream.core.stats import SpeculationStats
-from slipstream.core.types import FinishReason, Shape, StopPolicy, Verification
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    FinishReason,
+    Proposal,
+    Shape,
+    SparseLaw,
+    StopPolicy,
+    Verification,
+)
 from slipstream.rpc import convert_info as info
 from slipstream.rpc import convert_results as answered
+from slipstream.rpc.convert import proposal_to_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -150,3 +159,17 @@ def test_what_is_no_time_is_refused(value):
     for at in fields(Timings):
         with pytest.raises(InvalidRequest, match=at.name):
             answered.timings_from_pb(pb.RequestTimings(**{at.name: value}))
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        Proposal(TokenTree.chain([5, -1])),
+        Proposal(TokenTree.chain([2**32])),
+        Proposal(TokenTree.chain([5]), laws=(SparseLaw((-3,), (1.0,)), None)),
+    ],
+    ids=["negative", "too large", "in a law"],
+)
+def test_a_proposal_with_an_id_that_is_none_is_refused_before_it_is_sent(proposal):
+    with pytest.raises(InvalidRequest, match="the proposal can't be told: "):
+        proposal_to_pb(proposal)
