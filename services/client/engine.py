@@ -1,7 +1,6 @@
 """A target and a draft in this process, built from names. The place where models meet the loop."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -38,7 +37,6 @@ class Engine:
     def __init__(self, loaded: LoadedModel, options: EngineOptions) -> None:
         self.options = options
         self.model_id = loaded.model_id
-        self.tokenizer: Any = loaded.tokenizer
         self.tokenizer_hash = loaded.tokenizer_hash
         self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
         self._loaded = loaded

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.errors import TrainingError
+from slipstream.core.errors import InvalidRequest, TrainingError
 
 Encode = Callable[[str], Sequence[int]]
 """A prompt's text -> its ids in the chat template, up to where the answer starts."""
@@ -159,7 +159,7 @@ def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Docu
     except ValueError as error:
         raise TrainingError(f"{where} is no JSON: {error}") from None
     if isinstance(raw, dict) and isinstance(raw.get("prompt"), str):
-        prompt, generated = list(encode(raw["prompt"])), []
+        prompt, generated = _encoded(raw["prompt"], where, encode), []
     elif isinstance(raw, dict) and isinstance(raw.get("p"), list):
         prompt, generated = raw["p"], raw.get("g", [])
     else:
@@ -171,3 +171,10 @@ def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Docu
     if ids.ndim != 1 or not prompt or ids.min() < 0 or ids.max() >= limits.vocab_size:
         raise TrainingError(f"{where} has ids outside 0..{limits.vocab_size - 1} or no prompt")
     return Document(ids.astype(np.int32), len(prompt))
+
+
+def _encoded(prompt: str, where: str, encode: Encode) -> list[int]:
+    try:
+        return list(encode(prompt))
+    except InvalidRequest as error:
+        raise TrainingError(f"{where} can't be used: {error}") from None

@@ -23,12 +23,13 @@ from slipstream.models.glide import GlideModel, Rope
 from slipstream.models.glide_target import rotary_tables, target_parts
 from slipstream.models.glide_weights import load_weights
 from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.tokenizer import text_tokenizer
 from slipstream.revision import code_revision
+from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, batches, read_data
 from slipstream.train.features import Batch, FeatureSet, FeatureSource, feature_store
 from slipstream.train.glide import Frozen, greedy_matches, lag_mask, position_weights, states
 from slipstream.train.provenance import data_facts, write_provenance
-from slipstream.train.run import encode_prompt
 
 _BATCH_TOKENS = 4096
 
@@ -194,7 +195,7 @@ def main(
     """Train a decision model for a GliDe draft."""
     loaded, settings = load_target_parts(target), DecisionSettings()
     limits = ReadLimits(target_parts(loaded.model).vocab_size)
-    encode = partial(encode_prompt, loaded)
+    encode = partial(encode_prompt, text_tokenizer(loaded.tokenizer))
     files = (read_data(data, limits, encode=encode), read_data(validation, limits, encode=encode))
     most = settings.max_documents
     train, held = _examples(loaded, weights, files, features=feature_dir, max_documents=most)

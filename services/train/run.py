@@ -24,7 +24,9 @@ from slipstream.models.glide_init import (
 from slipstream.models.glide_target import rotary_tables, target_parts
 from slipstream.models.glide_weights import load_weights, save_glide
 from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.tokenizer import text_tokenizer
 from slipstream.revision import code_revision
+from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
 from slipstream.train.features import FeatureSet, FeatureSource, Progress, feature_store
@@ -81,7 +83,8 @@ def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> N
     parts = target_parts(target.model)
     run = replace(run, layers=run.layers or (parts.num_layers - 1,))
     limits = ReadLimits(parts.vocab_size)
-    files = [read_data(path, limits, encode=partial(encode_prompt, target)) for path in run.data]
+    encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
+    files = [read_data(path, limits, encode=encode) for path in run.data]
     model, vocab = _start(run, target, files)
     inputs = _inputs(run, target, files, vocab=vocab, progress=feature_progress)
     trainer = Trainer(model, inputs, run.settings, fingerprint=_fingerprint(run, files, vocab))
@@ -97,14 +100,6 @@ def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> N
         hooks.check(result)
 
     trainer.run(Hooks(hooks.clock, hooks.report, check))
-
-
-def encode_prompt(target: LoadedModel, prompt: str) -> list[int]:
-    """Ids of a user turn in the chat template, up to where the answer starts."""
-    turn = [{"role": "user", "content": prompt}]
-    text = target.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-    ids: list[int] = target.tokenizer.encode(text, add_special_tokens=False)
-    return ids
 
 
 def forced_ids(target: LoadedModel) -> list[int]:
