@@ -19,12 +19,12 @@ from slipstream.rpc.convert import delta_to_pb, proposal_to_pb, session_to_pb
 from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvSource, frame_from_pb
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
-from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.tensors import torch_dtype, unpack
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.describe import layout_to_pb
 from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
+from tiny_services import serving
 
 LIMIT_S = 60
 IDENTITY = common_pb2.ModelIdentity(
@@ -221,13 +221,13 @@ async def served_target(
         tokenizer=target_pb2.Tokenizer(json=b"{}"),
     )
     servicer = TargetServicer(engine, about, limits or LeaseLimits())
-    server = Server(ServerOptions(), {SERVICE: register(servicer)})
-    port = await server.start()
     try:
-        async with connect(f"127.0.0.1:{port}", ChannelOptions()) as channel:
+        async with (
+            serving({SERVICE: register(servicer)}) as address,
+            connect(address, ChannelOptions()) as channel,
+        ):
             yield Served(engine, channel)
     finally:
-        await server.stop(0)
         await servicer.close()
     assert engine.num_kv_bytes == 0
 
