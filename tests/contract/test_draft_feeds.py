@@ -42,6 +42,16 @@ def keys(engine):
     return true_keys(engine)
 
 
+async def caught_up(drafts, feed, keys):
+    """Wait until a draft holds all keys, and see that they are the true ones."""
+    draft = drafts.remote(lambda: feed)
+    await draft.propose(SESSION, Delta(0, PROMPT), DEEP)
+    while drafts.feeds.view("s", LAYERS).count < NUM_KEYS:
+        await drafts.load()
+    assert held(drafts, keys) == NUM_KEYS
+    await draft.release("s")
+
+
 async def embedded(models, engine):
     return await models.drafter("glide", engine).draft.propose(SESSION, Delta(0, PROMPT), DEEP)
 
@@ -124,12 +134,7 @@ async def test_a_lost_stream_is_taken_up_where_it_broke_off(models, keys, status
         [message(keys, 5, NUM_KEYS), asyncio.Event()],
     )
     async with following(models, script) as (drafts, feed):
-        draft = drafts.remote(lambda: feed)
-        await draft.propose(SESSION, Delta(0, PROMPT), DEEP)
-        while drafts.feeds.view("s", LAYERS).count < NUM_KEYS:
-            await drafts.load()
-        assert held(drafts, keys) == NUM_KEYS
-        await draft.release("s")
+        await caught_up(drafts, feed, keys)
     assert [request.start for request in script.asked] == [0, 5, 5]
     assert {request.credential for request in script.asked} == {"secret"}
 
@@ -161,12 +166,7 @@ async def test_a_target_that_holds_less_than_we_do_is_asked_for_all(models, keys
         [message(keys, 0, NUM_KEYS), asyncio.Event()],
     )
     async with following(models, script) as (drafts, feed):
-        draft = drafts.remote(lambda: feed)
-        await draft.propose(SESSION, Delta(0, PROMPT), DEEP)
-        while drafts.feeds.view("s", LAYERS).count < NUM_KEYS:
-            await drafts.load()
-        assert held(drafts, keys) == NUM_KEYS
-        await draft.release("s")
+        await caught_up(drafts, feed, keys)
     assert [request.start for request in script.asked] == [0, 5, 0]
 
 
