@@ -49,5 +49,4 @@ class ServerInfo:
     uptime_s: float
     num_requests: int
     num_sessions: int
-    is_draining: bool
     replicas: tuple[ReplicaInfo, ...] = ()

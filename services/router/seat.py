@@ -19,6 +19,8 @@ from slipstream.core.types import Delta, Plan, Proposal, Session
 from slipstream.router.backoff import Backoffs
 
 NO_DRAFT = "no draft"
+NO_KEYS = "no keys"
+"""The draft lacks the target's newest keys and values: it can't reach them, or is too slow."""
 _LOG = logging.getLogger("slipstream.router")
 # Few words, so that fallbacks can be counted by them. The more special class comes first.
 _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
@@ -125,7 +127,10 @@ class DraftSeat:
         self._num_told = len(self._tokens)
         self._failures.succeeded(held.name)
         self._reason = NO_DRAFT
-        return _without_draft(plan, proposal) if not len(proposal.tree) else proposal
+        if not len(proposal.tree):
+            lost = NO_KEYS if proposal.stopped_by == "lag" else None
+            return _without_draft(plan, replace(proposal, fallback=lost))
+        return proposal
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""

@@ -93,7 +93,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             uptime_s=self._clock() - self._started,
             num_requests=parts.admission.num_requests,
             num_sessions=len(parts.conversations),
-            is_draining=parts.admission.is_draining,
             replicas=parts.fleet.infos(),
         )
         return server_info_to_pb(info)

@@ -59,7 +59,6 @@ def server_info_to_pb(info: ServerInfo) -> pb.GetServerInfoResponse:
         uptime_s=info.uptime_s,
         num_requests=info.num_requests,
         num_sessions=info.num_sessions,
-        is_draining=info.is_draining,
         replicas=[_replica_to_pb(item) for item in info.replicas],
     )
 
@@ -72,7 +71,6 @@ def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
         uptime_s=message.uptime_s,
         num_requests=message.num_requests,
         num_sessions=message.num_sessions,
-        is_draining=message.is_draining,
         replicas=tuple(_replica_from_pb(item) for item in message.replicas),
     )
 

@@ -1,9 +1,10 @@
 """What every call to a server passes: broken messages and errors become statuses, by one table."""
 
+import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,43 @@ class _Malformed:
     num_bytes: int
 
 
+class Calls:
+    """The calls in flight, health and reflection not among them: who watches health never ends."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def one(self, method: str) -> Iterator[None]:
+        """Count a call for as long as it runs."""
+        if method.startswith("/grpc."):
+            yield
+            return
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                self._idle.set()
+
+    async def none(self) -> None:
+        """Wait until there are none."""
+        await self._idle.wait()
+
+
 class ErrorsToStatuses(grpc.aio.ServerInterceptor):
     """Ends a call with the status of the error that its handler raised.
 
     What is no `SlipstreamError` is a bug: it is logged, and the caller learns no more than that.
     """
+
+    def __init__(self, calls: Calls) -> None:
+        """`calls` keeps count."""
+        self._calls = calls
 
     async def intercept_service(
         self,
@@ -49,7 +82,7 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         # A stream is a generator, or a coroutine that writes to its context.
         guard = _streaming if inspect.isasyncgenfunction(inner) else _awaited
         return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
-            guard(inner, method),
+            guard(inner, method, self._calls),
             request_deserializer=_lenient(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -94,24 +127,26 @@ def _checking_each(handler: Any) -> Any:
     return answer
 
 
-def _awaited(handler: Any, method: str) -> Any:
+def _awaited(handler: Any, method: str, calls: Calls) -> Any:
     async def answer(request: Any, context: Any) -> Any:
-        try:
-            return await handler(_checked(request), context)
-        except Exception as error:
-            await _abort(context, error, method)
+        with calls.one(method):
+            try:
+                return await handler(_checked(request), context)
+            except Exception as error:
+                await _abort(context, error, method)
 
     return answer
 
 
-def _streaming(handler: Any, method: str) -> Any:
+def _streaming(handler: Any, method: str, calls: Calls) -> Any:
     async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async with aclosing(handler(_checked(request), context)) as answers:
-                async for message in answers:
-                    yield message
-        except Exception as error:
-            await _abort(context, error, method)
+        with calls.one(method):
+            try:
+                async with aclosing(handler(_checked(request), context)) as answers:
+                    async for message in answers:
+                        yield message
+            except Exception as error:
+                await _abort(context, error, method)
 
     return answer
 

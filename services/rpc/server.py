@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.rpc.channel import keepalive
-from slipstream.rpc.interceptors import ErrorsToStatuses
+from slipstream.rpc.interceptors import Calls, ErrorsToStatuses
 from slipstream.rpc.security import ServerTls
 
 HEALTH = "grpc.health.v1.Health"
@@ -55,8 +55,9 @@ class Server:
         self._options = options
         self._names = ("", *services)
         self._health = HealthServicer()
+        self._calls = Calls()
         self._server = grpc.aio.server(
-            interceptors=[ErrorsToStatuses()], options=_arguments(options)
+            interceptors=[ErrorsToStatuses(self._calls)], options=_arguments(options)
         )
         for register in services.values():
             register(self._server)
@@ -91,10 +92,16 @@ class Server:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Finish the calls in flight, at most for the grace; then end them."""
+        """Take no more calls and finish those in flight, at most for the grace; then end them."""
         grace = self._options.grace_s if grace_s is None else grace_s
         await self.drain()
-        await self._server.stop(grace)
+        stopping = asyncio.create_task(self._server.stop(grace))
+        idle = asyncio.create_task(self._calls.none())
+        await asyncio.wait({stopping, idle}, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        if not stopping.done():  # only those who watch health are left
+            await self._server.stop(0)
+        await stopping
         if self._health_server is not None:
             await self._health_server.stop(0)
 

@@ -12,6 +12,7 @@ from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import server_tls
 from slipstream.rpc.server import ServerOptions
 
+_ANY_HOST = ("0.0.0.0", "[::]")
 _POSITIVE = ("max_sessions", "max_park_ttl_s")
 _NOT_NEGATIVE = ("max_parked_bytes", "grace_s")
 
@@ -50,9 +51,16 @@ class TargetConfig:
         if self.numerics not in get_args(Numerics):
             known = " or ".join(get_args(Numerics))
             raise InvalidRequest(f"numerics is {self.numerics!r}, but must be {known}")
+        self._check_advertised()
+        self.server_options()
+
+    def _check_advertised(self) -> None:
         if self.advertised_address is not None:
             check_address(self.advertised_address)
-        self.server_options()
+        elif self.address.rpartition(":")[0] in _ANY_HOST:
+            raise InvalidRequest(
+                f"address is {self.address}, which no draft can dial: set advertised_address, too"
+            )
 
     def _check_numbers(self) -> None:
         for name in _POSITIVE:

@@ -62,4 +62,5 @@ async def test_three_processes_say_what_one_says(address, prompts, expected, law
     assert [result.token_ids for result in results] == expected[law]
     # Without draft tokens that were right the comparison would show nothing.
     assert sum(at.stats.speculation.num_accepted_draft_tokens for at in results) > NUM_PROMPTS
-    assert sum(sum(at.stats.speculation.fallbacks.values()) for at in results) == 0
+    # In a crowd keys may come late; nothing else may be in the way.
+    assert {why for at in results for why in at.stats.speculation.fallbacks} <= {"no keys"}

@@ -118,7 +118,6 @@ def test_a_model_is_the_same_on_the_other_side(model):
         uptime_s=SECONDS,
         num_requests=UINT32,
         num_sessions=UINT32,
-        is_draining=st.booleans(),
         replicas=st.lists(
             st.builds(
                 ReplicaInfo,

@@ -144,6 +144,16 @@ async def test_a_call_in_flight_is_finished_before_the_end():
         await stopping
 
 
+async def test_who_watches_health_does_not_keep_a_server_from_ending():
+    server, address = await serving(Failing(errors.NotBuilt("no")))
+    async with connect(address, ChannelOptions()) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        async with asyncio.timeout(10):
+            await server.stop(3600)
+        watch.cancel()
+
+
 async def test_reflection_lists_the_service():
     server, address = await serving(Failing(errors.NotBuilt("no")))
     async with connect(address, ChannelOptions()) as channel:

@@ -91,6 +91,13 @@ async def test_without_a_draft_rounds_are_plain_and_say_so():
     assert proposal == Proposal(fallback="no draft")
 
 
+async def test_a_draft_that_lacks_the_targets_keys_makes_a_plain_round_that_says_so():
+    world = World(Guesser("a", Proposal(stopped_by="lag")))
+    proposal = await world.round(0, 1, 2, 3)
+    assert proposal.fallback == "no keys"
+    assert world.seat.holder == "a"
+
+
 @pytest.mark.parametrize(
     ("error", "word"),
     [
@@ -180,7 +187,8 @@ async def test_under_roots_the_roots_alone_stand_in_for_a_lost_draft():
     assert lost == Proposal(TokenTree((7, 9), (-1, -1)), fallback="unavailable")
     behind = World(Guesser("a", Proposal(stopped_by="lag")))
     empty = await behind.round(0, 1, 2, 3, plan=plan, session=session)
-    assert empty == Proposal(TokenTree((7, 9), (-1, -1)), stopped_by="lag")
+    roots = TokenTree((7, 9), (-1, -1))
+    assert empty == Proposal(roots, stopped_by="lag", fallback="no keys")
 
 
 async def test_roots_that_are_not_the_targets_are_refused():

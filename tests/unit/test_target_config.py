@@ -28,6 +28,7 @@ def test_the_defaults_are_a_target():
         ({"grace_s": -1.0}, "grace_s is -1"),
         ({"numerics": "exact"}, "numerics is 'exact'"),
         ({"advertised_address": "nowhere"}, "the address is 'nowhere'"),
+        ({"address": "0.0.0.0:50061"}, "no draft can dial: set advertised_address"),
         ({"max_message_bytes": 10}, "max_message_bytes is 10"),
         ({"tls_cert": Path("c")}, "go together"),
         ({"tls_client_ca": Path("c")}, "tls_client_ca needs"),

@@ -1244,7 +1244,6 @@ class GetServerInfoResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_SESSIONS_FIELD_NUMBER: _builtins.int
-    IS_DRAINING_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of Slipstream."""
@@ -1256,8 +1255,6 @@ class GetServerInfoResponse(_message.Message):
     """Requests that run at the moment."""
     num_sessions: _builtins.int
     """Sessions that are remembered."""
-    is_draining: _builtins.bool
-    """Whether it takes no new requests and is about to stop."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]:
         """The replicas it knows, by role and address."""
@@ -1270,12 +1267,11 @@ class GetServerInfoResponse(_message.Message):
         uptime_s: _builtins.float = ...,
         num_requests: _builtins.int = ...,
         num_sessions: _builtins.int = ...,
-        is_draining: _builtins.bool = ...,
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_draining", b"is_draining", "num_requests", b"num_requests", "num_sessions", b"num_sessions", "protocol_version", b"protocol_version", "replicas", b"replicas", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests", b"num_requests", "num_sessions", b"num_sessions", "protocol_version", b"protocol_version", "replicas", b"replicas", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -462,7 +462,6 @@ class DescribeTargetResponse(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     ADVERTISED_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
-    IS_DRAINING_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and output together, at most."""
     numerics: _builtins.str
@@ -473,8 +472,6 @@ class DescribeTargetResponse(_message.Message):
     """Sessions it holds at most, parked ones included."""
     advertised_address: _builtins.str
     """Address at which drafts reach it."""
-    is_draining: _builtins.bool
-    """Whether it takes no new sessions and is about to stop."""
     @_builtins.property
     def identity(self) -> _common_pb2.ModelIdentity:
         """Its identity."""
@@ -503,11 +500,10 @@ class DescribeTargetResponse(_message.Message):
         max_sessions: _builtins.int = ...,
         advertised_address: _builtins.str = ...,
         tokenizer: Global___Tokenizer | None = ...,
-        is_draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "layout", b"layout", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "identity", b"identity", "is_draining", b"is_draining", "layout", b"layout", "max_sessions", b"max_sessions", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "identity", b"identity", "layout", b"layout", "max_sessions", b"max_sessions", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
