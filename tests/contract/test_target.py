@@ -64,6 +64,12 @@ class Elsewhere:
             left = len(self._requests)
             await self._served.until(lambda load: load.num_sessions == left)
 
+    async def close(self):
+        """End all streams, and wait until they have: a server that stops does not."""
+        for session_id in list(self._requests):
+            await self.release(session_id)
+        await self._served.until(lambda load: load.num_sessions == 0)
+
 
 @asynccontextmanager
 async def place(name, model):
@@ -72,7 +78,9 @@ async def place(name, model):
         yield LocalTarget(model, free_rows=16, max_sessions=3)
         return
     async with served_target(model, LeaseLimits(max_sessions=3), max_sessions=3) as served:
-        yield Elsewhere(served)
+        elsewhere = Elsewhere(served)
+        yield elsewhere
+        await elsewhere.close()
 
 
 @pytest.fixture(params=["local", "over grpc"])
