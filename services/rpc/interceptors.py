@@ -3,8 +3,8 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError
+from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError, Unavailable
 from slipstream.rpc.status import status_of
 
 PUSHBACK_MS = "500"
@@ -31,15 +31,18 @@ class Calls:
 
     def __init__(self) -> None:
         self._num_running = 0
+        self._is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextmanager
-    def one(self, method: str) -> Iterator[None]:
-        """Count a call for as long as it runs."""
+    @asynccontextmanager
+    async def one(self, method: str) -> AsyncIterator[None]:
+        """Count a call for as long as it runs. Raises `Unavailable` once there may be no more."""
         if method.startswith("/grpc."):
             yield
             return
+        if self._is_closed:
+            raise Unavailable("the service is about to stop")
         self._num_running += 1
         self._idle.clear()
         try:
@@ -48,6 +51,14 @@ class Calls:
             self._num_running -= 1
             if not self._num_running:
                 self._idle.set()
+
+    def close(self) -> None:
+        """Refuse those that come from now on."""
+        self._is_closed = True
+
+    def give_up(self) -> None:
+        """Have nobody wait for those that run."""
+        self._idle.set()
 
     async def none(self) -> None:
         """Wait until there are none."""
@@ -129,24 +140,26 @@ def _checking_each(handler: Any) -> Any:
 
 def _awaited(handler: Any, method: str, calls: Calls) -> Any:
     async def answer(request: Any, context: Any) -> Any:
-        with calls.one(method):
-            try:
+        try:
+            async with calls.one(method):
                 return await handler(_checked(request), context)
-            except Exception as error:
-                await _abort(context, error, method)
+        except Exception as error:
+            await _abort(context, error, method)
 
     return answer
 
 
 def _streaming(handler: Any, method: str, calls: Calls) -> Any:
     async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
-        with calls.one(method):
-            try:
-                async with aclosing(handler(_checked(request), context)) as answers:
-                    async for message in answers:
-                        yield message
-            except Exception as error:
-                await _abort(context, error, method)
+        try:
+            async with (
+                calls.one(method),
+                aclosing(handler(_checked(request), context)) as answers,
+            ):
+                async for message in answers:
+                    yield message
+        except Exception as error:
+            await _abort(context, error, method)
 
     return answer
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc.aio
@@ -20,6 +21,7 @@ from slipstream.rpc.interceptors import Calls, ErrorsToStatuses
 from slipstream.rpc.security import ServerTls
 
 HEALTH = "grpc.health.v1.Health"
+LAST_WORDS_S = 0.25
 _LOG = logging.getLogger("slipstream.rpc")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -95,13 +97,12 @@ class Server:
         """Take no more calls and finish those in flight, at most for the grace; then end them."""
         grace = self._options.grace_s if grace_s is None else grace_s
         await self.drain()
-        stopping = asyncio.create_task(self._server.stop(grace))
-        idle = asyncio.create_task(self._calls.none())
-        await asyncio.wait({stopping, idle}, return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
-        if not stopping.done():  # only those who watch health are left
-            await self._server.stop(0)
-        await stopping
+        self._calls.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                await self._calls.none()
+        # What is left are last words on their way, and those who watch health, who never end.
+        await self._server.stop(min(grace, LAST_WORDS_S))
         if self._health_server is not None:
             await self._health_server.stop(0)
 
@@ -118,8 +119,7 @@ class Server:
         hurry = loop.create_task(stopped.wait())
         await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
-        if not stopping.done():
-            await self._server.stop(0)
+        self._calls.give_up()
         await stopping
 
     async def _close(self) -> None:
