@@ -176,7 +176,8 @@ def drafted(about):
 def victim(tmp_path_factory):
     model = save_checkpoint(tmp_path_factory.mktemp("model"))
     thread = LoopThread()
-    with cluster.running(model, f"vanilla:{model}") as services:
+    # Sessions that happened to be fine are kept for a next turn, but not for long.
+    with cluster.running(model, f"vanilla:{model}", park_ttl_s=0.2) as services:
         yield Victim(services, thread)
     thread.close()
 
