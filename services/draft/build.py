@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram import NGRAM, NgramDraft
 from slipstream.core.planner import Profile
 from slipstream.core.ports import Draft
@@ -16,7 +16,7 @@ from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import load_decision
 from slipstream.models.glide_scorer import load_glide
 from slipstream.models.glide_target import TargetParts
-from slipstream.models.loading import load_target_parts
+from slipstream.models.loading import load_target_parts, require_same_tokenizer
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -128,12 +128,7 @@ def _vanilla(name: str, target: DraftTarget) -> Drafter:
     if not name:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
     loaded = load_target_parts(name, dtype=target.dtype, device=target.device)
-    if target.tokenizer_hash not in (None, loaded.tokenizer_hash):
-        raise ModelMismatch(
-            f"the draft {loaded.model_id} numbers its tokens differently (tokenizer"
-            f" {loaded.tokenizer_hash[:12]}) than the target {target.model_id}"
-            f" ({str(target.tokenizer_hash)[:12]})"
-        )
+    require_same_tokenizer(target, loaded)
     profile = _PROFILES["vanilla"]
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = CausalModel(loaded.model, numerics="fast")

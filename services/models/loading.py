@@ -6,7 +6,7 @@ Weights come from safetensors or GGUF, never from pickles, and no code of a mode
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import (
@@ -71,13 +71,27 @@ def load_target_parts(
     )
 
 
-def require_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
+class Numbered(Protocol):
+    """What numbers its tokens in a known way; a hash of None is not compared."""
+
+    @property
+    def model_id(self) -> str:
+        """Its name in errors."""
+        ...
+
+    @property
+    def tokenizer_hash(self) -> str | None:
+        """See `LoadedModel.tokenizer_hash`."""
+        ...
+
+
+def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
     """Raise `ModelMismatch` unless both number their tokens alike."""
-    if target.tokenizer_hash != draft.tokenizer_hash:
+    if target.tokenizer_hash not in (None, draft.tokenizer_hash):
         raise ModelMismatch(
             f"the draft {draft.model_id} numbers its tokens differently "
             f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {target.model_id} "
-            f"({target.tokenizer_hash[:12]})"
+            f"({str(target.tokenizer_hash)[:12]})"
         )
 
 

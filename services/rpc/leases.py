@@ -73,10 +73,6 @@ class Leases:
         """Sessions kept for a next turn."""
         return len(self._parked)
 
-    def is_known(self, session_id: str) -> bool:
-        """Whether the engine may hold something for the session."""
-        return session_id in self._active or session_id in self._parked
-
     async def open(self, session_id: str, fence: int) -> Lease:
         """Take a session, parked or not, over or begin it.
 

@@ -38,7 +38,6 @@ class ServerOptions:
     grace_s: float = 30.0
     tls: ServerTls | None = None
     health_address: str | None = None
-    max_connection_age_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.grace_s < 0:
@@ -150,7 +149,7 @@ class Server:
 
 
 def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
-    arguments = [
+    return [
         *keepalive(),
         # Callers ping every 10 s, on idle connections and through long prefills too.
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
@@ -159,7 +158,3 @@ def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
     ]
-    if options.max_connection_age_s is not None:
-        # Callers resolve names anew; the grace outlives the longest generation.
-        arguments.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
-    return arguments
