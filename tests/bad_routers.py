@@ -60,7 +60,8 @@ class Scripted(GenerationServiceServicer):
                 yield message
             if self._hangs:
                 await asyncio.Event().wait()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # A call that ends while gRPC still sends a message closes the generator instead.
             self.cancelled.set()
             raise
 
