@@ -32,7 +32,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class EndRules:
-    """Where answers end: at any of the `ends` (kept as the last token) or after `max_new_tokens`."""
+    """Where answers end: at any of `ends`, which is kept, or after `max_new_tokens`."""
 
     ends: frozenset[int]
     max_new_tokens: int
@@ -67,7 +67,7 @@ def answers(
 def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """A token per row, [B]: the likeliest where the temperature is 0, else one of the law.
 
-    logits [B, V]; temperatures [B]. One uniform number per row, inverted through the sum of the law.
+    logits [B, V]; temperatures [B]. One uniform number per row, inverted through the law's sum.
     """
     tokens = logits.argmax(-1)
     warm = temperatures.nonzero()[:, 0]
