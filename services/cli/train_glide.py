@@ -19,6 +19,9 @@ Target = Annotated[str, typer.Option(help="Target model: an alias, a path or a h
 Data = Annotated[list[Path], typer.Option(help="JSON lines to train on; repeatable.")]
 Out = Annotated[Path, typer.Option(help="Directory for the weights.")]
 Layers = Annotated[str, typer.Option(help="Target layers to read, as 19,28,29; default: the last.")]
+NoCross = Annotated[
+    bool, typer.Option("--no-cross", help="Read no target layers: no cross-attention.")
+]
 HeadSize = Annotated[int, typer.Option(help="Tokens in the trimmed head.")]
 Steps = Annotated[int | None, typer.Option(help="Length of the run in steps.")]
 Minutes = Annotated[float | None, typer.Option(help="Length of the run in minutes.")]
@@ -48,6 +51,7 @@ def glide(  # noqa: PLR0913 - one parameter per option
     data: Data,
     out: Out,
     layers: Layers = "",
+    no_cross: NoCross = False,
     head_size: HeadSize = 8192,
     steps: Steps = None,
     minutes: Minutes = None,
@@ -74,15 +78,15 @@ def glide(  # noqa: PLR0913 - one parameter per option
     rest = {"batch_tokens": batch_tokens, "seed": seed, **checks}
     places = {"out": out, "work": work, "features": feature_dir or work / "features"}
     draft = {"head_size": head_size, "init_from": init_from, "is_resumed": resume}
-    files = {"target": target, "data": tuple(data), "licence": licence, **places, **draft}
-    _train(_glide_run(length, loss, rest, layers, files), threads)
+    given = {"data": tuple(data), "layers": _layers_read(layers, is_none=no_cross)}
+    files = {"target": target, "licence": licence, **given, **places, **draft}
+    _train(_glide_run(length, loss, rest, files), threads)
 
 
 def _glide_run(
     length: dict[str, Any],
     loss: dict[str, Any],
     rest: dict[str, Any],
-    layers: str,
     files: dict[str, Any],
 ) -> "GlideRun":
     from slipstream.train.config import LossSettings, Schedule, TrainSettings
@@ -90,13 +94,17 @@ def _glide_run(
 
     settings = TrainSettings(Schedule(**length), LossSettings(**loss), **rest)
     command = ("slipstream", *sys.argv[1:])
-    return GlideRun(**files, layers=_layer_list(layers), settings=settings, command=command)
+    return GlideRun(**files, settings=settings, command=command)
 
 
-def _layer_list(text: str) -> tuple[int, ...]:
-    """From 19,28,29 to its numbers; empty stands for the target's last layer."""
+def _layers_read(text: str, *, is_none: bool) -> tuple[int, ...] | None:
+    """From 19,28,29 to its numbers; None, for no text, stands for the target's last layer."""
+    if text and is_none:
+        raise TrainingError(f"--no-cross reads no layers, but --layers names {text}")
+    if not text:
+        return () if is_none else None
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise TrainingError(f"layers must be numbers with commas between, got {text!r}") from None
 

@@ -21,9 +21,10 @@ class GlideConfig:
     """Shapes and origin of a GliDe draft (GliDe with a CaPE, section 4.1).
 
     `target_layers` are read in this order, one cross-attention sublayer each, by every draft
-    layer. `head_size` is the number of columns of the trimmed head. `max_lag` is the largest
-    distance between a query and the newest target key it could see in training: 1 means "the
-    position just before".
+    layer; with none, the draft has no cross-attention (the paper's figure 4, "vanilla").
+    `head_size` is the number of columns of the trimmed head. `max_lag` is the largest distance
+    between a query and the newest target key it could see in training: 1 means "the position just
+    before", and 0, for a draft that reads no layers and only for one, that there is none to keep.
     """
 
     target_model: str
@@ -48,10 +49,7 @@ class GlideConfig:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise WeightsError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if not self.target_layers or min(self.target_layers) < 0:
-            raise WeightsError(f"target_layers {self.target_layers} must name layers from 0 up")
-        if len(set(self.target_layers)) != len(self.target_layers):
-            raise WeightsError(f"target_layers {self.target_layers} names a layer twice")
+        _check_layers(self.target_layers, self.max_lag)
         if self.num_heads % self.num_kv_heads:
             raise WeightsError(
                 f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
@@ -66,6 +64,18 @@ class GlideConfig:
             )
 
 
+def _check_layers(layers: tuple[int, ...], max_lag: int) -> None:
+    if min(layers, default=0) < 0:
+        raise WeightsError(f"target_layers {layers} must name layers from 0 up")
+    if len(set(layers)) != len(layers):
+        raise WeightsError(f"target_layers {layers} names a layer twice")
+    if max_lag < 1 if layers else max_lag != 0:
+        raise WeightsError(
+            f"max_lag is {max_lag} with {len(layers)} target_layers, it must be at least 1 with"
+            " some and 0 with none"
+        )
+
+
 _POSITIVE = (
     "vocab_size",
     "head_size",
@@ -74,7 +84,6 @@ _POSITIVE = (
     "num_heads",
     "num_kv_heads",
     "head_dim",
-    "max_lag",
     "num_layers",
 )
 

@@ -18,7 +18,8 @@ from slipstream.models.glide_target import target_parts
 
 @dataclass(frozen=True, slots=True)
 class GlideShape:
-    """What a user chooses about a draft; the rest follows from the target."""
+    """What a user chooses about a draft; the rest follows from the target. `max_lag` is 0 where
+    no layers are read."""
 
     target_layers: tuple[int, ...]
     head_size: int

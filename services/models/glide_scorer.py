@@ -51,7 +51,7 @@ class GlideScorer:
         self.config = model.config
         self.vocab = vocab
         self.hidden_size = model.config.hidden_size
-        self.max_lag = model.config.max_lag
+        self.max_lag = model.config.max_lag or None
         self._target, self._dtype = target, dtype
         self._embeddings = target.embeddings.to(dtype)
         self._layers = [PackedLayer(layer, dtype) for layer in model.layers]
@@ -214,7 +214,7 @@ def check_target(config: GlideConfig, parts: TargetParts) -> None:
             f"the draft was trained with tokenizer {config.tokenizer_hash[:12]}, "
             f"the target's is {str(parts.tokenizer_hash)[:12]}"
         )
-    if max(config.target_layers) >= parts.num_layers:
+    if max(config.target_layers, default=0) >= parts.num_layers:
         raise ModelMismatch(
             f"the draft reads target layer {max(config.target_layers)}, "
             f"the target has {parts.num_layers} layers"

@@ -142,6 +142,9 @@ def _map(source: FeatureSource, data: DataFile, place: Path, *, writable: bool) 
     for name, (dtype, shape) in _layout(source, data.num_tokens).items():
         path, size = place / name, int(np.prod(shape))
         wanted = size * dtype.itemsize
+        if not size:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            continue
         if not writable and not (path.is_file() and path.stat().st_size == wanted):
             raise TrainingError(f"{path} is missing or not {wanted} bytes long, delete {place}")
         flat = torch.from_file(str(path), shared=writable, size=size, dtype=dtype)
@@ -188,7 +191,8 @@ def _run(
     cache, head = result.past_key_values.layers, model.get_output_embeddings()
     hidden: Tensor = result.last_hidden_state
     pairs = [torch.stack((cache[i].keys, cache[i].values)) for i in layers]
-    kv = torch.stack(pairs).permute(2, 4, 0, 1, 3, 5)
+    shape = (0, 2, *cache[0].keys.shape)  # of a draft that reads no layers
+    kv = (torch.stack(pairs) if pairs else hidden.new_empty(shape)).permute(2, 4, 0, 1, 3, 5)
     argmax = [_argmax(head(rows)) for rows in hidden.flatten(0, 1).split(_HEAD_ROWS)]
     return kv, hidden, torch.cat(argmax).view(hidden.shape[:2])
 

@@ -48,7 +48,8 @@ class GlideRun:
 
     target: alias, path or hub id. out: the weights directory; work: where checkpoints go;
     features: where feature files go.
-    layers: which target layers to read, empty for the last.
+    layers: which target layers to read, None for the last, () for none: a draft without
+    cross-attention, for which the block lengths of the settings mean nothing.
     licence: the target's licence, quoted in the provenance. command: quoted there too.
     """
 
@@ -57,7 +58,7 @@ class GlideRun:
     out: Path
     work: Path
     features: Path
-    layers: tuple[int, ...]
+    layers: tuple[int, ...] | None
     head_size: int
     settings: TrainSettings
     init_from: Path | None = None
@@ -81,7 +82,6 @@ def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> N
     revision = code_revision()
     target = load_target_parts(run.target)
     parts = target_parts(target.model)
-    run = replace(run, layers=run.layers or (parts.num_layers - 1,))
     limits = ReadLimits(parts.vocab_size)
     encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
     files = [read_data(path, limits, encode=encode) for path in run.data]
@@ -110,12 +110,20 @@ def forced_ids(target: LoadedModel) -> list[int]:
     return [*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder]
 
 
+def _layers(run: GlideRun, target: LoadedModel) -> tuple[int, ...]:
+    """The target layers that the draft is to read."""
+    if run.layers is not None:
+        return run.layers
+    return (target_parts(target.model).num_layers - 1,)
+
+
 def _start(
     run: GlideRun, target: LoadedModel, files: Sequence[DataFile]
 ) -> tuple[GlideModel, torch.Tensor]:
     """A float32 draft, from the target's own layers or `run.init_from`, and the vocabulary of its
     trimmed head, counted on the data at hand."""
-    shape = GlideShape(run.layers, run.head_size, run.settings.loss.block_max)
+    layers = _layers(run, target)
+    shape = GlideShape(layers, run.head_size, run.settings.loss.block_max if layers else 0)
     name, digest = target.model_id, target.tokenizer_hash
     config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
     documents = [document for data in files for document in data.documents]
@@ -140,7 +148,8 @@ def _inputs(
     progress: Progress,
 ) -> Inputs:
     parts = target_parts(target.model)
-    source = FeatureSource(target.model, target.model_id, target.tokenizer_hash, run.layers)
+    layers = _layers(run, target)
+    source = FeatureSource(target.model, target.model_id, target.tokenizer_hash, layers)
     stores = [feature_store(source, data, run.features, progress=progress) for data in files]
     features = FeatureSet(list(zip(files, stores, strict=True)))
     longest = max(len(document.ids) for document in features.documents)
