@@ -19,7 +19,7 @@ from slipstream.core.options import (
     fitting_stop,
     num_product_nodes,
 )
-from slipstream.core.stop import MAX_DRAFT_TOKENS, HeuristicLength
+from slipstream.core.stop import MAX_DRAFT_TOKENS, HeuristicLength, make_stop
 from slipstream.core.types import Plan, Proposal, Shape, StopPolicy, Verdict, Verification
 
 DEFAULT_NUM_ROOTS = 4
@@ -30,18 +30,22 @@ class Profile:
     """Calibrated defaults of one pair of models on one machine.
 
     `step_cost` is the time of a draft step, and `row_cost` that of one more row to verify, both
-    over that of a plain round; `calibration` is what the draft's confidence is worth.
+    over that of a plain round; `calibration` is what the draft's confidence is worth. Greedy
+    requests and sampled ones agree with a draft differently, hence a threshold and a calibration
+    for each.
     """
 
     shape: Shape = Shape.CAPE
     stop: StopPolicy = StopPolicy.SVIP
     threshold: float | None = None
+    threshold_sampled: float | None = None
     max_depth: int = 8
     max_nodes: int = 31
     step_cost: float = 0.05
     row_cost: float = 0.0
     cape_table: tuple[int, ...] = PAPER_TABLE
     calibration: Calibration = field(default_factory=Calibration)
+    calibration_sampled: Calibration = field(default_factory=Calibration)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_depth <= MAX_DRAFT_TOKENS:
@@ -54,6 +58,20 @@ class Profile:
                 raise InvalidRequest(f"a profile's {name} is {value}, not 0 or more")
         if self.shape in (Shape.PRODUCT, Shape.FORK):
             raise InvalidRequest(f"a profile's shape is {self.shape.value}, which needs a request")
+        if not self.cape_table or min(self.cape_table) < 0:
+            raise InvalidRequest(
+                f"a profile's cape_table is {self.cape_table}, but needs counts of 0 or more"
+            )
+        for threshold in (self.threshold, self.threshold_sampled):
+            make_stop(self.stop, threshold, cost_ratio=1.0)
+
+    def threshold_at(self, temperature: float) -> float | None:
+        """The threshold of its stop policy, for requests at this temperature."""
+        return self.threshold_sampled if temperature else self.threshold
+
+    def calibration_at(self, temperature: float) -> Calibration:
+        """What the draft's confidence is worth at this temperature."""
+        return self.calibration_sampled if temperature else self.calibration
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +92,12 @@ class Settings:
 
 
 def resolve(
-    options: SpeculationOptions, profile: Profile, *, drafter: str, has_decision_model: bool
+    options: SpeculationOptions,
+    profile: Profile,
+    *,
+    drafter: str,
+    has_decision_model: bool,
+    temperature: float = 0.0,
 ) -> Settings:
     """Fill `options` from `profile`. Raises `UnsupportedCombination` where they do not fit."""
     check_combination(options, drafter, has_decision_model=has_decision_model)
@@ -88,7 +111,7 @@ def resolve(
         mode=options.mode,
         shape=fitting_shape(options, profile.shape, drafter=drafter),
         stop=stop,
-        threshold=profile.threshold if inherits else options.threshold,
+        threshold=profile.threshold_at(temperature) if inherits else options.threshold,
         max_draft_tokens=len(widths) or max_draft_tokens,
         max_nodes=options.max_nodes or profile.max_nodes,
         widths=widths,

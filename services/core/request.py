@@ -118,7 +118,7 @@ def make_request(
 
     Raises `InvalidRequest` for what can't be honoured with this model and this draft.
     """
-    settings = draft_settings(ask.speculation, draft)
+    settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
     _check_length(len(tokens), ask.max_tokens, model.context_length)
     check_logit_bias(ask.sampling, model.vocab_size)
     session = Session(
@@ -134,7 +134,9 @@ def make_request(
     return Request(session, tuple(tokens), settings, info, ask.stop)
 
 
-def draft_settings(options: SpeculationOptions, draft: DraftFacts) -> Settings:
+def draft_settings(
+    options: SpeculationOptions, draft: DraftFacts, *, temperature: float = 0.0
+) -> Settings:
     """The options with nothing left open. Raises `InvalidRequest` where the draft can't follow."""
     if options.drafter is not None and options.drafter != draft.kind:
         raise UnsupportedCombination(f"drafter {options.drafter} is not here, but {draft.kind} is")
@@ -145,7 +147,11 @@ def draft_settings(options: SpeculationOptions, draft: DraftFacts) -> Settings:
     kind = "ngram" if draft.kind == NO_DRAFTER else draft.kind
     _check_lag(options, draft)
     return resolve(
-        options, draft.profile, drafter=kind, has_decision_model=draft.has_decision_model
+        options,
+        draft.profile,
+        drafter=kind,
+        has_decision_model=draft.has_decision_model,
+        temperature=temperature,
     )
 
 

@@ -69,6 +69,7 @@ def _profile(profile: Profile) -> draft_pb2.DraftProfile:
         shape=enums.SHAPE.to_pb(profile.shape),  # type: ignore[arg-type]
         stop=enums.STOP.to_pb(profile.stop),  # type: ignore[arg-type]
         threshold=profile.threshold,
+        threshold_sampled=profile.threshold_sampled,
         max_depth=profile.max_depth,
         max_nodes=profile.max_nodes,
         step_cost=profile.step_cost,

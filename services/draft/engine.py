@@ -114,7 +114,7 @@ class LocalDraft:
             profile=self._profile,
             max_depth=max_depth,
         )
-        return _GROWERS[plan.shape](growth, plan, self._stop(plan))
+        return _GROWERS[plan.shape](growth, plan, self._stop(plan, session.sampling.temperature))
 
     def _update(self, session: Session, delta: Delta) -> _Held:
         held = self._held.get(session.session_id)
@@ -141,11 +141,11 @@ class LocalDraft:
         """The decision model, where it decides: its score costs a part of every draft step."""
         return self._decision if plan.stop is StopPolicy.DECISION else None
 
-    def _stop(self, plan: Plan) -> Stop:
+    def _stop(self, plan: Plan, temperature: float) -> Stop:
         return make_stop(
             plan.stop,
             plan.threshold,
             max_depth=plan.draft_depth or plan.max_depth,
             cost_ratio=self._profile.step_cost,
-            calibration=self._profile.calibration,
+            calibration=self._profile.calibration_at(temperature),
         )

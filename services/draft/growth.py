@@ -45,7 +45,7 @@ class Growth:
         self._reader = reader
         self.cape_table = profile.cape_table
         self.row_cost = profile.row_cost
-        self._calibration = profile.calibration
+        self._calibration = profile.calibration_at(session.sampling.temperature)
         self._rows: dict[int, tuple[Tensor, Tensor]] = {
             ROOT: (prefix.first.logits[0], prefix.first.hidden[0])
         }

@@ -56,6 +56,9 @@ def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
         shape=enums.SHAPE.from_pb(message.shape) or defaults.shape,
         stop=enums.STOP.from_pb(message.stop) or defaults.stop,
         threshold=message.threshold if message.HasField("threshold") else None,
+        threshold_sampled=(
+            message.threshold_sampled if message.HasField("threshold_sampled") else None
+        ),
         max_depth=message.max_depth or defaults.max_depth,
         max_nodes=message.max_nodes or defaults.max_nodes,
         step_cost=message.step_cost,

@@ -378,12 +378,13 @@ class DraftProfile(_message.Message):
     MAX_NODES_FIELD_NUMBER: _builtins.int
     STEP_COST_FIELD_NUMBER: _builtins.int
     ROW_COST_FIELD_NUMBER: _builtins.int
+    THRESHOLD_SAMPLED_FIELD_NUMBER: _builtins.int
     shape: _common_pb2.Shape.ValueType
     """Form of the tree."""
     stop: _common_pb2.StopPolicy.ValueType
     """Stop policy."""
     threshold: _builtins.float
-    """Of the stop policy; unset takes the policy's default."""
+    """Of the stop policy, for greedy requests; unset takes the policy's default."""
     max_depth: _builtins.int
     """Longest path."""
     max_nodes: _builtins.int
@@ -392,6 +393,8 @@ class DraftProfile(_message.Message):
     """Time of a draft step over that of a plain round."""
     row_cost: _builtins.float
     """Time of one more row to verify over that of a plain round."""
+    threshold_sampled: _builtins.float
+    """Of the stop policy, for sampled requests; unset takes the policy's default."""
     def __init__(
         self,
         *,
@@ -402,14 +405,20 @@ class DraftProfile(_message.Message):
         max_nodes: _builtins.int = ...,
         step_cost: _builtins.float = ...,
         row_cost: _builtins.float = ...,
+        threshold_sampled: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "row_cost", b"row_cost", "shape", b"shape", "step_cost", b"step_cost", "stop", b"stop", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "row_cost", b"row_cost", "shape", b"shape", "step_cost", b"step_cost", "stop", b"stop", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__threshold_sampled: _TypeAlias = _typing.Literal["threshold_sampled"]  # noqa: Y015
+    _WhichOneofArgType__threshold_sampled: _TypeAlias = _typing.Literal["_threshold_sampled", b"_threshold_sampled"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold_sampled) -> _WhichOneofReturnType__threshold_sampled | None: ...
 
 Global___DraftProfile: _TypeAlias = DraftProfile  # noqa: Y015
 
