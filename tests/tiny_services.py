@@ -50,6 +50,7 @@ class Models:
     target: CausalModel = field(default_factory=tiny.causal)
     plain: CausalModel = field(default_factory=lambda: tiny.causal(numerics="fast"))
     glide: GlideScorer = field(default_factory=lambda: tiny.glide(max_lag=MAX_LAG))
+    no_cross: GlideScorer = field(default_factory=lambda: tiny.glide(layers=(), max_lag=0))
 
     @property
     def identity(self) -> common_pb2.ModelIdentity:
@@ -75,6 +76,10 @@ class Models:
         if kind == "vanilla":
             facts = DraftFacts("vanilla", PROFILE)
             draft = LocalDraft(CausalScorer(self.plain), profile=PROFILE)
+            return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
+        if kind == "no-cross":
+            facts = DraftFacts("glide", PROFILE)
+            draft = LocalDraft(self.no_cross, profile=PROFILE)
             return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
         layers = tuple(self.glide.config.target_layers)
         facts = DraftFacts("glide", PROFILE, max_lag=MAX_LAG)

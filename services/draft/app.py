@@ -53,7 +53,9 @@ def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | No
         device,
         loaded.context_length,
     )
-    return build_drafter(config.draft, target), ForTarget(loaded.model_id, loaded.parts)
+    drafter = build_drafter(config.draft, target)
+    # Without keys to read, any target will do that numbers its tokens alike.
+    return drafter, ForTarget(loaded.model_id, loaded.parts) if drafter.layers else None
 
 
 def _name(draft: str) -> str:

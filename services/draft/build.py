@@ -116,7 +116,8 @@ def _glide(folder: Path, target: DraftTarget) -> Drafter:
     if scorer.max_lag is not None and scorer.max_lag < profile.max_depth:
         profile = replace(profile, max_depth=scorer.max_lag)
     score = None if decision is None else decision.score
-    draft = LocalDraft(scorer, Feed(target.source, layers), decision=score, profile=profile)
+    feed = Feed(target.source, layers) if layers else None
+    draft = LocalDraft(scorer, feed, decision=score, profile=profile)
     facts = DraftFacts("glide", profile, decision is not None, scorer.max_lag)
     config = scorer.config
     return Drafter(

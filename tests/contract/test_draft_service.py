@@ -85,7 +85,7 @@ async def test_proposals_over_streamed_keys_are_the_embedded_ones(models, plan, 
     assert any(len(tree) > 1 for _, tree, _, _ in expected)
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "ngram"])
+@pytest.mark.parametrize("kind", ["vanilla", "no-cross", "ngram"])
 async def test_drafts_that_read_no_keys_propose_as_embedded_ones(models, kind):
     prompt = PROMPT * 2
     session = Session("s", len(prompt), 30)

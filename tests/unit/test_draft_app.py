@@ -38,12 +38,16 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def weights(checkpoint, tmp_path_factory):
     """GliDe weights for the checkpoint."""
-    loaded = load_target_parts(str(checkpoint), dtype="float32")
     shape = GlideShape(target_layers=(1,), head_size=40, max_lag=5, num_layers=1)
+    return saved(checkpoint, shape, tmp_path_factory.mktemp("drafts") / "mine")
+
+
+def saved(checkpoint, shape, folder):
+    """Untrained weights of a shape for the checkpoint."""
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
     config = config_for_target(
         loaded.model, shape, name="tiny", tokenizer_hash=loaded.tokenizer_hash
     )
-    folder = tmp_path_factory.mktemp("drafts") / "mine"
     save_glide(init_from_target(loaded.model, config), torch.arange(40), folder)
     return folder
 
@@ -82,6 +86,16 @@ async def test_a_glide_draft_says_which_target_and_layers_it_reads(checkpoint, w
     layout = said.target_layout
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
     assert said.identity.vocab_size == 259
+
+
+async def test_a_glide_draft_that_reads_no_layers_is_of_no_particular_target(checkpoint, tmp_path):
+    shape = GlideShape(target_layers=(), head_size=40, max_lag=0)
+    folder = saved(checkpoint, shape, tmp_path / "mine")
+    said = await about(draft=str(folder), target_model=str(checkpoint))
+    assert (said.kind, list(said.target_layers), said.target_model_id) == ("glide", [], "")
+    assert said.identity.tokenizer_hash
+    assert not said.HasField("max_lag")
+    assert said.profile.max_depth > 5, "no lag limits its depth"
 
 
 async def test_a_plain_draft_says_how_it_numbers_tokens(checkpoint):

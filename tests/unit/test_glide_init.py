@@ -122,6 +122,7 @@ def test_a_config_survives_its_file(tmp_path):
         {"head_size": 0},
         {"head_size": 62},
         {"target_layers": ()},
+        {"max_lag": -1, "target_layers": ()},
         {"target_layers": (1, 1)},
         {"target_layers": (-1,)},
         {"num_kv_heads": 3},

@@ -57,6 +57,20 @@ def test_a_grown_chain_scores_as_in_training(name):
     close(torch.cat(rows), tiny.reference(target, model, TOKENS, count)[5:])
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_draft_that_reads_no_layers_scores_alike_with_any_view(num_layers):
+    target = tiny.llama()
+    config = replace(tiny.config(target, num_layers), target_layers=(), max_lag=0)
+    model = tiny.draft(config)
+    scorer = tiny.scorer(target, model)
+    expected = tiny.reference(target, model, TOKENS, 0)
+    for view in (None, tiny.view(target, TOKENS, 4)):
+        state = scorer.open(32)
+        close(scorer.sync(state, TOKENS[:-1], view).logits[0], expected[-2])
+        close(scorer.grow(state, TOKENS[-1:], [-1]).logits[0], expected[-1])
+    assert scorer.max_lag is None, "what is not read can't be stale"
+
+
 @pytest.mark.parametrize("split", range(1, len(TOKENS)))
 def test_however_a_prefix_is_split_its_scores_are_the_same(split):
     target, _, scorer = case()
