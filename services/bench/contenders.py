@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from slipstream.bench.environment import weights_digests
 from slipstream.bench.figures import Reply
 from slipstream.bench.methods import Method, Numerics
 from slipstream.bench.reference import GenerateTalk
@@ -16,6 +15,7 @@ from slipstream.core.options import SpeculationOptions
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import SHIPPED, Drafter
 from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.store.digests import weights_digests
 
 
 class Talk(Protocol):

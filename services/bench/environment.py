@@ -1,6 +1,5 @@
-"""What figures depend on: versions, processor, threads, weights, code. Knows no benchmark."""
+"""What figures depend on: versions, processor, threads, code. Knows no benchmark."""
 
-import hashlib
 import json
 import os
 import platform
@@ -17,7 +16,6 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.revision import code_revision
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
-_WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -33,18 +31,6 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": _device(device),
     }
-
-
-def weights_digests(path: Path) -> dict[str, str]:
-    """SHA-256 of every weights file of a model directory, or of a GGUF file, by name."""
-    files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
-    return {file.name: file_digest(file) for file in files}
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable(path: Path) -> None:

@@ -124,7 +124,8 @@ def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
 
 
 def _environment(models: ModelFlags, methods: Sequence[Method]) -> dict[str, Any]:
-    from slipstream.bench.environment import environment, weights_digests
+    from slipstream.bench.environment import environment
+    from slipstream.models.store.digests import weights_digests
     from slipstream.models.store.resolve import find_local
 
     names = dict.fromkeys([models.target, *_draft_models(methods)])
@@ -139,7 +140,7 @@ def _environment(models: ModelFlags, methods: Sequence[Method]) -> dict[str, Any
 
 
 def _run_facts(prompts: PromptFlags, plan: "SpeedPlan") -> dict[str, Any]:
-    from slipstream.bench.environment import file_digest
+    from slipstream.models.store.digests import file_digest
 
     return {
         "prompts": prompts.path().name,

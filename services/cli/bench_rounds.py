@@ -142,7 +142,8 @@ def _show(figures: dict[str, Any], run: RoundFlags) -> None:
 
 
 def _environment(run: RoundFlags, models: ModelFlags, plan: "RoundsPlan") -> dict[str, Any]:
-    from slipstream.bench.environment import environment, file_digest, weights_digests
+    from slipstream.bench.environment import environment
+    from slipstream.models.store.digests import file_digest, weights_digests
     from slipstream.models.store.resolve import find_local
 
     prompts = PromptFlags(run.prompts).path()
