@@ -50,8 +50,9 @@ def load_weights(directory: Path) -> tuple[GlideModel, Tensor]:
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file, whole or not at all."""
     part = path.with_name(path.name + ".part")
-    # Not `save_file`, whose files only their owner may read.
-    part.write_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
+    # Not `save_file`, whose files only their owner may read. Some readers ask for the format.
+    whole = {name: value.contiguous() for name, value in tensors.items()}
+    part.write_bytes(save(whole, metadata={"format": "pt"}))
     os.replace(part, path)
 
 
