@@ -14,16 +14,19 @@ from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide_weights import read_tensors, write_tensors
+from slipstream.train.ema import WeightAverage
 
 _STATE = "state.json"
 _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
+_AVERAGE = "average.safetensors"
 
 
 @dataclass(slots=True)
 class RunState:
     """How far a run is. `epoch` and `batch` name the next batch; batches and masks are functions
-    of (seed, epoch, batch), so no generator state is needed."""
+    of (seed, epoch, batch), so no generator state is needed. `losses` and `history` are the reports
+    and the held-out checks so far, `num_stale` how many checks the best one lies back."""
 
     fingerprint: str
     step: int = 0
@@ -31,19 +34,30 @@ class RunState:
     batch: int = 0
     num_tokens: int = 0
     elapsed_seconds: float = 0.0
-    best_score: float = -1.0
+    best_length: float = 0.0
+    num_stale: int = 0
+    losses: list[dict[str, float]] = field(default_factory=list)
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-def save_checkpoint(
-    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: RunState
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All tensors of a run: the model, its optimiser and the average of its weights."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: WeightAverage
+
+
+def save_checkpoint(directory: Path, weights: Weights, state: RunState) -> None:
     """Write a checkpoint beside the old one, then put it in its place."""
     part, old = directory.with_suffix(".part"), directory.with_suffix(".old")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    write_tensors({n: v.detach() for n, v in model.state_dict().items()}, part / _MODEL)
-    write_tensors(_optimizer_tensors(model, optimizer), part / _OPTIMIZER)
+    model = {name: value.detach() for name, value in weights.model.state_dict().items()}
+    write_tensors(model, part / _MODEL)
+    write_tensors(_optimizer_tensors(weights), part / _OPTIMIZER)
+    write_tensors(weights.average.tensors, part / _AVERAGE)
     (part / _STATE).write_text(json.dumps(asdict(state)), encoding="utf-8")
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
@@ -52,29 +66,32 @@ def save_checkpoint(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(
-    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, fingerprint: str
-) -> RunState:
-    """Restore model and optimiser; TrainingError when there is none or it is of another run."""
+def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> RunState:
+    """Restore all tensors in place; TrainingError when there is none or it is of another run."""
     path = directory / _STATE
     if not path.is_file():
         raise TrainingError(f"{directory} holds no checkpoint to resume from")
-    state = RunState(**json.loads(path.read_text(encoding="utf-8")))
-    if state.fingerprint != fingerprint:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record.get("fingerprint") != fingerprint:
         raise TrainingError(
             f"the checkpoint in {directory} was made with other data or settings, start afresh"
         )
-    model.load_state_dict(read_tensors(directory / _MODEL))
+    weights.model.load_state_dict(read_tensors(directory / _MODEL))
+    weights.average.load(read_tensors(directory / _AVERAGE))
     saved = read_tensors(directory / _OPTIMIZER)
-    for name, parameter in model.named_parameters():
-        keys = [key for key in saved if key.rsplit("/", 1)[0] == name]
-        optimizer.state[parameter] = {key.rsplit("/", 1)[1]: saved[key] for key in keys}
-    return state
+    for name, parameter in weights.model.named_parameters():
+        entries = {key: value for key, value in saved.items() if key.rsplit("/", 1)[0] == name}
+        weights.optimizer.state[parameter] = {
+            # Step counts stay where the optimiser keeps them, on the CPU.
+            key.rsplit("/", 1)[1]: value.to(parameter.device) if value.ndim else value
+            for key, value in entries.items()
+        }
+    return RunState(**record)
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(weights: Weights) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
+        for name, parameter in weights.model.named_parameters()
+        for key, value in weights.optimizer.state.get(parameter, {}).items()
     }

@@ -1,6 +1,8 @@
 """Settings of a training run, checked at birth. Knows nothing of files or models."""
 
+import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 from slipstream.core.errors import TrainingError
 
@@ -9,14 +11,21 @@ from slipstream.core.errors import TrainingError
 class LossSettings:
     """Weights of the loss terms and the block lengths of the cross mask.
 
-    prompt_weight: weight of a prompt position beside a generated one; hidden_weight: weight of
-    the smooth-L1 distance to the target's final hidden state (0 switches it off).
+    prompt_weight: weight of a prompt position beside a generated one; kl_weight, hard_weight and
+    hidden_weight: of the divergence from the target's law, of the cross-entropy of the next
+    generated token, and of the smooth-L1 distance to the target's final hidden state (0 switches
+    a term off). unroll: length of the chains whose survival weighs positions, 0 for none;
+    unroll_floor: weight of a position that its chain would not reach (see `unroll.py`).
     """
 
     block_min: int = 2
     block_max: int = 8
     prompt_weight: float = 0.5
+    kl_weight: float = 1.0
+    hard_weight: float = 0.0
     hidden_weight: float = 3.0
+    unroll: int = 0
+    unroll_floor: float = 0.1
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_min <= self.block_max:
@@ -24,10 +33,19 @@ class LossSettings:
                 f"block lengths must satisfy 1 <= min <= max, got "
                 f"{self.block_min} and {self.block_max}"
             )
-        if not 0 <= self.prompt_weight <= 1:
-            raise TrainingError(f"prompt_weight is {self.prompt_weight}, not within 0..1")
-        if self.hidden_weight < 0:
-            raise TrainingError(f"hidden_weight is {self.hidden_weight}, it must not be negative")
+        for name in ("prompt_weight", "unroll_floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise TrainingError(f"{name} is {getattr(self, name)}, not within 0..1")
+        for name in ("kl_weight", "hard_weight", "hidden_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise TrainingError(f"{name} is {getattr(self, name)}, not a number from 0 up")
+        if self.kl_weight == self.hard_weight == self.hidden_weight == 0:
+            raise TrainingError("every loss term has weight 0, there is nothing to learn")
+        if not 0 <= self.unroll <= self.block_max:
+            raise TrainingError(
+                f"unroll is {self.unroll}, but chains fit into blocks, which are at most "
+                f"{self.block_max} long"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +75,43 @@ class Schedule:
             raise TrainingError(f"warmup {self.warmup} or floor {self.floor} is not a fraction")
 
 
+class Precision(StrEnum):
+    """What products are computed in; weights and their averages are float32 always."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything about a run that changes its result."""
+    """Everything about a run that changes its result.
+
+    ema: decay of the average of the weights that checks and exports use, 0 for the weights
+    themselves. patience: held-out checks without a longer acceptance that end the run, 0 for none.
+    """
 
     schedule: Schedule
     loss: LossSettings = LossSettings()
     batch_tokens: int = 4096
     weight_decay: float = 0.05
     grad_clip: float = 1.0
+    ema: float = 0.0
+    patience: int = 0
+    precision: Precision = Precision.BFLOAT16
     seed: int = 0
     num_heldout: int = 60
     report_seconds: float = 30.0
     export_seconds: float = 240.0
 
     def __post_init__(self) -> None:
-        if self.batch_tokens < 1:
-            raise TrainingError(f"batch_tokens is {self.batch_tokens}, it must be at least 1")
+        for name in ("batch_tokens", "num_heldout"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.weight_decay < 0 or self.grad_clip <= 0:
             raise TrainingError("weight_decay must not be negative and grad_clip must be positive")
-        if self.num_heldout < 1:
-            raise TrainingError(f"num_heldout is {self.num_heldout}, it must be at least 1")
+        if not 0 <= self.ema < 1:
+            raise TrainingError(f"ema is {self.ema}, it must be at least 0 and below 1")
+        if self.patience < 0:
+            raise TrainingError(f"patience is {self.patience}, it must not be negative")
         if self.report_seconds <= 0 or self.export_seconds <= 0:
             raise TrainingError("report_seconds and export_seconds must be positive")

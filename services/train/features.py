@@ -1,30 +1,21 @@
-"""What the target says about a text, computed once and mapped from disk afterwards.
+"""What the target says about a text, and batches of it.
 
 Per token: keys (after rotary) and values of the layers the draft reads, the final-normed hidden
-state, all bfloat16, and the likeliest next token. Knows nothing of losses.
+state, all bfloat16, and the likeliest next token. Knows nothing of files or losses.
 """
 
-import hashlib
-import json
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide_target import target_parts
+from slipstream.train.columns import best_columns
 from slipstream.train.data import DataFile, Document
 
-_INDEX = "index.json"
 _HEAD_ROWS = 512
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +28,35 @@ class FeatureSource:
     layers: tuple[int, ...]
 
 
+class Features(NamedTuple):
+    """Of T tokens: keys and values of each layer, [T, kv_heads, head_dim] twice, hidden [T, d],
+    argmax [T]."""
+
+    kvs: tuple[tuple[Tensor, Tensor], ...]
+    hidden: Tensor
+    argmax: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureStore:
-    """Features of one data file: kv [N, layers, 2, kv_heads, head_dim], hidden [N, d],
-    argmax [N] int32; document i owns rows starts[i] : starts[i] + its length."""
+    """Features of a data file's first documents: kv [N, layers, 2, kv_heads, head_dim],
+    hidden [N, d], argmax [N] int32; document i owns rows starts[i] : starts[i] + its length.
+
+    columns: which of its layers are read, in that order.
+    """
 
     kv: Tensor
     hidden: Tensor
     argmax: Tensor
     starts: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def features(self, number: int, size: int) -> Features:
+        """Those of document `number`, which has `size` tokens; nothing is copied."""
+        rows = slice(self.starts[number], self.starts[number] + size)
+        kv = self.kv[rows]
+        pairs = tuple((kv[:, column, 0], kv[:, column, 1]) for column in self.columns)
+        return Features(pairs, self.hidden[rows], self.argmax[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +73,21 @@ class Batch:
 
 
 class FeatureSet:
-    """Documents of several files with their stores, indexed as one sequence."""
+    """Documents of several files with their stores, indexed as one sequence.
 
-    def __init__(self, parts: Sequence[tuple[DataFile, FeatureStore]]) -> None:
+    What a store does not hold is computed by `source`, in the batch that needs it.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[DataFile, FeatureStore | None]],
+        source: FeatureSource | None = None,
+    ) -> None:
+        self._source = source
         self._where = [
-            (document, store, start)
+            (document, store if store and number < len(store.starts) else None, number)
             for data, store in parts
-            for document, start in zip(data.documents, store.starts, strict=True)
+            for number, document in enumerate(data.documents)
         ]
 
     @property
@@ -79,131 +98,83 @@ class FeatureSet:
     def batch(self, indices: Sequence[int]) -> Batch:
         """The documents at `indices`, padded on the right with id 0 and zero features."""
         picked = [self._where[index] for index in indices]
-        kv = _pad([(store.kv, start, len(document.ids)) for document, store, start in picked])
-        hidden = [(store.hidden, start, len(document.ids)) for document, store, start in picked]
-        argmax = [(store.argmax, start, len(document.ids)) for document, store, start in picked]
-        ids = [(torch.from_numpy(d.ids), 0, len(d.ids)) for d, _, _ in picked]
+        computed = self._computed([document for document, store, _ in picked if store is None])
+        features = [
+            next(computed) if store is None else store.features(number, len(document.ids))
+            for document, store, number in picked
+        ]
+        documents = [document for document, _, _ in picked]
         return Batch(
-            ids=_pad(ids).long(),
-            kvs=tuple((k.contiguous(), v.contiguous()) for k, v in kv.permute(2, 3, 0, 4, 1, 5)),
-            hidden=_pad(hidden),
-            argmax=_pad(argmax).long(),
-            lengths=torch.tensor([len(document.ids) for document, _, _ in picked]),
-            num_prompts=torch.tensor([document.num_prompt for document, _, _ in picked]),
+            ids=padded_ids(documents),
+            kvs=_padded_kvs([found.kvs for found in features], max(map(_size, documents))),
+            hidden=_pad([found.hidden for found in features]),
+            argmax=_pad([found.argmax for found in features]).long(),
+            lengths=torch.tensor([len(document.ids) for document in documents]),
+            num_prompts=torch.tensor([document.num_prompt for document in documents]),
         )
 
+    def _computed(self, documents: Sequence[Document]) -> Iterator[Features]:
+        if not documents:
+            return iter(())
+        if self._source is None:
+            raise TrainingError(f"{len(documents)} documents of the batch have no features")
+        return iter(compute_features(self._source, documents))
 
-def _pad(spans: Sequence[tuple[Tensor, int, int]]) -> Tensor:
-    """Rows start : start + size of each tensor, zero-padded to the longest, [B, T, ...]."""
-    source, longest = spans[0][0], max(size for _, _, size in spans)
-    out = source.new_zeros(len(spans), longest, *source.shape[1:])
-    for row, (tensor, start, size) in enumerate(spans):
-        out[row, :size] = tensor[start : start + size]
+
+def padded_ids(documents: Sequence[Document]) -> Tensor:
+    """Token ids [B, T] int64, 0 where a document has ended."""
+    return _pad([torch.from_numpy(document.ids) for document in documents]).long()
+
+
+def _size(document: Document) -> int:
+    return len(document.ids)
+
+
+def _pad(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors [T_i, ...] zero-padded to the longest, [B, T, ...]."""
+    longest = max(len(part) for part in parts)
+    out = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
+    for row, part in enumerate(parts):
+        out[row, : len(part)] = part
     return out
 
 
-def feature_store(
-    source: FeatureSource, data: DataFile, directory: Path, *, progress: Progress
-) -> FeatureStore:
-    """The store of `data` below `directory`; computed there unless it already stands."""
-    place = directory / _store_name(source, data)
-    if not (place / _INDEX).is_file():
-        _build(source, data, place, progress=progress)
-    return _map(source, data, place, writable=False)
-
-
-def _store_name(source: FeatureSource, data: DataFile) -> str:
-    lengths = [len(document.ids) for document in data.documents]
-    parts = [source.name, source.tokenizer_hash, data.sha256, source.layers, lengths]
-    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    return f"{data.name.split('.')[0]}-{digest}"
-
-
-def _starts(data: DataFile) -> tuple[int, ...]:
-    lengths = [len(document.ids) for document in data.documents]
-    return tuple(int(start) for start in np.cumsum([0, *lengths[:-1]]))
-
-
-def _layout(
-    source: FeatureSource, num_tokens: int
-) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    parts, rows = target_parts(source.model), num_tokens
-    heads = (parts.num_kv_heads, parts.head_dim)
-    return {
-        "kv": (torch.bfloat16, (rows, len(source.layers), 2, *heads)),
-        "hidden": (torch.bfloat16, (rows, parts.hidden_size)),
-        "argmax": (torch.int32, (rows,)),
-    }
-
-
-def _map(source: FeatureSource, data: DataFile, place: Path, *, writable: bool) -> FeatureStore:
-    """The store's files as tensors; TrainingError when one is missing or of another size."""
-    tensors = {}
-    for name, (dtype, shape) in _layout(source, data.num_tokens).items():
-        path, size = place / name, int(np.prod(shape))
-        wanted = size * dtype.itemsize
-        if not size:
-            tensors[name] = torch.empty(shape, dtype=dtype)
-            continue
-        if not writable and not (path.is_file() and path.stat().st_size == wanted):
-            raise TrainingError(f"{path} is missing or not {wanted} bytes long, delete {place}")
-        flat = torch.from_file(str(path), shared=writable, size=size, dtype=dtype)
-        tensors[name] = flat.view(shape)
-    return FeatureStore(**tensors, starts=_starts(data))
+def _padded_kvs(
+    parts: Sequence[tuple[tuple[Tensor, Tensor], ...]], longest: int
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """[T_i, kv_heads, head_dim] per document and layer -> [B, kv_heads, T, head_dim] per layer,
+    in one copy."""
+    out = []
+    for layer in zip(*parts, strict=True):
+        heads, width = layer[0][0].shape[1:]
+        pair = [pair.new_zeros(len(layer), heads, longest, width) for pair in layer[0]]
+        for row, found in enumerate(layer):
+            for into, part in zip(pair, found, strict=True):
+                into[row, :, : len(part)] = part.transpose(0, 1)
+        out.append((pair[0], pair[1]))
+    return tuple(out)
 
 
 @torch.inference_mode()
-def _build(source: FeatureSource, data: DataFile, place: Path, *, progress: Progress) -> None:
-    part = place.with_name(place.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    store, done = _map(source, data, part, writable=True), 0
-    for indices in _by_length(data.documents):
-        documents = [data.documents[index] for index in indices]
-        kv, hidden, argmax = _run(source.model, documents, source.layers)
-        for row, index in enumerate(indices):
-            size = len(documents[row].ids)
-            span = slice(store.starts[index], store.starts[index] + size)
-            store.kv[span] = kv[row, :size]
-            store.hidden[span] = hidden[row, :size]
-            store.argmax[span] = argmax[row, :size]
-            done += size
-        progress(done, data.num_tokens)
-    (part / _INDEX).write_text(json.dumps({"data": data.name, "sha256": data.sha256}))
-    os.replace(part, place)
-
-
-def _by_length(documents: Sequence[Document], budget: int = 4096) -> list[list[int]]:
-    out: list[list[int]] = [[]]
-    for index in sorted(range(len(documents)), key=lambda i: len(documents[i].ids)):
-        if out[-1] and (len(out[-1]) + 1) * len(documents[index].ids) > budget:
-            out.append([])
-        out[-1].append(index)
+def compute_features(source: FeatureSource, documents: Sequence[Document]) -> list[Features]:
+    """Features of each document, on the CPU; one forward of all of them."""
+    model = source.model
+    ids = padded_ids(documents).to(model.device)
+    result = model.get_decoder()(input_ids=ids, use_cache=True)
+    cache, hidden = result.past_key_values.layers, result.last_hidden_state
+    head = model.get_output_embeddings()
+    scores = (head(rows) for rows in hidden.flatten(0, 1).split(_HEAD_ROWS))
+    argmax = torch.cat([best_columns(rows) for rows in scores]).view(ids.shape).int().cpu()
+    pairs = [(_stored(cache[at].keys), _stored(cache[at].values)) for at in source.layers]
+    hidden = hidden.to("cpu", torch.bfloat16)
+    out = []
+    for row, document in enumerate(documents):
+        size = len(document.ids)
+        kvs = tuple((keys[row, :size], values[row, :size]) for keys, values in pairs)
+        out.append(Features(kvs, hidden[row, :size], argmax[row, :size]))
     return out
 
 
-def _run(
-    model: Any, documents: Sequence[Document], layers: Sequence[int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """kv [B, T, layers, 2, kv_heads, head_dim], hidden [B, T, d], argmax [B, T]."""
-    spans = [(torch.from_numpy(document.ids), 0, len(document.ids)) for document in documents]
-    result = model.get_decoder()(input_ids=_pad(spans).long(), use_cache=True)
-    cache, head = result.past_key_values.layers, model.get_output_embeddings()
-    hidden: Tensor = result.last_hidden_state
-    pairs = [torch.stack((cache[i].keys, cache[i].values)) for i in layers]
-    shape = (0, 2, *cache[0].keys.shape)  # of a draft that reads no layers
-    kv = (torch.stack(pairs) if pairs else hidden.new_empty(shape)).permute(2, 4, 0, 1, 3, 5)
-    argmax = [_argmax(head(rows)) for rows in hidden.flatten(0, 1).split(_HEAD_ROWS)]
-    return kv, hidden, torch.cat(argmax).view(hidden.shape[:2])
-
-
-def _argmax(scores: Tensor) -> Tensor:
-    """`argmax(-1)` of [R, V], block maxima first: several times faster than one long reduction."""
-    block = 64
-    if scores.shape[-1] % block:
-        return scores.argmax(-1)
-    blocks = scores.unflatten(-1, (-1, block))
-    best = blocks.amax(-1).argmax(-1)
-    inner = blocks[torch.arange(len(scores)), best].argmax(-1)
-    out: Tensor = best * block + inner
-    return out
+def _stored(part: Tensor) -> Tensor:
+    """[B, kv_heads, T, head_dim] -> [B, T, kv_heads, head_dim], as stores hold it."""
+    return part.transpose(1, 2).to("cpu", torch.bfloat16)

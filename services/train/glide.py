@@ -1,73 +1,51 @@
-"""The GliDe loss: what the draft may see in training, and how far its law is from the target's.
+"""The GliDe loss: how far the draft's law is from the target's, and from the text itself.
 
-GliDe with a CaPE, section 4.1 (block-wise cross mask), with a block length and a grid offset
-of each document's own. Knows nothing of files, optimisers or schedules.
+Knows nothing of files, optimisers or schedules.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from slipstream.models.glide import GlideModel, Rope
+from slipstream.models.glide import Rope
+from slipstream.train.columns import best_columns
 from slipstream.train.config import LossSettings
 from slipstream.train.features import Batch
+from slipstream.train.masks import Blocks, block_mask
+from slipstream.train.unroll import survival_weights
 
-_ROWS = 256
-"""Rows whose scores are alive at once; the whole [rows, V_d] block then stays in cache."""
+_ROWS = {"cpu": 256}
+"""Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
+_MANY_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """What the draft borrows from the target: embeddings [V, d], trimmed head [V_d, d], vocab
-    [V_d] (target ids) and rotary cos and sin of all positions."""
+    [V_d] (target ids, ascending) and rotary cos and sin of all positions, whose dtype is that of
+    attention."""
 
     embeddings: Tensor
     head: Tensor
     vocab: Tensor
     rope: Rope
 
+    def columns(self, ids: Tensor) -> Tensor:
+        """Head column of each target id, -1 where the head has none; the shape of `ids`."""
+        places = torch.searchsorted(self.vocab, ids).clamp_max(len(self.vocab) - 1)
+        return torch.where(self.vocab[places] == ids, places, -1)
 
-def block_mask(length: int, blocks: Tensor, offsets: Tensor) -> Tensor:
-    """Cross mask [B, 1, T, T], 0 where query j may read key k, else -inf; blocks, offsets [B].
-
-    j reads k iff k lies in an earlier block of a grid of `blocks[b]` shifted by `offsets[b]`.
-    Rows with no earlier block read all positions before their own, and position 0 itself.
-    """
-    positions = torch.arange(length)
-    grid = (positions[None] + offsets[:, None]) // blocks[:, None]
-    allowed = grid[:, None, :] < grid[:, :, None]
-    before = positions[None, :] < positions[:, None]
-    before[0, 0] = True
-    allowed = torch.where(allowed.any(-1, keepdim=True), allowed, before)
-    return _additive(allowed)[:, None]
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Frozen":
+        """The same on a device, computing in `dtype`."""
+        rope = Rope(*(table.to(device, dtype) for table in self.rope))
+        tables = (self.embeddings.to(device, dtype), self.head.to(device, dtype))
+        return Frozen(*tables, self.vocab.to(device), rope)
 
 
-def lag_mask(length: int, lag: int) -> Tensor:
-    """Cross mask [1, 1, T, T] in which each query misses the newest `lag` keys before it.
-
-    The first rows, which would see nothing, see all positions before their own.
-    """
-    positions = torch.arange(length)
-    allowed = positions[None, :] < positions[:, None] - lag
-    before = positions[None, :] < positions[:, None]
-    before[0, 0] = True
-    return _additive(torch.where(allowed.any(-1, keepdim=True), allowed, before))[None, None]
-
-
-def draw_masks(batch: Batch, settings: LossSettings, generator: torch.Generator) -> Tensor:
-    """A block mask with block length and offset drawn for each document."""
-    count, length = batch.ids.shape
-    low, high = settings.block_min, settings.block_max + 1
-    blocks = torch.randint(low, high, (count,), generator=generator)
-    offsets = (torch.rand(count, generator=generator) * blocks).long()
-    return block_mask(length, blocks, offsets)
-
-
-def states(model: GlideModel, frozen: Frozen, batch: Batch, mask: Tensor) -> Tensor:
+def states(model: nn.Module, frozen: Frozen, batch: Batch, mask: Tensor) -> Tensor:
     """Final-normed states of the draft, [B, T, d]."""
     length = batch.ids.shape[1]
     rope = Rope(frozen.rope.cos[:length], frozen.rope.sin[:length])
@@ -78,79 +56,108 @@ def states(model: GlideModel, frozen: Frozen, batch: Batch, mask: Tensor) -> Ten
 def position_weights(batch: Batch, prompt_weight: float) -> Tensor:
     """Weight of each position's prediction [B, T]: 1 where the next token was generated,
     `prompt_weight` in the prompt, 0 in the padding."""
-    positions = torch.arange(batch.ids.shape[1])[None]
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
     inside = positions < batch.lengths[:, None]
     generated = positions >= batch.num_prompts[:, None] - 1
     return torch.where(generated, 1.0, prompt_weight) * inside
 
 
+def next_generated(batch: Batch) -> Tensor:
+    """Id that follows each position where it was generated, else -1; [B, T]."""
+    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
+    here = (positions >= batch.num_prompts[:, None] - 1) & (positions < batch.lengths[:, None] - 1)
+    return torch.where(here, batch.ids.roll(-1, 1), -1)
+
+
+class LossSum(NamedTuple):
+    """Weighted sum of losses and the sum of its weights, both []; the loss is their ratio."""
+
+    value: Tensor
+    weight: Tensor
+
+
 def glide_loss(
-    model: GlideModel, frozen: Frozen, batch: Batch, mask: Tensor, settings: LossSettings
-) -> Tensor:
-    """Mean forward KL on the trimmed, renormalised vocabulary, plus the hidden-state term.
+    model: nn.Module, frozen: Frozen, batch: Batch, blocks: Blocks, settings: LossSettings
+) -> LossSum:
+    """Forward KL on the trimmed, renormalised vocabulary, hard labels, and the hidden-state term.
 
     Positions whose likeliest target token lies outside the vocabulary count nothing (EAGLE-3).
     """
-    draft = states(model, frozen, batch, mask).flatten(0, 1)
-    target = batch.hidden.flatten(0, 1)
-    weights = position_weights(batch, settings.prompt_weight).flatten()
-    keep = weights.nonzero()[:, 0]
-    draft, target, weights = draft[keep], target[keep], weights[keep]
-    weights = weights * torch.isin(batch.argmax.flatten()[keep], frozen.vocab)
-    kl: Tensor = TrimmedKl.apply(  # type: ignore[no-untyped-call]
-        draft, target, frozen.head, weights
+    mask = block_mask(batch.ids.shape[1], blocks, dtype=frozen.rope.cos.dtype)
+    best = frozen.columns(batch.argmax)
+    weights = position_weights(batch, settings.prompt_weight) * (best >= 0)
+    keep = weights.flatten().nonzero()[:, 0]
+    draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
+    target = batch.hidden.flatten(0, 1)[keep]
+    labels = frozen.columns(next_generated(batch).flatten()[keep])
+    losses, picks = TrimmedLoss.apply(  # type: ignore[no-untyped-call]
+        draft, target, frozen.head, labels, settings
     )
-    total = weights.sum().clamp_min(1.0)
-    if settings.hidden_weight == 0:
-        return kl / total
-    distance = F.smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
-    return (kl + settings.hidden_weight * (distance * weights).sum()) / total
+    if settings.hidden_weight:
+        distance = F.smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
+        losses = losses + settings.hidden_weight * distance
+    if settings.unroll:
+        agrees = torch.zeros_like(best, dtype=torch.bool)
+        agrees.view(-1)[keep] = picks == best.flatten()[keep]
+        chain, floor = settings.unroll, settings.unroll_floor
+        weights = weights * survival_weights(agrees, blocks, chain=chain, floor=floor)
+    return LossSum(losses @ weights.flatten()[keep], weights.sum())
 
 
-class TrimmedKl(torch.autograd.Function):
-    """Sum over rows of weight * KL(target law || draft law), both on the trimmed vocabulary, up
-    to the target's entropy, which the draft cannot change.
+class TrimmedLoss(torch.autograd.Function):
+    """Per row, kl_weight * KL(target law || draft law) on the trimmed vocabulary, up to the
+    target's entropy, which the draft cannot change, plus hard_weight * cross-entropy of a label.
 
-    Scores are computed a block of rows at a time and their gradient at once, so that no
-    [rows, V_d] tensor outlives its block.
+    Both are one cross-entropy from a mixture of the law and the label. Scores are computed a block
+    of rows at a time and their gradient at once, so that no [rows, V_d] tensor outlives its block.
     """
 
     @staticmethod
-    def forward(ctx: Any, draft: Tensor, target: Tensor, head: Tensor, weights: Tensor) -> Tensor:
-        """draft, target [N, d]; head [V_d, d]; weights [N] -> loss []."""
-        gradient, total = torch.empty_like(draft), torch.zeros(())
-        for start in range(0, len(draft), _ROWS):
-            rows = slice(start, start + _ROWS)
+    def forward(
+        ctx: Any, draft: Tensor, target: Tensor, head: Tensor, labels: Tensor, weights: LossSettings
+    ) -> tuple[Tensor, Tensor]:
+        """draft, target [N, d]; head [V_d, d]; labels [N], -1 for none -> losses [N] float32 and
+        the draft's likeliest columns [N], empty unless unrolling asks for them."""
+        hard = weights.hard_weight * (labels >= 0)
+        mass = weights.kl_weight + hard
+        shares = hard / mass.clamp_min(1e-9) if weights.hard_weight else None
+        gradient, losses = torch.empty_like(draft), torch.zeros_like(mass)
+        picks = torch.empty_like(labels) if weights.unroll else labels[:0]
+        for rows in row_blocks(draft):
             law = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
+            if shares is not None:
+                _mix(law, labels[rows], shares[rows])
             logs = F.log_softmax((draft[rows].to(head.dtype) @ head.T).float(), -1)
-            total -= torch.linalg.vecdot(law, logs) @ weights[rows]
-            slope = logs.exp_().sub_(law).mul_(weights[rows, None]).to(head.dtype)
-            gradient[rows] = (slope @ head).to(draft.dtype)
-        ctx.save_for_backward(gradient)
-        return total
+            losses[rows] = -torch.linalg.vecdot(law, logs)
+            if weights.unroll:
+                picks[rows] = best_columns(logs)
+            gradient[rows] = (logs.exp_().sub_(law).to(head.dtype) @ head).to(draft.dtype)
+        ctx.save_for_backward(gradient, mass)
+        ctx.mark_non_differentiable(picks)
+        return losses * mass, picks
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         """Gradient of `draft` only."""
-        (gradient,) = ctx.saved_tensors
-        return gradient * slopes[0], None, None, None
+        gradient, mass = ctx.saved_tensors
+        return gradient * (slopes[0] * mass)[:, None].to(gradient.dtype), None, None, None, None
 
 
 def greedy_matches(draft: Tensor, argmax: Tensor, frozen: Frozen) -> Tensor:
     """Whether the draft's likeliest token is the target's, [N] bool; draft [N, d], argmax [N]."""
-    ours = [(rows.to(frozen.head.dtype) @ frozen.head.T).argmax(-1) for rows in draft.split(_ROWS)]
-    return frozen.vocab[torch.cat(ours)] == argmax
+    columns = torch.zeros_like(argmax)
+    for rows in row_blocks(draft):
+        columns[rows] = best_columns(draft[rows].to(frozen.head.dtype) @ frozen.head.T)
+    return frozen.vocab[columns] == argmax
 
 
-def accepted_per_round(acceptance: Sequence[float], depth: int) -> float:
-    """Expected accepted tokens of a chain of `depth`, if position i is accepted with
-    `acceptance[i]` whatever came before."""
-    total, alive = 0.0, 1.0
-    for rate in acceptance[:depth]:
-        alive *= rate
-        total += alive
-    return total
+def row_blocks(rows: Tensor) -> list[slice]:
+    """Slices that cover the first dimension, each small enough for its device."""
+    size = _ROWS.get(rows.device.type, _MANY_ROWS)
+    return [slice(start, start + size) for start in range(0, len(rows), size)]
 
 
-def _additive(allowed: Tensor) -> Tensor:
-    return torch.zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
+def _mix(law: Tensor, labels: Tensor, shares: Tensor) -> None:
+    """law [R, V_d] becomes (1 - share) * law + share * label, in place; no label has share 0."""
+    law.mul_(1 - shares[:, None])
+    law.scatter_add_(1, labels.clamp_min(0)[:, None], shares[:, None].to(law.dtype))

@@ -31,6 +31,13 @@ def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, 
     os.replace(part, path)
 
 
+def add_facts(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Add to the provenance of the weights in `directory`."""
+    record = read_provenance(directory)
+    command = record.pop("command").split(" ")
+    write_provenance(directory / PROVENANCE_NAME, command=command, facts={**record, **facts})
+
+
 def read_provenance(directory: Path) -> Any:
     """The provenance of the weights in `directory`; None when nobody wrote one."""
     path = directory / PROVENANCE_NAME

@@ -5,41 +5,43 @@ Knows nothing of the command line; progress goes out through `Hooks` and a featu
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from slipstream.core.errors import ModelMismatch, TrainingError
-from slipstream.models.glide import GlideModel, Rope
-from slipstream.models.glide_init import (
-    GlideShape,
-    config_for_target,
-    init_from_target,
-    trimmed_vocab,
-)
-from slipstream.models.glide_target import rotary_tables, target_parts
+from slipstream.core.errors import TrainingError
+from slipstream.models.glide_init import GlideShape
+from slipstream.models.glide_target import target_parts
 from slipstream.models.glide_weights import load_weights, save_glide
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
+from slipstream.train.checkpoint import RunState
 from slipstream.train.config import TrainSettings
-from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
-from slipstream.train.features import FeatureSet, FeatureSource, Progress, feature_store
-from slipstream.train.glide import Frozen
+from slipstream.train.curves import draw_curves
+from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout
+from slipstream.train.features import FeatureSet, FeatureSource
+from slipstream.train.parallel import ALONE, Team
 from slipstream.train.provenance import (
     PROVENANCE_NAME,
+    add_facts,
     data_facts,
     read_provenance,
     write_provenance,
 )
+from slipstream.train.start import borrowed, first_draft
+from slipstream.train.stores import Progress, feature_stores
 from slipstream.train.trainer import Check, Hooks, Inputs, Trainer
 
 _CHECKPOINT = "checkpoint"
+_NUM_FINAL_LAGS = 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class GlideRun:
     features: where feature files go.
     layers: which target layers to read, None for the last, () for none: a draft without
     cross-attention, for which the block lengths of the settings mean nothing.
+    feature_gb: disk that features may take, in 10^9 bytes; the rest is computed in each batch.
     licence: the target's licence, quoted in the provenance. command: quoted there too.
     """
 
@@ -61,6 +64,8 @@ class GlideRun:
     layers: tuple[int, ...] | None
     head_size: int
     settings: TrainSettings
+    num_layers: int = 1
+    feature_gb: float = math.inf
     init_from: Path | None = None
     is_resumed: bool = False
     licence: str = "unknown"
@@ -69,93 +74,135 @@ class GlideRun:
     def __post_init__(self) -> None:
         if not self.data:
             raise TrainingError("no data file was given, at least one is needed")
-        if self.head_size < 1:
-            raise TrainingError(f"head_size is {self.head_size}, it must be at least 1")
+        for name in ("head_size", "num_layers"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if not self.feature_gb >= 0:
+            raise TrainingError(f"feature_gb is {self.feature_gb}, it must not be negative")
         if self.init_from is not None and self.is_resumed:
             raise TrainingError(
                 "a resumed run takes its weights from the checkpoint: drop init_from"
             )
 
 
-def train_glide(run: GlideRun, hooks: Hooks, *, feature_progress: Progress) -> None:
-    """Train to the end of the schedule; `run.out` holds the weights of the best check."""
+def train_glide(
+    run: GlideRun, hooks: Hooks, *, feature_progress: Progress, team: Team = ALONE
+) -> None:
+    """Train to the end of the run; `run.out` holds the weights of the best check.
+
+    Every member of a team calls this with the same `run`; the lead writes and reports.
+    """
     revision = code_revision()
-    target = load_target_parts(run.target)
-    parts = target_parts(target.model)
-    limits = ReadLimits(parts.vocab_size)
-    encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
-    files = [read_data(path, limits, encode=encode) for path in run.data]
-    model, vocab = _start(run, target, files)
-    inputs = _inputs(run, target, files, vocab=vocab, progress=feature_progress)
-    trainer = Trainer(model, inputs, run.settings, fingerprint=_fingerprint(run, files, vocab))
+    if team.is_lead:
+        # A library that is missing shows now, not at the first check.
+        draw_curves(run.work, RunState(""))
+    target = load_target_parts(run.target, device=str(team.device))
+    files, shape = _files(run, target), _shape(run, target)
+    model, vocab = first_draft(target, shape, files, run.init_from)
+    source = FeatureSource(
+        target.model, target.model_id, target.tokenizer_hash, shape.target_layers
+    )
+    features = _features(run, source, files, team=team, progress=feature_progress)
+    inputs = _inputs(run, target, features, vocab, team)
+    fingerprint = _fingerprint(run, files, vocab)
+    model.to(team.device)
+    trainer = Trainer(model, inputs, run.settings, fingerprint=fingerprint, team=team)
     if run.is_resumed:
         trainer.resume(run.work / _CHECKPOINT)
-
-    def check(result: Check) -> None:
-        if result.is_best:
-            save_glide(model, vocab, run.out)
-            facts = {"revision": revision, **_facts(run, files, trainer)}
-            write_provenance(run.out / PROVENANCE_NAME, command=run.command, facts=facts)
-        trainer.save(run.work / _CHECKPOINT)
-        hooks.check(result)
-
-    trainer.run(Hooks(hooks.clock, hooks.report, check))
+    export = _Export(run, trainer, vocab, tuple(files), revision)
+    trainer.run(Hooks(hooks.clock, hooks.report, export.then(hooks.check)))
+    if team.is_lead:
+        export.finish(team.device)
 
 
-def forced_ids(target: LoadedModel) -> list[int]:
-    """Ids that every trimmed head holds: special and added tokens, every end of text."""
-    eos = target.model.generation_config.eos_token_id
-    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    tokenizer = target.tokenizer
-    return [*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder]
+def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
+    limits = ReadLimits(target_parts(target.model).vocab_size)
+    encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
+    return [read_data(path, limits, encode=encode) for path in run.data]
 
 
-def _layers(run: GlideRun, target: LoadedModel) -> tuple[int, ...]:
-    """The target layers that the draft is to read."""
-    if run.layers is not None:
-        return run.layers
-    return (target_parts(target.model).num_layers - 1,)
+def _shape(run: GlideRun, target: LoadedModel) -> GlideShape:
+    last = target_parts(target.model).num_layers - 1
+    layers = (last,) if run.layers is None else run.layers
+    max_lag = run.settings.loss.block_max if layers else 0
+    return GlideShape(layers, run.head_size, max_lag, run.num_layers)
 
 
-def _start(
-    run: GlideRun, target: LoadedModel, files: Sequence[DataFile]
-) -> tuple[GlideModel, torch.Tensor]:
-    """A float32 draft, from the target's own layers or `run.init_from`, and the vocabulary of its
-    trimmed head, counted on the data at hand."""
-    layers = _layers(run, target)
-    shape = GlideShape(layers, run.head_size, run.settings.loss.block_max if layers else 0)
-    name, digest = target.model_id, target.tokenizer_hash
-    config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
-    documents = [document for data in files for document in data.documents]
-    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
-    vocab = trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
-    config = replace(config, head_size=len(vocab))
-    if run.init_from is None:
-        return init_from_target(target.model, config).train(), vocab
-    model, _ = load_weights(run.init_from)
-    if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
-        raise ModelMismatch(f"the weights in {run.init_from} are of another target or shape")
-    model.config = config
-    return model.float().requires_grad_(True).train(), vocab
+def _features(
+    run: GlideRun,
+    source: FeatureSource,
+    files: Sequence[DataFile],
+    *,
+    team: Team,
+    progress: Progress,
+) -> FeatureSet:
+    """All documents; their features lie on disk as far as the budget goes."""
+    find = partial(
+        feature_stores,
+        source,
+        files,
+        run.features,
+        max_bytes=run.feature_gb * 1e9,
+        progress=progress,
+    )
+    return FeatureSet(list(zip(files, team.lead_first(find), strict=True)), source)
+
+
+@dataclass(frozen=True, slots=True)
+class _Export:
+    """What a run writes: weights and their provenance, checkpoints, pictures."""
+
+    run: GlideRun
+    trainer: Trainer
+    vocab: Tensor
+    files: tuple[DataFile, ...]
+    revision: str | None
+
+    def then(self, told: Callable[[Check], None]) -> Callable[[Check], None]:
+        """Writes what a check calls for, then tells of it."""
+
+        def check(result: Check) -> None:
+            run, trainer = self.run, self.trainer
+            if result.is_best:
+                with trainer.averaged():
+                    save_glide(trainer.model, self.vocab, run.out)
+                path = run.out / PROVENANCE_NAME
+                write_provenance(path, command=run.command, facts=self._facts())
+            trainer.save(run.work / _CHECKPOINT)
+            draw_curves(run.work, trainer.state)
+            told(result)
+
+        return check
+
+    def finish(self, device: torch.device) -> None:
+        """Measure the exported weights once more, with lags far beyond the usual."""
+        model, _ = load_weights(self.run.out)
+        model = model.float().to(device)
+        heldout = self.trainer.measure(model, _NUM_FINAL_LAGS)
+        add_facts(self.run.out, {"heldout": asdict(heldout), "heldout_length": heldout.length})
+
+    def _facts(self) -> dict[str, Any]:
+        run, state = self.run, self.trainer.state
+        return {
+            "revision": self.revision,
+            "licence": f"derived from {self.trainer.model.config.target_model} ({run.licence})",
+            "data": [data_facts(data) for data in self.files],
+            "settings": asdict(run.settings),
+            "started_from": None if run.init_from is None else read_provenance(run.init_from),
+            "num_steps": state.step,
+            "num_trained_tokens": state.num_tokens,
+            "elapsed_seconds": round(state.elapsed_seconds, 1),
+            "checks": state.history,
+        }
 
 
 def _inputs(
-    run: GlideRun,
-    target: LoadedModel,
-    files: Sequence[DataFile],
-    *,
-    vocab: torch.Tensor,
-    progress: Progress,
+    run: GlideRun, target: LoadedModel, features: FeatureSet, vocab: Tensor, team: Team
 ) -> Inputs:
-    parts = target_parts(target.model)
-    layers = _layers(run, target)
-    source = FeatureSource(target.model, target.model_id, target.tokenizer_hash, layers)
-    stores = [feature_store(source, data, run.features, progress=progress) for data in files]
-    features = FeatureSet(list(zip(files, stores, strict=True)))
     longest = max(len(document.ids) for document in features.documents)
-    rope = Rope(*rotary_tables(parts, longest, dtype=torch.bfloat16))
     train, heldout = split_heldout(features.documents, run.settings.num_heldout)
-    frozen = Frozen(parts.embeddings, parts.head[vocab], vocab, rope)
+    dtype = getattr(torch, run.settings.precision.value)
+    frozen = borrowed(target, vocab, longest).to(team.device, dtype)
     return Inputs(features, train, heldout, frozen)
 
 
@@ -164,20 +211,8 @@ def _fingerprint(run: GlideRun, files: Sequence[DataFile], vocab: torch.Tensor) 
     record = {
         "data": [data.sha256 for data in files],
         "layers": run.layers,
+        "num_layers": run.num_layers,
         "vocab": vocab.tolist(),
         "settings": asdict(run.settings),
     }
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def _facts(run: GlideRun, files: Sequence[DataFile], trainer: Trainer) -> dict[str, Any]:
-    return {
-        "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
-        "data": [data_facts(data) for data in files],
-        "settings": asdict(run.settings),
-        "started_from": None if run.init_from is None else read_provenance(run.init_from),
-        "num_steps": trainer.state.step,
-        "num_trained_tokens": trainer.state.num_tokens,
-        "elapsed_seconds": round(trainer.state.elapsed_seconds, 1),
-        "heldout_acceptance_by_lag": trainer.state.history,
-    }

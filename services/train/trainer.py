@@ -5,35 +5,31 @@ Knows nothing of files of text or of the command line; time comes in as a clock.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from slipstream.models.glide import GlideModel
-from slipstream.train.checkpoint import RunState, load_checkpoint, save_checkpoint
+from slipstream.train.checkpoint import RunState, Weights, load_checkpoint, save_checkpoint
 from slipstream.train.config import Schedule, TrainSettings
 from slipstream.train.data import batches
+from slipstream.train.ema import WeightAverage
 from slipstream.train.features import Batch, FeatureSet
-from slipstream.train.glide import (
-    Frozen,
-    accepted_per_round,
-    draw_masks,
-    glide_loss,
-    greedy_matches,
-    lag_mask,
-    position_weights,
-    states,
-)
+from slipstream.train.glide import Frozen, glide_loss
+from slipstream.train.heldout import Heldout, Tally, generated_positions, lag_matches, spread
+from slipstream.train.masks import Blocks, draw_blocks
+from slipstream.train.parallel import ALONE, Team
 
 NUM_LAGS = 7
-_SCORE_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One line of progress: mean loss since the last one, speed, and the share of the run done."""
+    """One line of progress: mean loss since the last one (of the lead's part of each batch),
+    speed, and the share of the run done."""
 
     step: int
     epoch: int
@@ -46,12 +42,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A held-out check: greedy match by lag under teacher forcing, and the accepted tokens per
-    round of a chain of four that follow from it."""
+    """A held-out check. The longest `heldout.length` so far is the best."""
 
     step: int
-    acceptance: tuple[float, ...]
-    score: float
+    heldout: Heldout
     is_best: bool
 
 
@@ -75,64 +69,101 @@ class Inputs:
 
 
 class Trainer:
-    """One run over `inputs`; `run` returns when the schedule is over."""
+    """One member's share of a run over `inputs`; `run` returns when the run is over."""
 
     def __init__(
-        self, model: GlideModel, inputs: Inputs, settings: TrainSettings, *, fingerprint: str
+        self,
+        model: GlideModel,
+        inputs: Inputs,
+        settings: TrainSettings,
+        *,
+        fingerprint: str,
+        team: Team = ALONE,
     ) -> None:
         self.model = model
         self.state = RunState(fingerprint)
         self._inputs = inputs
         self._settings = settings
-        self._optimizer = torch.optim.AdamW(
+        self._team = team
+        optimizer = torch.optim.AdamW(
             _groups(model, settings.weight_decay), lr=settings.schedule.lr, betas=(0.9, 0.95)
         )
+        self._weights = Weights(model, optimizer, WeightAverage(model, settings.ema))
+        self._trained = team.wrap(model)
         documents = inputs.features.documents
         self._lengths = [len(documents[index].ids) for index in inputs.train]
 
     def resume(self, directory: Path) -> None:
         """Take up the checkpoint in `directory`."""
-        self.state = load_checkpoint(
-            directory, self.model, self._optimizer, fingerprint=self.state.fingerprint
-        )
+        self.state = load_checkpoint(directory, self._weights, fingerprint=self.state.fingerprint)
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint."""
-        save_checkpoint(directory, self.model, self._optimizer, self.state)
+        save_checkpoint(directory, self._weights, self.state)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within, `model` holds the weights to export."""
+        return self._weights.average.applied()
 
     def run(self, hooks: Hooks) -> None:
-        """Train to the end of the schedule, checking as often as the settings say."""
-        state, settings = self.state, self._settings
+        """Train until the schedule or the patience ends, checking as often as the settings say.
+
+        Only the lead's hooks are called, and only its clock counts.
+        """
+        state, settings, of_lead = self.state, self._settings, self._team.of_lead
         begun = hooks.clock() - state.elapsed_seconds
         meter, checked = _Meter(state.elapsed_seconds), state.elapsed_seconds
-        for batch in self._batches():
+        for picked in self._batches():
             done = progress(settings.schedule, state)
             if done >= 1:
                 break
             lr = learning_rate(settings.schedule, done)
-            meter.add(self._step(batch, lr), batch)
-            state.elapsed_seconds = hooks.clock() - begun
+            self._step(picked, lr, meter)
+            state.elapsed_seconds = of_lead(hooks.clock() - begun)
             if state.elapsed_seconds - meter.since >= settings.report_seconds:
-                hooks.report(meter.report(state, done, lr))
+                self._report(hooks, meter.report(state, done, lr))
                 meter = _Meter(state.elapsed_seconds)
             if state.elapsed_seconds - checked >= settings.export_seconds:
-                hooks.check(self.check())
-                state.elapsed_seconds = checked = hooks.clock() - begun
+                if self._check(hooks):
+                    return
+                state.elapsed_seconds = checked = of_lead(hooks.clock() - begun)
                 meter = _Meter(checked)
-        hooks.check(self.check())
+        self._check(hooks)
 
-    def check(self) -> Check:
-        """Held-out acceptance now; remembers the best."""
-        rates = heldout_acceptance(self.model, self._inputs, self._settings.batch_tokens)
-        score = accepted_per_round(rates, _SCORE_DEPTH)
-        is_best = score > self.state.best_score
-        self.state.best_score = max(score, self.state.best_score)
-        lags = {f"lag_{lag}": rate for lag, rate in enumerate(rates)}
-        self.state.history.append({"step": float(self.state.step), "score": score, **lags})
-        return Check(self.state.step, rates, score, is_best)
+    def _report(self, hooks: Hooks, report: Report) -> None:
+        if self._team.is_lead:
+            self.state.losses.append({"step": float(report.step), "loss": report.loss})
+            hooks.report(report)
 
-    def _batches(self) -> Iterator[Batch]:
-        """Batches from where the state stands, for ever; the state names the next one."""
+    def _check(self, hooks: Hooks) -> bool:
+        """A held-out check by the lead; whether the run's patience is over."""
+        state, patience = self.state, self._settings.patience
+        if self._team.is_lead:
+            with self.averaged():
+                heldout = self.measure(self.model, NUM_LAGS)
+            is_best = heldout.length > state.best_length
+            state.best_length = max(heldout.length, state.best_length)
+            state.num_stale = 0 if is_best else state.num_stale + 1
+            rates = spread(heldout.acceptance, "lag") | spread(heldout.survival, "depth")
+            state.history.append({"step": float(state.step), "length": heldout.length, **rates})
+            hooks.check(Check(state.step, heldout, is_best))
+        return bool(self._team.of_lead(float(bool(patience) and state.num_stale >= patience)))
+
+    def measure(self, model: GlideModel, num_lags: int) -> Heldout:
+        """What `model` is worth on the held-out text, at lags 0 to `num_lags` - 1."""
+        inputs, tally = self._inputs, Tally(num_lags)
+        lengths = [len(inputs.features.documents[index].ids) for index in inputs.heldout]
+        with self._team.autocast(self._settings.precision):
+            for picked in batches(lengths, self._settings.batch_tokens, seed=0, epoch=0):
+                batch = inputs.features.batch([inputs.heldout[index] for index in picked])
+                batch = self._team.place(batch)
+                matches = lag_matches(model, inputs.frozen, batch, tally.num_lags)
+                tally.add(matches, generated_positions(batch))
+        return tally.result()
+
+    def _batches(self) -> Iterator[list[int]]:
+        """Documents of each batch from where the state stands, for ever; the state names the
+        next one."""
         settings, state = self._settings, self.state
         while True:
             plan = list(
@@ -141,24 +172,41 @@ class Trainer:
             while state.batch < len(plan):
                 picked = plan[state.batch]
                 state.batch += 1
-                yield self._inputs.features.batch([self._inputs.train[index] for index in picked])
+                yield [self._inputs.train[index] for index in picked]
             state.epoch, state.batch = state.epoch + 1, 0
 
-    def _step(self, batch: Batch, lr: float) -> float:
-        settings, state = self._settings, self.state
-        seed = (settings.seed * 1_000_003 + state.step) % 2**63
-        mask = draw_masks(batch, settings.loss, torch.Generator().manual_seed(seed))
-        for group in self._optimizer.param_groups:
+    def _share(self, picked: Sequence[int]) -> tuple[Batch, Blocks]:
+        """This member's part of a batch; where there is none, a document that counts nothing."""
+        settings, team = self._settings, self._team
+        seed = (settings.seed * 1_000_003 + self.state.step) % 2**63
+        blocks = draw_blocks(len(picked), settings.loss, torch.Generator().manual_seed(seed))
+        if team.rank < len(picked):
+            own, blocks = picked[team.rank :: team.size], blocks.part(team.rank, team.size)
+            batch = self._inputs.features.batch(own)
+        else:
+            batch, blocks = self._inputs.features.batch(picked[:1]), blocks.part(0, len(picked))
+            batch = replace(batch, lengths=torch.zeros_like(batch.lengths))
+        return team.place(batch), blocks.to(team.device)
+
+    def _step(self, picked: Sequence[int], lr: float, meter: "_Meter") -> None:
+        settings, state, team = self._settings, self.state, self._team
+        batch, blocks = self._share(picked)
+        optimizer = self._weights.optimizer
+        for group in optimizer.param_groups:
             group["lr"] = lr
-        self._optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = glide_loss(self.model, self._inputs.frozen, batch, mask, settings.loss)
-        loss.backward()
+        optimizer.zero_grad(set_to_none=True)
+        with team.autocast(settings.precision):
+            part = glide_loss(self._trained, self._inputs.frozen, batch, blocks, settings.loss)
+        weight = team.total(part.weight).clamp_min(1.0)
+        # The wrapped model takes the mean over the members; wanted is the sum.
+        (part.value * (team.size / weight)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.grad_clip)
-        self._optimizer.step()
+        optimizer.step()
         state.step += 1
-        state.num_tokens += int(batch.lengths.sum())
-        return float(loss.detach())
+        self._weights.average.update(state.step)
+        num_tokens = sum(len(self._inputs.features.documents[index].ids) for index in picked)
+        state.num_tokens += num_tokens
+        meter.add((part.value / part.weight.clamp_min(1.0)).detach(), num_tokens)
 
 
 @dataclass(slots=True)
@@ -166,18 +214,18 @@ class _Meter:
     """Losses and tokens since `since` (seconds of the run)."""
 
     since: float
-    losses: list[float] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
     num_tokens: int = 0
 
-    def add(self, loss: float, batch: Batch) -> None:
+    def add(self, loss: Tensor, num_tokens: int) -> None:
         self.losses.append(loss)
-        self.num_tokens += int(batch.lengths.sum())
+        self.num_tokens += num_tokens
 
     def report(self, state: RunState, done: float, lr: float) -> Report:
         return Report(
             step=state.step,
             epoch=state.epoch,
-            loss=sum(self.losses) / len(self.losses),
+            loss=float(torch.stack(self.losses).mean()),
             lr=lr,
             tokens_per_second=self.num_tokens / (state.elapsed_seconds - self.since),
             done=done,
@@ -199,31 +247,6 @@ def learning_rate(schedule: Schedule, done: float) -> float:
         return schedule.lr * max(done, 1e-3) / schedule.warmup
     falling = 0.5 * (1 + math.cos(math.pi * (done - schedule.warmup) / (1 - schedule.warmup)))
     return schedule.lr * (schedule.floor + (1 - schedule.floor) * falling)
-
-
-@torch.inference_mode()
-def heldout_acceptance(model: GlideModel, inputs: Inputs, batch_tokens: int) -> tuple[float, ...]:
-    """Share of generated positions whose likeliest token the draft names, by lag 0..6."""
-    documents = inputs.features.documents
-    lengths = [len(documents[index].ids) for index in inputs.heldout]
-    hits, total = torch.zeros(NUM_LAGS), 0
-    for picked in batches(lengths, batch_tokens, seed=0, epoch=0):
-        batch = inputs.features.batch([inputs.heldout[index] for index in picked])
-        keep = position_weights(batch, 0.0).flatten() > 0
-        argmax = batch.argmax.flatten()[keep]
-        total += len(argmax)
-        for lag in range(NUM_LAGS):
-            hits[lag] += _hits(model, inputs.frozen, batch, lag=lag, keep=keep, argmax=argmax)
-    return tuple((hits / total).tolist())
-
-
-def _hits(
-    model: GlideModel, frozen: Frozen, batch: Batch, *, lag: int, keep: Tensor, argmax: Tensor
-) -> int:
-    mask = lag_mask(batch.ids.shape[1], lag).expand(len(batch.ids), -1, -1, -1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
-        return int(greedy_matches(draft, argmax, frozen).sum())
 
 
 def _groups(model: GlideModel, weight_decay: float) -> list[dict[str, object]]:

@@ -99,7 +99,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     assert record["data"][0]["num_documents"] == 21
     assert record["data"][0]["num_tokens"] == 20 * 12 + 5
     assert any(check.is_best for check in checks)
-    assert all(len(check.acceptance) == 7 for check in checks)
+    assert all(len(check.heldout.acceptance) == 7 for check in checks)
 
 
 def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
@@ -221,8 +221,6 @@ def test_a_draft_without_cross_attention_is_as_good_at_every_lag(place, tmp_path
     model, _ = load_weights(tmp_path / "w")
     assert (model.config.target_layers, model.config.max_lag) == ((), 0)
     assert not any(".cross." in name for name in model.state_dict())
-    (history,) = json.loads((tmp_path / "w/provenance.json").read_text())[
-        "heldout_acceptance_by_lag"
-    ]
+    (history,) = json.loads((tmp_path / "w/provenance.json").read_text())["checks"]
     rates = {rate for name, rate in history.items() if name.startswith("lag_")}
     assert len(rates) == 1, "what is not read can't lag"

@@ -1,0 +1,98 @@
+"""What a draft is worth on text it was not trained on. Knows nothing of optimisers or files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.train.features import Batch
+from slipstream.train.glide import Frozen, greedy_matches, position_weights, states
+from slipstream.train.masks import lag_mask
+
+CHAIN = 5
+"""Drafted tokens of a round whose length is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heldout:
+    """Of generated positions under teacher forcing: `acceptance[i]` is the share whose likeliest
+    token the draft names with the newest i keys hidden, `survival[i]` the share of chains, begun
+    at every position, whose first i + 1 tokens are all accepted."""
+
+    acceptance: tuple[float, ...]
+    survival: tuple[float, ...]
+
+    @property
+    def length(self) -> float:
+        """Tokens per round: the accepted ones of a chain, and the target's own."""
+        return 1 + sum(self.survival)
+
+
+class Tally:
+    """Adds up batches for a `Heldout` of `num_lags` lags and chains of `CHAIN`."""
+
+    def __init__(self, num_lags: int) -> None:
+        self._hits, self._positions = torch.zeros(num_lags), 0
+        self._alive, self._chains = torch.zeros(CHAIN), 0
+        self.num_lags = max(num_lags, CHAIN)
+
+    def add(self, matches: Tensor, generated: Tensor) -> None:
+        """matches: [lags, B, T] bool, `num_lags` of them; generated: [B, T] bool."""
+        matches, generated = matches.cpu(), generated.cpu()
+        self._hits += (matches & generated).sum((1, 2))[: len(self._hits)]
+        self._positions += int(generated.sum())
+        alive = chain_survival(matches, generated)
+        self._alive += alive.sum((1, 2))
+        self._chains += int(chain_starts(generated).sum())
+
+    def result(self) -> Heldout:
+        """The shares so far; 0 where nothing was counted."""
+        rates = self._hits / max(1, self._positions)
+        return Heldout(tuple(rates.tolist()), tuple((self._alive / max(1, self._chains)).tolist()))
+
+
+def chain_starts(generated: Tensor) -> Tensor:
+    """Positions from which a whole chain lies within the generated ones, [B, T - CHAIN + 1]."""
+    return (
+        generated.unfold(1, CHAIN, 1).all(-1) if generated.shape[1] >= CHAIN else generated[:, :0]
+    )
+
+
+def chain_survival(matches: Tensor, generated: Tensor) -> Tensor:
+    """Whether the chain begun at s is accepted up to each depth, [CHAIN, B, T - CHAIN + 1].
+
+    Its token at depth i is predicted from position s + i with the newest i keys hidden, those
+    from s on: matches[i, :, s + i].
+    """
+    alive, out = chain_starts(generated), []
+    for depth in range(CHAIN):
+        alive = alive & matches[depth, :, depth : depth + alive.shape[1]]
+        out.append(alive)
+    return torch.stack(out)
+
+
+@torch.inference_mode()
+def lag_matches(model: nn.Module, frozen: Frozen, batch: Batch, num_lags: int) -> Tensor:
+    """Whether the draft names the likeliest token, by hidden keys: [num_lags, B, T] bool, false
+    outside generated positions."""
+    keep = generated_positions(batch).flatten()
+    argmax = batch.argmax.flatten()[keep]
+    out = torch.zeros(num_lags, keep.numel(), dtype=torch.bool, device=keep.device)
+    for lag in range(num_lags):
+        mask = lag_mask(
+            batch.ids.shape[1], lag, dtype=frozen.rope.cos.dtype, device=batch.ids.device
+        ).expand(len(batch.ids), -1, -1, -1)
+        draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
+        out[lag, keep] = greedy_matches(draft, argmax, frozen)
+    return out.view(num_lags, *batch.ids.shape)
+
+
+def generated_positions(batch: Batch) -> Tensor:
+    """Positions that predict a generated token, [B, T] bool."""
+    return position_weights(batch, 0.0) > 0
+
+
+def spread(rates: Sequence[float], name: str) -> dict[str, float]:
+    """`rates` by name and number, for a record: name_0, name_1, …"""
+    return {f"{name}_{number}": rate for number, rate in enumerate(rates)}
