@@ -81,6 +81,14 @@ class FileFlags:
         ),
     ]
     out: Annotated[Path, Option(help="Directory for the weights.", rich_help_panel=_FILES)]
+    export_hf: Annotated[
+        Path | None,
+        Option(
+            help="Write a --no-cross draft there, too, as a checkpoint that transformers loads.",
+            show_default="nowhere",
+            rich_help_panel=_FILES,
+        ),
+    ] = None
     run_dir: Annotated[
         Path | None,
         Option(
@@ -118,6 +126,7 @@ class FileFlags:
         return {
             "data": tuple(self.data),
             "out": self.out,
+            "export_hf": self.export_hf,
             "work": work,
             "features": self.feature_dir or work / "features",
             "feature_gb": float("inf") if self.feature_gb is None else self.feature_gb,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
+from slipstream.models.glide_export import export_hf, require_exportable
 from slipstream.models.glide_init import GlideShape
 from slipstream.models.glide_target import target_parts
 from slipstream.models.glide_weights import load_weights, save_glide
@@ -53,6 +54,7 @@ class GlideRun:
     layers: which target layers to read, None for the last, () for none: a draft without
     cross-attention, for which the block lengths of the settings mean nothing.
     feature_gb: disk that features may take, in 10^9 bytes; the rest is computed in each batch.
+    export_hf: where a draft that reads no layers goes as a checkpoint for other systems, too.
     licence: the target's licence, quoted in the provenance. command: quoted there too.
     """
 
@@ -66,6 +68,7 @@ class GlideRun:
     settings: TrainSettings
     num_layers: int = 1
     feature_gb: float = math.inf
+    export_hf: Path | None = None
     init_from: Path | None = None
     is_resumed: bool = False
     licence: str = "unknown"
@@ -83,6 +86,17 @@ class GlideRun:
             raise TrainingError(
                 "a resumed run takes its weights from the checkpoint: drop init_from"
             )
+        if self.export_hf is not None:
+            _check_export(self.layers, self.export_hf)
+
+
+def _check_export(layers: tuple[int, ...] | None, place: Path) -> None:
+    """Now, not after hours of training."""
+    if layers != ():
+        raise TrainingError(
+            "export_hf writes drafts without cross-attention only, and this one reads the target"
+        )
+    require_exportable((), place)
 
 
 def train_glide(
@@ -180,6 +194,8 @@ class _Export:
         model = model.float().to(device)
         heldout = self.trainer.measure(model, _NUM_FINAL_LAGS)
         add_facts(self.run.out, {"heldout": asdict(heldout), "heldout_length": heldout.length})
+        if self.run.export_hf is not None:
+            export_hf(self.run.out, self.run.target, self.run.export_hf)
 
     def _facts(self) -> dict[str, Any]:
         run, state = self.run, self.trainer.state

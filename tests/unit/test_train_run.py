@@ -191,6 +191,8 @@ def command(place, out, *more):
         (["--steps", "2", "--layers", ","], "layers must be numbers"),
         (["--steps", "2", "--layers", "9"], "do not exist"),
         (["--steps", "2", "--layers", "1", "--no-cross"], "reads no layers"),
+        (["--steps", "2", "--export-hf", "x"], "without cross-attention only"),
+        (["--steps", "2", "--no-cross", "--export-hf", "."], "there already"),
         (["--steps", "2", "--block-min", "5", "--block-max", "2"], "min <= max"),
         (["--steps", "2", "--heldout", "2", "--resume"], "no checkpoint"),
         (["--steps", "2", "--data", "missing.jsonl"], "missing.jsonl"),
@@ -216,7 +218,7 @@ def test_the_command_trains_and_reports_its_checks(place, tmp_path, capsys):
 
 def test_a_draft_without_cross_attention_is_as_good_at_every_lag(place, tmp_path, capsys):
     options = ["--steps", "2", "--no-cross", "--head-size", "30", "--heldout", "2"]
-    assert command(place, tmp_path, *options) == 0
+    assert command(place, tmp_path, *options, "--export-hf", str(tmp_path / "hf")) == 0
     assert "acceptance by lag" in capsys.readouterr().out
     model, _ = load_weights(tmp_path / "w")
     assert (model.config.target_layers, model.config.max_lag) == ((), 0)
@@ -224,3 +226,4 @@ def test_a_draft_without_cross_attention_is_as_good_at_every_lag(place, tmp_path
     (history,) = json.loads((tmp_path / "w/provenance.json").read_text())["checks"]
     rates = {rate for name, rate in history.items() if name.startswith("lag_")}
     assert len(rates) == 1, "what is not read can't lag"
+    assert load_target_parts(str(tmp_path / "hf")).model.config.num_hidden_layers == 1
