@@ -18,9 +18,7 @@ def save_plot(path: Path, draw: Callable[[Any], None], *, title: str, x: str, y:
     `draw` gets the plot's only matplotlib Axes; what it labels makes the legend. `x` and `y`
     name the axes. TrainingError for another suffix and where matplotlib is missing.
     """
-    kind = _FORMATS.get(path.suffix.lower())
-    if kind is None:
-        raise TrainingError(f"a plot is written as .png or .svg, but {path} is neither")
+    kind = _format(path)
     figure = _new_figure()
     axes = figure.add_subplot()
     draw(axes)
@@ -32,6 +30,19 @@ def save_plot(path: Path, draw: Callable[[Any], None], *, title: str, x: str, y:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(part, format=kind, dpi=_DOTS_PER_INCH)
     os.replace(part, path)
+
+
+def check_plot(path: Path) -> None:
+    """Raises what `save_plot` would for this path, before there is anything to plot."""
+    _format(path)
+    _new_figure()
+
+
+def _format(path: Path) -> str:
+    kind = _FORMATS.get(path.suffix.lower())
+    if kind is None:
+        raise TrainingError(f"a plot is written as .png or .svg, but {path} is neither")
+    return kind
 
 
 def _new_figure() -> Any:

@@ -55,14 +55,18 @@ def select(
             raise InvalidRequest(
                 f"no prompt has category {category!r}; there are {', '.join(known)}"
             )
-    groups = [
-        [question for question in questions if question.category == category]
-        for category in known
-        if not categories or category in categories
-    ]
-    in_turn = [item for item in chain.from_iterable(zip_longest(*groups)) if item is not None]
-    chosen = {question.question_id for question in in_turn[:limit]}
+    wanted = [item for item in questions if not categories or item.category in categories]
+    chosen = {question.question_id for question in in_turn(wanted)[:limit]}
     return tuple(question for question in questions if question.question_id in chosen)
+
+
+def in_turn(questions: Sequence[Question]) -> tuple[Question, ...]:
+    """One of each category after the other, so that any first part of them is a fair one."""
+    groups: dict[str, list[Question]] = {}
+    for question in questions:
+        groups.setdefault(question.category, []).append(question)
+    mixed = chain.from_iterable(zip_longest(*groups.values()))
+    return tuple(question for question in mixed if question is not None)
 
 
 def _question(line: str, place: str) -> Question:
