@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.batch import BatchCache, BatchModel
+from slipstream.models.batch import BatchModel
 
 _COMPACT_BELOW = 0.75
 """Rows that have ended are dropped from the batch once so small a share is still running."""
+_BLOCK = 64
+"""Tokens of the vocabulary that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +47,84 @@ class EndRules:
 def answers(
     model: BatchModel, asks: Sequence[Ask], rules: EndRules, generator: torch.Generator
 ) -> list[list[int]]:
-    """The answers to `asks`, in their order, decoded together."""
+    """The answers to `asks`, in their order, decoded together.
+
+    Every answer has random numbers of its own, so that none depends on how long others are.
+    """
     cache, logits = model.open([ask.prompt for ask in asks])
-    temperatures = torch.tensor([ask.temperature for ask in asks], device=logits.device)
+    rows = _Rows(
+        torch.arange(len(asks), device=logits.device),
+        torch.tensor([ask.temperature for ask in asks], device=logits.device),
+        torch.rand(len(asks), rules.max_new_tokens, generator=generator).to(logits.device),
+    )
     out: list[list[int]] = [[] for _ in asks]
-    rows = list(range(len(asks)))
-    for left in range(rules.max_new_tokens, 0, -1):
-        tokens = draw(logits, temperatures, generator)
-        for row, token in zip(rows, tokens.tolist(), strict=True):
+    for step in range(rules.max_new_tokens):
+        tokens = draw(logits, rows.temperatures, rows.noise[:, step])
+        numbers = rows.numbers.tolist()
+        for row, token in zip(numbers, tokens.tolist(), strict=True):
             if not out[row] or out[row][-1] not in rules.ends:
                 out[row].append(token)
-        alive = [i for i, row in enumerate(rows) if out[row][-1] not in rules.ends]
-        if not alive or left == 1:
+        alive = [i for i, row in enumerate(numbers) if out[row][-1] not in rules.ends]
+        if not alive or step + 1 == rules.max_new_tokens:
             break
-        if len(alive) < _COMPACT_BELOW * len(rows):
-            rows, tokens, temperatures = _compact(cache, alive, rows, tokens, temperatures)
+        if len(alive) < _COMPACT_BELOW * len(numbers):
+            index = torch.tensor(alive, device=tokens.device)
+            cache.keep(index)
+            rows, tokens = rows.only(index), tokens[index]
         logits = model.step(cache, tokens)
     return out
 
 
-def draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Of each row still decoded: its number [B], temperature [B] and noise [B, steps]."""
+
+    numbers: Tensor
+    temperatures: Tensor
+    noise: Tensor
+
+    def only(self, index: Tensor) -> "_Rows":
+        return _Rows(self.numbers[index], self.temperatures[index], self.noise[index])
+
+
+def draw(logits: Tensor, temperatures: Tensor, noise: Tensor) -> Tensor:
     """A token per row, [B]: the likeliest where the temperature is 0, else one of the law.
 
-    logits [B, V]; temperatures [B]. One uniform number per row, inverted through the law's sum.
+    logits [B, V]; temperatures [B]; noise [B] in [0, 1), where the law is inverted.
     """
-    tokens = logits.argmax(-1)
-    warm = temperatures.nonzero()[:, 0]
+    tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+    warm, cold = temperatures.nonzero()[:, 0], (temperatures == 0).nonzero()[:, 0]
+    if len(cold):
+        tokens[cold] = _likeliest(logits[cold])
     if len(warm):
-        law = torch.softmax(logits[warm].float() / temperatures[warm, None], -1).cumsum_(-1)
-        place = torch.rand(len(logits), 1, generator=generator)[warm.cpu()].to(law.device)
-        picked = torch.searchsorted(law, place * law[:, -1:])[:, 0]
-        tokens[warm] = picked.clamp_max(logits.shape[-1] - 1)
+        law = torch.softmax(logits[warm].float() / temperatures[warm, None], -1)
+        tokens[warm] = _inverted(law, noise[warm])
     return tokens
 
 
-def _compact(
-    cache: BatchCache, alive: Sequence[int], rows: Sequence[int], tokens: Tensor, heat: Tensor
-) -> tuple[list[int], Tensor, Tensor]:
-    """Keep only the rows still running: their numbers, last tokens and temperatures."""
-    index = torch.tensor(alive, device=tokens.device)
-    cache.keep(index)
-    return [rows[i] for i in alive], tokens[index], heat[index]
+def _likeliest(logits: Tensor) -> Tensor:
+    """`argmax(-1)` of [B, V], maxima of blocks first: several times faster on a CPU."""
+    blocks = _blocks(logits, float("-inf"))
+    block = blocks.amax(-1).argmax(-1)
+    inner = blocks[torch.arange(len(blocks), device=block.device), block].argmax(-1)
+    return block * _BLOCK + inner
+
+
+def _inverted(law: Tensor, noise: Tensor) -> Tensor:
+    """The first ids up to which `law` [B, V] sums to more than `noise` [B] of its whole."""
+    blocks = _blocks(law, 0.0)
+    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    place = noise[:, None] * sums[:, -1:]
+    block = torch.searchsorted(sums, place, right=True).clamp_max(sums.shape[1] - 1)
+    before = sums.gather(1, (block - 1).clamp_min(0)).where(block > 0, 0.0)
+    inside = blocks[torch.arange(len(blocks), device=block.device), block[:, 0]]
+    inner = torch.searchsorted(inside.double().cumsum(-1), place - before, right=True)
+    token = block * _BLOCK + inner.clamp_max(_BLOCK - 1)
+    return token[:, 0].clamp_max(law.shape[1] - 1)
+
+
+def _blocks(values: Tensor, fill: float) -> Tensor:
+    """[B, V] as [B, blocks, block], filled up at the end."""
+    padded = nn.functional.pad(values, (0, -values.shape[1] % _BLOCK), value=fill)
+    out: Tensor = padded.unflatten(-1, (-1, _BLOCK))
+    return out
