@@ -1,12 +1,14 @@
 """Training text: conversations as token ids, read from JSON lines.
 
 Two kinds of line: `{"p": [...], "g": [...]}`, ids of a prompt and of what the target answered,
-and `{"prompt": "..."}`, a prompt alone. Knows nothing of models or features.
+and `{"prompt": "..."}`, a prompt alone. A directory of shards counts as one file of their lines.
+Knows nothing of models or features.
 """
 
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,23 +75,54 @@ class DataFile:
 
 
 def read_data(path: Path, limits: ReadLimits, *, encode: Encode) -> DataFile:
-    """Read a `.jsonl` or `.jsonl.gz` file; TrainingError names the line that cannot be used."""
+    """Read a `.jsonl` or `.jsonl.gz` file, or all finished shards of a directory.
+
+    TrainingError names the line that cannot be used.
+    """
+    digest = hashlib.sha256()
+    documents: list[Document] = []
+    num_skipped = 0
+    for part in finished_shards(path) if path.is_dir() else [path]:
+        raw, lines = read_lines(part)
+        digest.update(hashlib.sha256(raw).digest() if path.is_dir() else raw)
+        found = [
+            _document(line, f"{part}, line {number}", limits, encode)
+            for number, line in enumerate(lines, start=1)
+            if line.strip()
+        ]
+        kept = [document for document in found if len(document.ids) <= limits.max_tokens]
+        documents += kept
+        num_skipped += len(found) - len(kept)
+    if not documents:
+        raise TrainingError(f"{path} holds no document of at most {limits.max_tokens} tokens")
+    return DataFile(path.resolve().name, digest.hexdigest(), tuple(documents), num_skipped)
+
+
+def finished_shards(directory: Path) -> list[Path]:
+    """The shards that `slipstream train data` has finished there, by number."""
+    shards = sorted(directory.glob("shard-*.jsonl.gz"))
+    if not shards:
+        raise TrainingError(f"{directory} holds no finished shard")
+    return shards
+
+
+def read_lines(path: Path) -> tuple[bytes, list[str]]:
+    """A text file as it lies there and as lines, unpacked; TrainingError if it can't be read."""
     try:
         raw = path.read_bytes()
         text = gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except OSError as error:
+        # Only line feeds end a line of JSON: texts hold other separators as they are.
+        return raw, text.decode("utf-8").removesuffix("\n").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise TrainingError(f"{path} cannot be read: {error}") from None
-    documents: list[Document] = []
-    num_skipped = 0
-    for number, line in enumerate(text.decode("utf-8").splitlines(), start=1):
-        document = _document(line, f"{path}, line {number}", limits, encode)
-        if len(document.ids) > limits.max_tokens:
-            num_skipped += 1
-        else:
-            documents.append(document)
-    if not documents:
-        raise TrainingError(f"{path} holds no document of at most {limits.max_tokens} tokens")
-    return DataFile(path.name, hashlib.sha256(raw).hexdigest(), tuple(documents), num_skipped)
+
+
+def parse_line(line: str, where: str) -> Any:
+    """A line of JSON; TrainingError says `where` there is none."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise TrainingError(f"{where} is no JSON: {error}") from None
 
 
 def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int], list[int]]:
@@ -154,10 +187,7 @@ def _cut(part: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> list
 
 
 def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Document:
-    try:
-        raw: Any = json.loads(line)
-    except ValueError as error:
-        raise TrainingError(f"{where} is no JSON: {error}") from None
+    raw = parse_line(line, where)
     if isinstance(raw, dict) and isinstance(raw.get("prompt"), str):
         prompt, generated = _encoded(raw["prompt"], where, encode), []
     elif isinstance(raw, dict) and isinstance(raw.get("p"), list):

@@ -1,0 +1,186 @@
+"""A run that writes training data, from files of prompts to a directory of shards.
+
+Knows nothing of the command line; progress goes out through `DataHooks`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.core.errors import InvalidRequest, TrainingError
+from slipstream.models.batch import BatchModel
+from slipstream.models.causal import context_length
+from slipstream.models.loading import (
+    find_sources,
+    load_target_parts,
+    load_tokenizer,
+    short_name,
+)
+from slipstream.models.store.resolve import resolve
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.target.build import stop_token_ids
+from slipstream.text.tokenizer import TextTokenizer
+from slipstream.train.author import Author, Vocabulary
+from slipstream.train.shard_store import ShardStore
+from slipstream.train.shards import DataSettings, Shard, make_shards
+from slipstream.train.sources import Sources, read_sources
+from slipstream.train.tally import DataReport, Tally, Written
+
+_FORMAT = 1
+_WEIGHTS = ("*.safetensors", "*.gguf")
+_SAMPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DataRun:
+    """What to write: answers of `target` to the prompts in `files`, into the directory `out`.
+
+    max_tokens: no further shard is begun once so many tokens are generated, those of earlier
+    runs included. num_threads: CPU threads of each process; None leaves torch's own number.
+    """
+
+    target: str
+    files: tuple[Path, ...]
+    out: Path
+    settings: DataSettings
+    device: str = "cpu"
+    max_tokens: int | None = None
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise TrainingError(f"max_tokens is {self.max_tokens}, it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is to write, and how much of its input is too long for it."""
+
+    shards: tuple[Shard, ...]
+    manifest: dict[str, Any]
+    num_skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataHooks:
+    """What a run may ask and tell: the time in seconds, the plan, and each shard that is done."""
+
+    clock: Callable[[], float]
+    plan: Callable[[Plan], None]
+    report: Callable[[DataReport], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: shards that are finished, shards that other processes are writing."""
+
+    num_done: int
+    num_shards: int
+    num_taken: int
+
+
+def make_plan(run: DataRun) -> Plan:
+    """Read the input and say what belongs into which shard; loads no weights."""
+    path = resolve(run.target)
+    tokenizer = text_tokenizer(load_tokenizer(*find_sources(path)))
+    sources = read_sources(run.files, tokenizer, run.settings.sources)
+    shards = make_shards(sources, run.settings)
+    manifest = _manifest(run, path, tokenizer, sources)
+    return Plan(shards, manifest, sources.num_skipped)
+
+
+class Worker:
+    """A process's target and its hold on the directory: writes one shard after the other."""
+
+    def __init__(self, run: DataRun, shards: tuple[Shard, ...]) -> None:
+        """Loads the target. `InvalidRequest` when its context is too short for the settings."""
+        if run.num_threads is not None:
+            torch.set_num_threads(run.num_threads)
+        target = load_target_parts(run.target, device=run.device)
+        limit = context_length(target.model.config.get_text_config())
+        needed = run.settings.sources.max_prompt_tokens + run.settings.max_new_tokens
+        if needed > limit:
+            raise InvalidRequest(
+                f"prompts and answers may have {needed} tokens together, but the context of "
+                f"{target.model_id} has {limit}"
+            )
+        ends, tokenizer = stop_token_ids(target), target.tokenizer
+        special = ends.union(tokenizer.all_special_ids, tokenizer.added_tokens_decoder)
+        words = Vocabulary(text_tokenizer(tokenizer), ends, special)
+        self._author = Author(BatchModel(target.model), words, run.settings)
+        self._shards = shards
+        self._store = ShardStore(run.out)
+
+    def write(self, number: int) -> Written | None:
+        """Write a shard; None when it is finished already or another process is writing it."""
+        with self._store.claim(number) as is_ours:
+            if not is_ours:
+                return None
+            lines = self._author.lines(self._shards[number])
+            self._store.write(number, lines)
+        return Written(number, len(lines), sum(len(line["g"]) for line in lines))
+
+
+Spread = Callable[[DataRun, Plan, Sequence[int]], Iterator[Written | None]]
+"""Gets workers ready, then writes the shards of these numbers, in any order, one per step."""
+
+
+def write_here(run: DataRun, plan: Plan, numbers: Sequence[int]) -> Iterator[Written | None]:
+    """Write shards in this process."""
+    return map(Worker(run, plan.shards).write, numbers)
+
+
+def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -> Outcome:
+    """Write all shards that are not finished, or as many as `run.max_tokens` asks for."""
+    plan = make_plan(run)
+    store = ShardStore(run.out)
+    store.bind(plan.manifest)
+    hooks.plan(plan)
+    tally = Tally(plan.shards, store, run.max_tokens)
+    left = [shard.number for shard in plan.shards if shard.number not in tally.done]
+    if left and not tally.is_enough():
+        results = spread(run, plan, left)
+        start = hooks.clock()
+        for written in results:
+            tally.look(written)
+            if written is not None:
+                hooks.report(tally.report(hooks.clock() - start))
+            if tally.is_enough():
+                break
+    num_left = 0 if tally.is_enough() else len(plan.shards) - len(tally.done)
+    return Outcome(len(tally.done), len(plan.shards), num_left)
+
+
+def _manifest(
+    run: DataRun, path: Path, tokenizer: TextTokenizer, sources: Sources
+) -> dict[str, Any]:
+    """All that shards depend on, by name; what differs is named in an error."""
+    settings = asdict(run.settings)
+    return {
+        "format": _FORMAT,
+        "target": short_name(run.target),
+        "weights": _weights_mark(path),
+        "tokenizer": tokenizer.vocab_hash,
+        "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
+        "files": [list(digest) for digest in sources.digests],
+        **settings.pop("sources"),
+        **settings,
+    }
+
+
+def _weights_mark(path: Path) -> str:
+    """Tells weights apart by the sizes and both ends of their files: a full hash takes minutes."""
+    files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(_SAMPLE_BYTES))
+            content.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(content.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
