@@ -2,9 +2,10 @@
 
 import typer
 
-from slipstream.cli import train_export, train_glide
+from slipstream.cli import train_data, train_export, train_glide
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
+app.command("data")(train_data.data)
 app.command("export-hf")(train_export.export_hf)
 app.command("glide")(train_glide.glide)
 
