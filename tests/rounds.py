@@ -25,6 +25,10 @@ class Output:
         return sum(len(at.proposal.tree) for at in self.rounds)
 
     @property
+    def num_drafted_by_the_draft(self) -> int:
+        return self.num_drafted - sum(at.proposal.num_copied for at in self.rounds)
+
+    @property
     def num_accepted(self) -> int:
         return sum(at.verdict.num_accepted for at in self.rounds)
 

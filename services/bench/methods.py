@@ -20,7 +20,8 @@ CLASSIC_DEPTH = 5
 GRAMMAR = (
     "a base (plain, hf, ngram, glide, vanilla:MODEL or best) and any of +chain, +cape, +dynamic,"
     " +product=4x2x2, +fixed, +heuristic, +svip[=h], +decision[=h], +cost[=r], +depth=N, +nodes=N,"
-    " +mcsd, +mcsd-replacement, +target-init, +forced, +auto, +invariant, +fast"
+    " +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto,"
+    " +invariant, +fast"
 )
 
 _VANILLA = "vanilla:"
@@ -177,6 +178,7 @@ class _Parts:
         values.setdefault("mode", Mode.FORCED)
         values.setdefault("shape", Shape.CHAIN)
         values.setdefault("stop", StopPolicy.FIXED)
+        values.setdefault("lookup", False)
         is_classic = values["stop"] is StopPolicy.FIXED and "widths" not in values
         if is_classic and base != "ngram":
             values.setdefault("max_draft_tokens", CLASSIC_DEPTH)
@@ -223,6 +225,8 @@ _MODIFIERS: Mapping[str, Read] = {
     },
     "depth": _number("max_draft_tokens"),
     "nodes": _number("max_nodes"),
+    "lookup": _flag(lookup=True),
+    "no-lookup": _flag(lookup=False),
     **_flags("verification", set(Verification) - {Verification.EXACT}),
     **_flags("mode", (Mode.FORCED, Mode.AUTO)),
     **_flags("numerics", ("invariant", "fast")),

@@ -9,6 +9,7 @@ from slipstream.client.stream import ChunkStream
 from slipstream.client.surface import Call, late
 from slipstream.core.errors import SessionBusy
 from slipstream.core.inline import finished, iterated
+from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.request import Generation, Request, draft_settings, make_request
 from slipstream.core.results import Chunk
 from slipstream.core.run import Run
@@ -25,7 +26,8 @@ class EmbeddedSession:
     ) -> None:
         self.session_id = session_id
         self._engine = engine
-        self._drafter = drafter
+        self._facts = drafter.facts
+        self._draft = LookupDraft(drafter.draft)
         self._clock = clock
         self._tokens: tuple[int, ...] = ()
         self._is_busy = False
@@ -41,7 +43,7 @@ class EmbeddedSession:
             raise SessionBusy(f"session {self.session_id} is busy with another request")
         request = self._request(call.generation)
         run = Run(
-            self._drafter.draft,
+            self._draft,
             self._engine.target,
             request,
             detokenise=self._engine.text.decode,
@@ -66,7 +68,7 @@ class EmbeddedSession:
         """End the turn that runs, if any, and free what the engines hold."""
         if (stream := self._turn()) is not None:
             stream.close()
-        finished(self._drafter.draft.release(self.session_id))
+        finished(self._draft.release(self.session_id))
         finished(self._engine.target.release(self.session_id))
 
     def _timely(self, chunks: Iterator[Chunk], call: Call) -> Iterator[Chunk]:
@@ -81,7 +83,7 @@ class EmbeddedSession:
             yield chunk
 
     def _request(self, asked: Generation) -> Request:
-        engine, facts, ask = self._engine, self._drafter.facts, asked.ask
+        engine, facts, ask = self._engine, self._facts, asked.ask
         draft_settings(ask.speculation, facts)  # refused before anything is encoded
         new = self._encode(asked)
         return make_request(self.session_id, (*self._tokens, *new), ask, engine.facts, facts)

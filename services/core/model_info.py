@@ -35,6 +35,8 @@ class DrafterInfo:
     max_draft_tokens: int | None = None
     """Longest path it can be asked for; None for no limit of its own."""
     num_replicas: int = 1
+    lookup: bool = False
+    """Whether copies of the text may stand beside its proposals, in exact verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def drafter_info(facts: DraftFacts, *, num_replicas: int = 1) -> DrafterInfo:
         tuple(stop for stop in StopPolicy if stop in stops),
         facts.max_lag,
         num_replicas,
+        row.lookup,
     )
 
 

@@ -53,12 +53,29 @@ class Lookup:
 
     def guess(self, count: int) -> list[int]:
         """Up to `count` tokens that followed the most recent longest match; [] without one."""
+        position = self.latest()
+        return [] if position is None else self.copy(position, count)
+
+    def latest(self) -> int | None:
+        """Position of the token that followed the most recent longest match; None without one."""
         for gram in self._suffixes():
             if gram in self._ends:
-                start = self._ends[gram][-1]
-                copy = self.tokens[start:]
-                return [copy[index % len(copy)] for index in range(count)]
-        return []
+                return self._ends[gram][-1]
+        return None
+
+    def copy(self, position: int, count: int) -> list[int]:
+        """`count` tokens from `position` on, repeated where the copy runs into itself."""
+        copied = self.tokens[position:]
+        return [copied[index % len(copied)] for index in range(count)]
+
+    def match(self, position: int, longest: int) -> int:
+        """How many tokens before `position` are those that the session ends with."""
+        size = len(self.tokens)
+        limit = min(longest, position)
+        for length in range(limit):
+            if self.tokens[position - 1 - length] != self.tokens[size - 1 - length]:
+                return length
+        return limit
 
     def _suffixes(self) -> list[tuple[int, ...]]:
         """The n-grams that the tokens end with, longest first."""

@@ -34,7 +34,8 @@ class SpeculationOptions:
 
     `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
     are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
-    a kind: glide, vanilla or ngram.
+    a kind: glide, vanilla or ngram. `lookup` copies what the text repeats beside what the draft
+    proposes.
     """
 
     mode: Mode = Mode.AUTO
@@ -47,6 +48,7 @@ class SpeculationOptions:
     verification: Verification | None = None
     num_roots: int | None = None
     drafter: str | None = None
+    lookup: bool | None = None
 
     def __post_init__(self) -> None:
         _check_range("max_draft_tokens", self.max_draft_tokens, MAX_DRAFT_TOKENS)
@@ -110,6 +112,8 @@ class Capability:
     stops: frozenset[StopPolicy]
     drafters: frozenset[str]
     note: str = ""
+    lookup: bool = False
+    """Whether copies of the text may stand beside the draft's proposals."""
 
 
 _MODELS = frozenset({"glide", "vanilla"})
@@ -119,7 +123,12 @@ _DRAWN_SHAPES = frozenset({Shape.CHAIN, Shape.PRODUCT, Shape.CAPE})
 
 VERIFICATIONS: dict[Verification, Capability] = {
     Verification.EXACT: Capability(
-        "exact", frozenset(Shape) - {Shape.FORK}, _STOPS, _DRAFTERS, "the same tokens as plain"
+        "exact",
+        frozenset(Shape) - {Shape.FORK},
+        _STOPS,
+        _DRAFTERS,
+        "the same tokens as plain",
+        lookup=True,
     ),
     Verification.MCSD: Capability(
         "mcsd", _DRAWN_SHAPES, _STOPS, _MODELS, "cape leaves are drawn, without replacement"
@@ -137,8 +146,8 @@ VERIFICATIONS: dict[Verification, Capability] = {
 }
 
 DRAFTERS: dict[str, Capability] = {
-    "glide": Capability("glide", frozenset(Shape), _STOPS, frozenset({"glide"})),
-    "vanilla": Capability("vanilla", frozenset(Shape), _STOPS, frozenset({"vanilla"})),
+    "glide": Capability("glide", frozenset(Shape), _STOPS, frozenset({"glide"}), lookup=True),
+    "vanilla": Capability("vanilla", frozenset(Shape), _STOPS, frozenset({"vanilla"}), lookup=True),
     "ngram": Capability(
         "ngram",
         frozenset({Shape.CHAIN}),
@@ -165,6 +174,11 @@ def check_combination(
         raise UnsupportedCombination(
             f"verification {mode.value} does not go with drafter {drafter}"
         )
+    if options.lookup and not fits_lookup(options, drafter):
+        raise UnsupportedCombination(
+            f"lookup does not go with verification {mode.value} and drafter {drafter}, but with"
+            " exact and a model that drafts"
+        )
     if options.stop is StopPolicy.DECISION and not has_decision_model:
         raise UnsupportedCombination("stop decision needs a decision model, but none is loaded")
 
@@ -184,6 +198,12 @@ def fitting_stop(options: SpeculationOptions, default: StopPolicy, *, drafter: s
         return options.stop
     fitting = DRAFTERS[drafter].stops
     return default if default in fitting else next(stop for stop in StopPolicy if stop in fitting)
+
+
+def fits_lookup(options: SpeculationOptions, drafter: str) -> bool:
+    """Whether copies may stand beside what this drafter proposes, as these options verify it."""
+    mode = options.verification or Verification.EXACT
+    return VERIFICATIONS[mode].lookup and DRAFTERS[drafter].lookup
 
 
 def _check_part(

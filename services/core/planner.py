@@ -5,24 +5,37 @@ round after round and learns from each verdict.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from slipstream.core.backoff import Backoff
 from slipstream.core.calibration import Calibration
 from slipstream.core.cape import PAPER_TABLE
+from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import (
     MAX_NODES,
     Mode,
     SpeculationOptions,
     check_combination,
+    fits_lookup,
     fitting_shape,
     fitting_stop,
     num_product_nodes,
 )
 from slipstream.core.stop import MAX_DRAFT_TOKENS, HeuristicLength, make_stop
-from slipstream.core.types import Plan, Proposal, Shape, StopPolicy, Verdict, Verification
+from slipstream.core.types import (
+    Plan,
+    Proposal,
+    Shape,
+    StopPolicy,
+    Verdict,
+    Verification,
+    num_copied_accepted,
+)
 
 DEFAULT_NUM_ROOTS = 4
+DEFAULT_LOOKUP = 1
+"""Shortest match that is copied where a request asks for lookup and the profile knows of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +45,8 @@ class Profile:
     `step_cost` is the time of a draft step, and `row_cost` that of one more row to verify, both
     over that of a plain round; `calibration` is what the draft's confidence is worth. Greedy
     requests and sampled ones agree with a draft differently, hence a threshold and a calibration
-    for each.
+    for each. What followed an earlier match of `lookup` tokens or more is copied (0: nothing is),
+    and the draft is not asked where `lookup_alone` copied tokens are expected to be kept.
     """
 
     shape: Shape = Shape.CAPE
@@ -43,6 +57,8 @@ class Profile:
     max_nodes: int = 31
     step_cost: float = 0.05
     row_cost: float = 0.0
+    lookup: int = 0
+    lookup_alone: float = 4.0
     cape_table: tuple[int, ...] = PAPER_TABLE
     calibration: Calibration = field(default_factory=Calibration)
     calibration_sampled: Calibration = field(default_factory=Calibration)
@@ -52,7 +68,7 @@ class Profile:
             raise InvalidRequest(f"a profile's max_depth is {self.max_depth}, not 1 to 40")
         if not 1 <= self.max_nodes <= MAX_NODES:
             raise InvalidRequest(f"a profile's max_nodes is {self.max_nodes}, not 1 to 127")
-        for name in ("step_cost", "row_cost"):
+        for name in ("step_cost", "row_cost", "lookup", "lookup_alone"):
             if not 0 <= getattr(self, name) < math.inf:
                 value = getattr(self, name)
                 raise InvalidRequest(f"a profile's {name} is {value}, not 0 or more")
@@ -89,6 +105,12 @@ class Settings:
     num_roots: int
     step_cost: float
     row_cost: float
+    lookup: Copying | None
+
+    @property
+    def longest_path(self) -> int:
+        """Most tokens on a path that a round may propose."""
+        return max(self.max_draft_tokens, self.lookup.max_depth if self.lookup else 0)
 
 
 def resolve(
@@ -119,7 +141,19 @@ def resolve(
         num_roots=roots if verification is Verification.TARGET_INIT else 1,
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
+        lookup=_copying(options, profile, drafter=drafter),
     )
+
+
+def _copying(options: SpeculationOptions, profile: Profile, *, drafter: str) -> Copying | None:
+    """What is copied beside the draft; a default that does not fit gives way."""
+    is_on = profile.lookup > 0 if options.lookup is None else options.lookup
+    if not is_on or options.mode is Mode.OFF or not fits_lookup(options, drafter):
+        return None
+    nodes = options.max_nodes or profile.max_nodes
+    depth = options.max_draft_tokens or min(nodes, MAX_DRAFT_TOKENS)
+    shortest = profile.lookup or DEFAULT_LOOKUP
+    return Copying(shortest, depth, profile.row_cost, profile.lookup_alone)
 
 
 class Planner:
@@ -145,20 +179,33 @@ class Planner:
             return self._forest(remaining, verdict)
         nodes = self._free_nodes(verdict)
         depth = min(self._depth(), remaining - 1, self._fitting_depth(nodes))
+        copying = self._copying(min(nodes, remaining - 1))
         if depth < 1 or not self._speculates():
-            return Plan(max_depth=0, max_nodes=0)
-        return self._shaped(depth, nodes)
+            return _without_draft(nodes, copying)
+        return replace(self._shaped(depth, nodes), lookup=copying)
 
     def record(self, proposal: Proposal, verdict: Verdict) -> None:
-        """Learn from a round. One in which no draft proposed anything teaches nothing."""
-        depth = max(proposal.tree.depths(), default=0)
+        """Learn from a round. One in which no draft proposed anything teaches nothing.
+
+        The draft is judged by what it proposed itself, as if nothing had been copied beside it.
+        """
+        tree = proposal.drafted
+        depth = max(tree.depths(), default=0)
         if depth == 0 or proposal.fallback is not None:
             return
-        self._length = self._length.after(all_accepted=verdict.num_accepted == depth)
+        copied = num_copied_accepted(proposal, verdict)
+        self._length = self._length.after(all_accepted=verdict.num_accepted - copied == depth)
         if verdict.finish_reason is None:  # a last round is cut short for reasons of its own
             costs = self._settings
-            cost = 1 + depth * costs.step_cost + len(proposal.tree) * costs.row_cost
-            self._backoff.record(len(verdict.tokens) / cost)
+            cost = 1 + depth * costs.step_cost + len(tree) * costs.row_cost
+            self._backoff.record((len(verdict.tokens) - copied) / cost)
+
+    def _copying(self, limit: int) -> Copying | None:
+        """What the next round may copy, with `limit` as the longest path."""
+        copying = self._settings.lookup
+        if copying is None or limit < 1:
+            return None
+        return replace(copying, max_depth=min(copying.max_depth, limit))
 
     def _speculates(self) -> bool:
         if self._settings.mode is Mode.AUTO:
@@ -206,40 +253,8 @@ class Planner:
         )
 
 
-class Backoff:
-    """Turns speculation off while it does not pay, and tries again at growing intervals.
-
-    The gain of a round is its tokens over its time in plain rounds; a running average of it
-    below 1 means that plain decoding is faster.
-    """
-
-    WEIGHT = 0.2
-    FIRST_GAIN = 2.0
-    FIRST_PAUSE = 4
-    LONGEST_PAUSE = 64
-
-    def __init__(self) -> None:
-        self._gain = self.FIRST_GAIN
-        self._pause = self.FIRST_PAUSE
-        self._plain_rounds_left = 0
-
-    @property
-    def gain(self) -> float:
-        """Running average of tokens per round over cost per round."""
-        return self._gain
-
-    def record(self, gain: float) -> None:
-        """Take in a round that speculated."""
-        self._gain += self.WEIGHT * (gain - self._gain)
-        if self._gain >= 1:
-            self._pause = self.FIRST_PAUSE
-            return
-        self._plain_rounds_left = self._pause
-        self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
-
-    def allows(self) -> bool:
-        """Whether to speculate in the round now planned."""
-        if self._plain_rounds_left == 0:
-            return True
-        self._plain_rounds_left -= 1
-        return False
+def _without_draft(nodes: int, copying: Copying | None) -> Plan:
+    """A plain round, or one in which only copies are proposed: they cost no draft's time."""
+    if copying is None:
+        return Plan(max_depth=0, max_nodes=0)
+    return Plan(copying.max_depth, nodes, lookup=replace(copying, alone=0.0))

@@ -14,7 +14,7 @@ from slipstream.core.results import Chunk, PromptInfo, RequestStats, Timings
 from slipstream.core.stats import Outcomes
 from slipstream.core.text import Piece, TextStream
 from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
-from slipstream.core.types import FinishReason
+from slipstream.core.types import FinishReason, num_copied_accepted
 
 
 class Run:
@@ -78,7 +78,6 @@ class Run:
             return
         if at.proposal.fallback is not None:
             self._outcomes.record_fallback(at.proposal.fallback)
-            return
         tree = at.proposal.tree
         num_roots = len(at.plan.roots) if len(tree) else 0
         depth = max(tree.depths(), default=0) - (1 if num_roots else 0)
@@ -86,6 +85,8 @@ class Run:
         self._outcomes.record(
             len(tree) - num_roots, depth, num_accepted=accepted, stopped_by=at.proposal.stopped_by
         )
+        copied = num_copied_accepted(at.proposal, at.verdict)
+        self._outcomes.record_lookup(at.proposal.num_copied, num_accepted=copied)
 
     def _stats(self, elapsed_s: float) -> RequestStats:
         settings = self._request.settings
@@ -108,7 +109,7 @@ class Run:
                 draft.serialisation_s + target.serialisation_s,
             ),
             speculation=self._outcomes.summary(
-                num_spec_tokens=settings.max_draft_tokens,
+                num_spec_tokens=settings.longest_path,
                 lossless=settings.verification.is_lossless,
             ),
         )

@@ -37,7 +37,11 @@ class SpeculationStats:
     lossless: bool
     """Whether the verification used keeps the target's law."""
     fallbacks: Mapping[str, int] = field(default_factory=dict)
-    """Plain steps because no draft answered, by reason."""
+    """Rounds in which no draft answered, by reason; plain steps unless something was copied."""
+    num_lookup_tokens: int = 0
+    """Of the draft tokens, those that only prompt lookup proposed, beside the draft."""
+    num_accepted_lookup_tokens: int = 0
+    """Of those, the ones that became final."""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -69,6 +73,8 @@ class Outcomes:
         self._stop_reasons: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._num_plain_steps = 0
+        self._num_lookup = 0
+        self._num_lookup_accepted = 0
 
     def record(
         self, num_drafted_nodes: int, depth: int, *, num_accepted: int, stopped_by: str = "none"
@@ -90,9 +96,15 @@ class Outcomes:
         self._stop_reasons[stopped_by] += 1
 
     def record_fallback(self, reason: str) -> None:
-        """Count a plain round that stands in for a draft that did not answer."""
-        self._num_plain_steps += 1
+        """Count why no draft answered in a round, which is itself to be recorded as well."""
         self._fallbacks[reason] += 1
+
+    def record_lookup(self, num_copied: int, *, num_accepted: int) -> None:
+        """Count the nodes of a recorded round that were copied, and those that were accepted."""
+        if not 0 <= num_accepted <= num_copied:
+            raise ValueError(f"{num_accepted} accepted of {num_copied} copied nodes")
+        self._num_lookup += num_copied
+        self._num_lookup_accepted += num_accepted
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
         """The figures so far."""
@@ -108,4 +120,6 @@ class Outcomes:
             stop_reasons=dict(self._stop_reasons),
             lossless=lossless,
             fallbacks=dict(self._fallbacks),
+            num_lookup_tokens=self._num_lookup,
+            num_accepted_lookup_tokens=self._num_lookup_accepted,
         )

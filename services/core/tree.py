@@ -60,6 +60,17 @@ class TokenTree:
         """The tokens along `path(node)`."""
         return tuple(self.tokens[step] for step in self.path(node))
 
+    def matching(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The nodes that spell as many of the first `tokens` as the tree has, from the root on."""
+        path: list[int] = []
+        for token in tokens:
+            children = self.children(path[-1] if path else ROOT)
+            child = next((node for node in children if self.tokens[node] == token), None)
+            if child is None:
+                break
+            path.append(child)
+        return tuple(path)
+
     def is_chain(self) -> bool:
         """Whether every node continues the one before it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import EMPTY, TokenTree
 
@@ -192,6 +193,8 @@ class Plan:
     """Children per depth, for `product`."""
     roots: tuple[int, ...] = ()
     """Target-initialised root tokens the tree hangs under, for `fork`."""
+    lookup: Copying | None = None
+    """What may be copied beside the draft. No draft sees it: `LookupDraft` acts on it."""
 
     @property
     def draft_depth(self) -> int:
@@ -258,6 +261,14 @@ class Proposal:
     staleness: int | None = None
     """Positions by which the target's keys lagged behind; None for a draft that reads none."""
     timing: ReplyTiming | None = field(default=None, compare=False)
+    num_copied: int = 0
+    """How many nodes, the last ones, no draft proposed: they were copied from the session."""
+
+    @property
+    def drafted(self) -> TokenTree:
+        """The part of the tree that the draft proposed."""
+        count = len(self.tree) - self.num_copied
+        return TokenTree(self.tree.tokens[:count], self.tree.parents[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +288,11 @@ class Verdict:
     free_rows: int | None = None
     num_cached: int = field(default=0, compare=False)
     timing: ReplyTiming | None = field(default=None, compare=False)
+
+
+def num_copied_accepted(proposal: Proposal, verdict: Verdict) -> int:
+    """How many accepted tokens only a copy proposed; a path's copied nodes are its last ones."""
+    if not proposal.num_copied:
+        return 0
+    accepted = verdict.tokens[: verdict.num_accepted]
+    return verdict.num_accepted - len(proposal.drafted.matching(accepted))

@@ -74,4 +74,6 @@ def _profile(profile: Profile) -> draft_pb2.DraftProfile:
         max_nodes=profile.max_nodes,
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
+        lookup=profile.lookup,
+        lookup_alone=profile.lookup_alone,
     )

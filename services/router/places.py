@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import SlipstreamError
+from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ngram import NGRAM
 from slipstream.core.types import Session
 from slipstream.router.backoff import Backoffs
@@ -50,16 +51,17 @@ class Pair:
         replica, model = placed.replica, placed.model
         self.target = RemoteTarget(_peer(replica), model.description.identity, terms.target)
         failures = Failures(Backoffs(time.monotonic), shared)
-        self.draft = DraftSeat(
+        self._seat = DraftSeat(
             self._choose,
             failures,
             vocab_size=model.facts.vocab_size,
             remaining=terms.draft.remaining,
         )
+        self.draft = LookupDraft(self._seat)
 
     async def park(self, ttl_s: float) -> tuple[str | None, str | None]:
         """Have the session kept on both sides; the addresses where it is."""
-        draft = await self.draft.park(ttl_s)
+        draft = await self._seat.park(ttl_s)
         try:
             await self.target.park(ttl_s)
         except SlipstreamError as error:

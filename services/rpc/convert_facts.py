@@ -63,4 +63,6 @@ def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
         max_nodes=message.max_nodes or defaults.max_nodes,
         step_cost=message.step_cost,
         row_cost=message.row_cost,
+        lookup=message.lookup,
+        lookup_alone=message.lookup_alone,
     )

@@ -18,7 +18,7 @@ from slipstream.rpc.convert import sampling_from_pb, sampling_to_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _MAX_UINT32 = 2**32 - 1
-_OPTIONAL = ("max_draft_tokens", "max_nodes", "threshold", "num_roots", "drafter")
+_OPTIONAL = ("max_draft_tokens", "max_nodes", "threshold", "num_roots", "drafter", "lookup")
 
 
 def generation_to_pb(generation: Generation) -> pb.Generation:

@@ -102,6 +102,7 @@ def _drafter_to_pb(info: DrafterInfo) -> pb.DrafterCapability:
         stops=[enums.STOP.to_pb(stop) for stop in info.stops],  # type: ignore[misc]
         max_draft_tokens=info.max_draft_tokens,
         num_replicas=info.num_replicas,
+        lookup=info.lookup,
     )
 
 
@@ -113,6 +114,7 @@ def _drafter_from_pb(message: pb.DrafterCapability) -> DrafterInfo:
         tuple(_named(enums.STOP.from_pb(number), "stop policy") for number in message.stops),
         message.max_draft_tokens if has_limit else None,
         message.num_replicas,
+        message.lookup,
     )
 
 

@@ -21,6 +21,8 @@ _COUNTS = (
     "num_draft_tokens",
     "num_accepted_draft_tokens",
     "num_spec_tokens",
+    "num_lookup_tokens",
+    "num_accepted_lookup_tokens",
 )
 _PER_STEP = ("per_step_accepted", "per_step_drafted", "per_step_depth")
 

@@ -10,7 +10,11 @@ from slipstream.core.types import Shape, StopPolicy, Verification
 
 def test_bare_glide_is_a_forced_chain_of_five_tokens():
     assert parse_method("glide").options == SpeculationOptions(
-        mode=Mode.FORCED, max_draft_tokens=5, shape=Shape.CHAIN, stop=StopPolicy.FIXED
+        mode=Mode.FORCED,
+        max_draft_tokens=5,
+        shape=Shape.CHAIN,
+        stop=StopPolicy.FIXED,
+        lookup=False,
     )
 
 

@@ -99,7 +99,13 @@ def test_a_result_is_the_same_on_the_other_side(result):
         ).map(tuple),
         drafters=st.lists(
             st.builds(
-                DrafterInfo, TEXT, members(Shape), members(StopPolicy), maybe(UINT32), UINT32
+                DrafterInfo,
+                TEXT,
+                members(Shape),
+                members(StopPolicy),
+                maybe(UINT32),
+                UINT32,
+                st.booleans(),
             ),
             max_size=2,
         ).map(tuple),

@@ -68,6 +68,7 @@ def speculating(draw):
         verification=verification,
         num_roots=draw(NODES) if verification is Verification.TARGET_INIT else None,
         drafter=draw(DRAFTERS),
+        lookup=draw(maybe(st.booleans())),
     )
 
 

@@ -147,3 +147,12 @@ async def test_shapes_other_than_a_chain_are_refused():
 def test_sizes_that_make_no_n_gram_are_refused(max_n, min_n):
     with pytest.raises(InvalidRequest, match="need 1 <= min_n <= max_n"):
         NgramDraft(max_n=max_n, min_n=min_n)
+
+
+def test_a_match_is_measured_back_from_its_end():
+    lookup = looked_up([1, 2, 3, 4, 5, 1, 2, 3, 4])
+    assert lookup.latest() == 4
+    assert (lookup.match(4, 99), lookup.match(4, 2)) == (4, 2)
+    repeated = looked_up([5] * 6)
+    assert repeated.latest() == 5
+    assert repeated.match(5, 99) == 5

@@ -143,3 +143,15 @@ def test_options_out_of_range_or_without_their_other_half_are_refused_at_birth(f
 )
 def test_a_product_tree_has_as_many_nodes_as_its_levels_add_up_to(widths, nodes):
     assert num_product_nodes(widths) == nodes
+
+
+@pytest.mark.parametrize("drafter", ["glide", "vanilla"])
+def test_lookup_goes_with_a_model_that_drafts_and_exact_verification(drafter):
+    check(drafter, lookup=True)
+    for verification in set(V) - {V.EXACT}:
+        with pytest.raises(UnsupportedCombination, match=f"verification {verification.value} and"):
+            check(drafter, lookup=True, verification=verification)
+        check(drafter, lookup=False, verification=verification)
+    with pytest.raises(UnsupportedCombination, match="drafter ngram, but with exact"):
+        check("ngram", lookup=True)
+    check("ngram", lookup=False)

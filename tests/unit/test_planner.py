@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.core.backoff import Backoff
+from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.lookup_draft import with_copy
 from slipstream.core.options import Mode, SpeculationOptions, num_product_nodes
-from slipstream.core.planner import Backoff, Planner, Profile, resolve
+from slipstream.core.planner import Planner, Profile, resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     FinishReason,
@@ -127,6 +130,81 @@ def test_speculation_that_pays_again_is_taken_up_again():
     assert all(planner.plan(1000, PREFILL).max_depth > 0 for _ in range(20))
 
 
+COPIES = Profile(step_cost=0.2, row_cost=0.02, lookup=2, lookup_alone=3.0, max_nodes=20)
+
+
+def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
+    plan = planner_of(COPIES).plan(99, PREFILL)
+    assert plan.max_depth == COPIES.max_depth
+    assert plan.lookup == Copying(shortest=2, max_depth=20, worth=0.02, alone=3.0)
+    assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
+    assert planner_of(COPIES).plan(99, verdict_of(0, free_rows=4)).lookup.max_depth == 3
+
+
+def test_a_request_that_bounds_paths_bounds_copies():
+    planner = planner_of(COPIES, max_draft_tokens=3)
+    assert planner.plan(99, PREFILL).lookup.max_depth == planner.settings.longest_path == 3
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "is_copying"),
+    [
+        (COPIES, {}, True),
+        (COPIES, {"lookup": True}, True),
+        (COPIES, {"lookup": False}, False),
+        (COPIES, {"mode": Mode.OFF}, False),
+        (COPIES, {"drafter": "ngram"}, False),
+        (COPIES, {"verification": Verification.MCSD, "shape": Shape.CHAIN}, False),
+        (COPIES, {"verification": Verification.TARGET_INIT}, False),
+        (Profile(), {}, False),
+        (Profile(), {"lookup": True}, True),
+    ],
+)
+def test_copying_is_as_asked_or_else_as_the_profile_says_where_it_fits(
+    profile, options, is_copying
+):
+    planner = planner_of(profile, **options)
+    plan = planner.plan(99, verdict_of(0, roots=(1, 2)))
+    assert (plan.lookup is not None) == is_copying == (planner.settings.lookup is not None)
+
+
+def test_while_a_draft_does_not_pay_copies_go_on_without_it():
+    planner = planner_of(COPIES, mode=Mode.AUTO)
+    plans = []
+    for _ in range(60):
+        plans.append(planner.plan(1000, PREFILL))
+        is_asked = plans[-1].lookup.alone > 0
+        planner.record(chain(plans[-1].max_depth if is_asked else 0), verdict_of(0))
+    assert {plan.lookup.alone for plan in plans} == {0.0, COPIES.lookup_alone}
+    assert all(plan.max_depth > 0 for plan in plans)
+
+
+@given(st.lists(st.integers(0, 3), max_size=5), st.integers(0, 8), st.data())
+def test_a_draft_is_judged_as_if_nothing_had_been_copied_beside_it(copy, accepted, data):
+    """With or without a copy in the tree, the same draft is given up at the same time."""
+    own = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
+    proposal = with_copy(Proposal(TokenTree.chain(own)), tuple(copy), max_nodes=20)
+    spelt = data.draw(st.sampled_from([own, copy])) if copy else own
+    kept = spelt[:accepted]
+    by_draft = len(proposal.drafted.matching(kept))
+    verdict = Verdict((*kept, 9), len(kept))
+    alone = Verdict((*kept[:by_draft], 9), by_draft)
+    planners = [planner_of(COPIES, mode=Mode.AUTO, stop=StopPolicy.HEURISTIC) for _ in range(2)]
+    for _ in range(20):
+        plans = [planner.plan(1000, PREFILL) for planner in planners]
+        assert plans[0] == plans[1]
+        planners[0].record(proposal, verdict)
+        planners[1].record(Proposal(TokenTree.chain(own)), alone)
+
+
+def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
+    planner = planner_of(COPIES, mode=Mode.AUTO, stop=StopPolicy.HEURISTIC)
+    before = planner.plan(1000, PREFILL)
+    for _ in range(50):
+        planner.record(with_copy(Proposal(), (1, 2, 3), max_nodes=9), verdict_of(0))
+    assert planner.plan(1000, PREFILL) == before
+
+
 def pause_after_failing(backoff):
     backoff.record(0.0)
     pause = 0
@@ -208,6 +286,8 @@ def test_roots_are_always_proposed_even_when_nothing_may_be_drafted():
         {"step_cost": -0.1},
         {"step_cost": float("nan")},
         {"row_cost": -0.1},
+        {"lookup": -1},
+        {"lookup_alone": float("inf")},
         {"shape": Shape.PRODUCT},
         {"shape": Shape.FORK},
     ],

@@ -66,3 +66,27 @@ def test_a_summary_is_not_changed_by_later_rounds():
     outcomes.record(2, 2, num_accepted=2, stopped_by="eos")
     assert before.per_step_accepted == (1,)
     assert before.stop_reasons == {"none": 1}
+
+
+def test_copied_tokens_are_counted_among_the_draft_tokens_and_apart():
+    outcomes = Outcomes()
+    outcomes.record(9, 4, num_accepted=3)
+    outcomes.record_lookup(4, num_accepted=2)
+    outcomes.record(6, 6, num_accepted=6, stopped_by="lookup")
+    outcomes.record_lookup(6, num_accepted=6)
+    stats = outcomes.summary(num_spec_tokens=6, lossless=True)
+    assert (stats.num_draft_tokens, stats.num_lookup_tokens) == (15, 10)
+    assert (stats.num_accepted_draft_tokens, stats.num_accepted_lookup_tokens) == (9, 8)
+    with pytest.raises(ValueError, match="3 accepted of 2 copied"):
+        outcomes.record_lookup(2, num_accepted=3)
+
+
+def test_a_round_without_a_draft_in_which_something_was_copied_is_no_plain_step():
+    outcomes = Outcomes()
+    outcomes.record_fallback("timeout")
+    outcomes.record(2, 2, num_accepted=1, stopped_by="lookup")
+    outcomes.record_fallback("timeout")
+    outcomes.record(0, 0, num_accepted=0)
+    stats = outcomes.summary(num_spec_tokens=6, lossless=True)
+    assert (stats.num_spec_steps, stats.num_plain_steps) == (1, 1)
+    assert stats.fallbacks == {"timeout": 2}

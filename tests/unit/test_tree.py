@@ -59,3 +59,10 @@ def test_a_node_before_its_parent_is_refused(parents):
 def test_tokens_and_parents_of_different_number_are_refused():
     with pytest.raises(ValueError, match="2 tokens but 1 parents"):
         TokenTree((1, 2), (-1,))
+
+
+def test_matching_follows_the_tokens_as_far_as_the_tree_goes():
+    tree = TokenTree((5, 6, 7, 8), (-1, -1, 0, 2))
+    assert tree.matching([5, 7, 8, 9]) == (0, 2, 3)
+    assert tree.matching([6, 7]) == (1,)
+    assert tree.matching([7]) == tree.matching([]) == ()

@@ -379,6 +379,8 @@ class DraftProfile(_message.Message):
     STEP_COST_FIELD_NUMBER: _builtins.int
     ROW_COST_FIELD_NUMBER: _builtins.int
     THRESHOLD_SAMPLED_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    LOOKUP_ALONE_FIELD_NUMBER: _builtins.int
     shape: _common_pb2.Shape.ValueType
     """Form of the tree."""
     stop: _common_pb2.StopPolicy.ValueType
@@ -395,6 +397,10 @@ class DraftProfile(_message.Message):
     """Time of one more row to verify over that of a plain round."""
     threshold_sampled: _builtins.float
     """Of the stop policy, for sampled requests; unset takes the policy's default."""
+    lookup: _builtins.int
+    """Shortest match behind which the text is copied, beside what the draft proposes; 0 for never."""
+    lookup_alone: _builtins.float
+    """The draft is not asked where this many copied tokens are expected to be kept."""
     def __init__(
         self,
         *,
@@ -406,10 +412,12 @@ class DraftProfile(_message.Message):
         step_cost: _builtins.float = ...,
         row_cost: _builtins.float = ...,
         threshold_sampled: _builtins.float | None = ...,
+        lookup: _builtins.int = ...,
+        lookup_alone: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "row_cost", b"row_cost", "shape", b"shape", "step_cost", b"step_cost", "stop", b"stop", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "lookup", b"lookup", "lookup_alone", b"lookup_alone", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "row_cost", b"row_cost", "shape", b"shape", "step_cost", b"step_cost", "stop", b"stop", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015

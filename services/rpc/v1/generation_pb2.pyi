@@ -290,6 +290,7 @@ class SpeculationOptions(_message.Message):
     VERIFICATION_FIELD_NUMBER: _builtins.int
     NUM_ROOTS_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
     """Whether to."""
     max_draft_tokens: _builtins.int
@@ -308,6 +309,8 @@ class SpeculationOptions(_message.Message):
     """Target-initialised roots, for verification target-init."""
     drafter: _builtins.str
     """Kind of drafter: glide, vanilla or ngram. Default: the best there is for the model."""
+    lookup: _builtins.bool
+    """Whether to copy what the text repeats, beside what the draft proposes; with verification exact."""
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Children per depth, for shape product."""
@@ -325,13 +328,16 @@ class SpeculationOptions(_message.Message):
         verification: _common_pb2.Verification.ValueType = ...,
         num_roots: _builtins.int | None = ...,
         drafter: _builtins.str | None = ...,
+        lookup: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_threshold", b"_threshold", "drafter", b"drafter", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "num_roots", b"num_roots", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_lookup", b"_lookup", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_threshold", b"_threshold", "drafter", b"drafter", "lookup", b"lookup", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "num_roots", b"num_roots", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_threshold", b"_threshold", "drafter", b"drafter", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "mode", b"mode", "num_roots", b"num_roots", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "verification", b"verification", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafter", b"_drafter", "_lookup", b"_lookup", "_max_draft_tokens", b"_max_draft_tokens", "_max_nodes", b"_max_nodes", "_num_roots", b"_num_roots", "_threshold", b"_threshold", "drafter", b"drafter", "lookup", b"lookup", "max_draft_tokens", b"max_draft_tokens", "max_nodes", b"max_nodes", "mode", b"mode", "num_roots", b"num_roots", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "verification", b"verification", "widths", b"widths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafter: _TypeAlias = _typing.Literal["drafter"]  # noqa: Y015
     _WhichOneofArgType__drafter: _TypeAlias = _typing.Literal["_drafter", b"_drafter"]  # noqa: Y015
+    _WhichOneofReturnType__lookup: _TypeAlias = _typing.Literal["lookup"]  # noqa: Y015
+    _WhichOneofArgType__lookup: _TypeAlias = _typing.Literal["_lookup", b"_lookup"]  # noqa: Y015
     _WhichOneofReturnType__max_draft_tokens: _TypeAlias = _typing.Literal["max_draft_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_draft_tokens: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_nodes: _TypeAlias = _typing.Literal["max_nodes"]  # noqa: Y015
@@ -342,6 +348,8 @@ class SpeculationOptions(_message.Message):
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drafter) -> _WhichOneofReturnType__drafter | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lookup) -> _WhichOneofReturnType__lookup | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_draft_tokens) -> _WhichOneofReturnType__max_draft_tokens | None: ...
     @_typing.overload
@@ -564,6 +572,8 @@ class SpeculationStats(_message.Message):
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _builtins.int
     DRAFT_ACCEPTANCE_RATE_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _builtins.int
+    NUM_LOOKUP_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_LOOKUP_TOKENS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds in which something was drafted."""
     num_plain_steps: _builtins.int
@@ -580,6 +590,10 @@ class SpeculationStats(_message.Message):
     """Final tokens per step, the target's own included."""
     draft_acceptance_rate: _builtins.float
     """Accepted over drafted tokens."""
+    num_lookup_tokens: _builtins.int
+    """Of the draft tokens, those that only prompt lookup proposed, beside the draft."""
+    num_accepted_lookup_tokens: _builtins.int
+    """Of those, the ones that became final."""
     @_builtins.property
     def per_step_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted tokens of each step."""
@@ -598,7 +612,7 @@ class SpeculationStats(_message.Message):
 
     @_builtins.property
     def fallbacks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Plain rounds because no draft answered, by reason."""
+        """Rounds in which no draft answered, by reason."""
 
     @_builtins.property
     def acceptance_histogram(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
@@ -621,10 +635,12 @@ class SpeculationStats(_message.Message):
         mean_acceptance_length: _builtins.float = ...,
         draft_acceptance_rate: _builtins.float = ...,
         acceptance_histogram: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        num_lookup_tokens: _builtins.int = ...,
+        num_accepted_lookup_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "lossless", b"lossless", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_plain_steps", b"num_plain_steps", "num_spec_steps", b"num_spec_steps", "num_spec_tokens", b"num_spec_tokens", "per_step_accepted", b"per_step_accepted", "per_step_depth", b"per_step_depth", "per_step_drafted", b"per_step_drafted", "stop_reasons", b"stop_reasons"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "lossless", b"lossless", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_accepted_lookup_tokens", b"num_accepted_lookup_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookup_tokens", b"num_lookup_tokens", "num_plain_steps", b"num_plain_steps", "num_spec_steps", b"num_spec_steps", "num_spec_tokens", b"num_spec_tokens", "per_step_accepted", b"per_step_accepted", "per_step_depth", b"per_step_depth", "per_step_drafted", b"per_step_drafted", "stop_reasons", b"stop_reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1001,12 +1017,15 @@ class DrafterCapability(_message.Message):
     STOPS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_REPLICAS_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Its kind."""
     max_draft_tokens: _builtins.int
     """Longest path it can be asked for; unset for no limit of its own."""
     num_replicas: _builtins.int
     """Replicas that serve it at the moment."""
+    lookup: _builtins.bool
+    """Whether lookup may stand beside it, in exact verification."""
     @_builtins.property
     def shapes(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.Shape.ValueType]:
         """Forms of the tree it makes."""
@@ -1023,10 +1042,11 @@ class DrafterCapability(_message.Message):
         stops: _abc.Iterable[_common_pb2.StopPolicy.ValueType] | None = ...,
         max_draft_tokens: _builtins.int | None = ...,
         num_replicas: _builtins.int = ...,
+        lookup: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "max_draft_tokens", b"max_draft_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "kind", b"kind", "max_draft_tokens", b"max_draft_tokens", "num_replicas", b"num_replicas", "shapes", b"shapes", "stops", b"stops"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens", "kind", b"kind", "lookup", b"lookup", "max_draft_tokens", b"max_draft_tokens", "num_replicas", b"num_replicas", "shapes", b"shapes", "stops", b"stops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_draft_tokens: _TypeAlias = _typing.Literal["max_draft_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_draft_tokens: _TypeAlias = _typing.Literal["_max_draft_tokens", b"_max_draft_tokens"]  # noqa: Y015

@@ -1,0 +1,84 @@
+"""How far to copy what once followed a session's latest tokens.
+
+Pure arithmetic on lengths and counts; knows no tokens, no draft and no tree.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.core.errors import InvalidRequest
+
+PRIOR_WEIGHT = 8.0
+"""Tokens that what is assumed before anything was seen counts for."""
+LONGEST_MATCH = 64
+"""Matches are not measured beyond: the next token is all but certain by then."""
+_GROUPS = (2, 3, 6)
+"""Matches of 1, of 2, of 3 to 5 and of more tokens are learnt about apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """What a round may copy.
+
+    Matches of at least `shortest` tokens count. A copy has up to `max_depth` tokens, each with a
+    chance of at least `worth` to become final: what its row costs, in plain rounds. With a copy of
+    which `alone` tokens or more are expected to become final, the draft is not asked; at 0 never.
+    """
+
+    shortest: int
+    max_depth: int
+    worth: float = 0.0
+    alone: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.shortest < 1 or self.max_depth < 1:
+            raise InvalidRequest(
+                f"copying {self.max_depth} tokens behind matches of {self.shortest}: both must be"
+                " at least 1"
+            )
+        for name in ("worth", "alone"):
+            if not getattr(self, name) >= 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
+
+
+class Chances:
+    """How likely copied tokens become final in one session, learnt as it goes on.
+
+    Behind a match of n tokens the next one is right with a chance of n / (n + 2) until more is
+    known. (Greedy text of SmolLM2-135M: 0.25, 0.56, 0.62, 0.66, 0.71, 0.75 for n from 1 to 6.)
+    """
+
+    def __init__(self) -> None:
+        self._kept = [0] * (len(_GROUPS) + 1)
+        self._tried = [0] * (len(_GROUPS) + 1)
+
+    def of(self, match: int) -> float:
+        """The chance of the next token behind a match of this length."""
+        group = _group(match)
+        assumed = PRIOR_WEIGHT * match / (match + 2)
+        return (assumed + self._kept[group]) / (PRIOR_WEIGHT + self._tried[group])
+
+    def reaches(self, match: int, copying: Copying) -> tuple[float, ...]:
+        """The chance of each token worth copying behind a match; their sum is what is expected."""
+        reaches: list[float] = []
+        reach = 1.0
+        while len(reaches) < copying.max_depth:
+            reach *= self.of(match + len(reaches))
+            if reach < copying.worth:
+                break
+            reaches.append(reach)
+        return tuple(reaches)
+
+    def learn(self, match: int, copied: Sequence[int], became: Sequence[int]) -> None:
+        """Take in which tokens `became` final where `copied` were expected behind a match."""
+        for index, (guess, token) in enumerate(zip(copied, became, strict=False)):
+            group = _group(match + index)
+            self._tried[group] += 1
+            if guess != token:
+                return
+            self._kept[group] += 1
+
+
+def _group(match: int) -> int:
+    return sum(match >= start for start in _GROUPS)

@@ -1,0 +1,120 @@
+"""Prompt lookup beside another draft: what the text repeats is copied, the rest is drafted.
+
+Works over any `Draft`, wherever it lives, and only with `exact` verification, which takes any
+tree. Knows token ids; neither models nor the wire.
+"""
+
+from dataclasses import dataclass, replace
+
+from slipstream.core.copying import LONGEST_MATCH, Chances, Copying
+from slipstream.core.history import apply_delta
+from slipstream.core.ngram import Lookup
+from slipstream.core.ports import Draft
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import Delta, Plan, Proposal, Session
+
+LOOKUP = "lookup"
+"""`Proposal.stopped_by` where all was copied."""
+_MAX_N = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Tokens copied to follow position `start` - 1, `match` tokens of which occurred before."""
+
+    start: int = 0
+    match: int = 0
+    tokens: tuple[int, ...] = ()
+    expected: float = 0.0
+    """How many of them should become final."""
+
+
+class _Past:
+    """A session's tokens, what its copies were worth, and how much of it the draft was told."""
+
+    def __init__(self) -> None:
+        self.lookup = Lookup(_MAX_N, 1)
+        self.num_told = 0
+        self._chances = Chances()
+        self._copy = _Copy()
+
+    def take(self, delta: Delta) -> None:
+        """Take in what became final. Raises `SessionOutOfSync` as every draft does."""
+        tokens, num_same = apply_delta(self.lookup.tokens, delta)
+        self.lookup.truncate(num_same)
+        self.lookup.append(tokens[num_same:])
+        self.num_told = min(self.num_told, num_same)
+        copy = self._copy
+        if len(tokens) != copy.start or num_same < copy.start:
+            if num_same == copy.start:
+                self._chances.learn(copy.match, copy.tokens, tokens[copy.start :])
+            self._copy = _Copy()
+
+    def copy(self, session: Session, copying: Copying) -> _Copy:
+        """What to copy in this round."""
+        position = self.lookup.latest()
+        match = 0 if position is None else self.lookup.match(position, LONGEST_MATCH)
+        if position is None or match < copying.shortest:
+            return _Copy()
+        reaches = self._chances.reaches(match, copying)
+        tokens = self.lookup.copy(position, len(reaches))
+        for index, token in enumerate(tokens):
+            if token in session.stop_token_ids:
+                tokens = tokens[: index + 1]
+                break
+        expected = sum(reaches[: len(tokens)])
+        self._copy = _Copy(len(self.lookup.tokens), match, tuple(tokens), expected)
+        return self._copy
+
+
+class LookupDraft:
+    """A `Draft` that adds copies to another draft's proposals, and spares it the sure ones."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._pasts: dict[str, _Past] = {}
+
+    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
+        """See `core.ports.Draft.propose`; what the plan says of lookup ends here."""
+        past = self._pasts.get(session.session_id) or _Past()
+        past.take(delta)
+        self._pasts[session.session_id] = past
+        copying = plan.lookup
+        if copying is None:
+            return await self._asked(past, session, plan)
+        copy = past.copy(session, copying)
+        if copy.expected >= copying.alone:
+            return with_copy(Proposal(), copy.tokens, max_nodes=plan.max_nodes)
+        proposal = await self._asked(past, session, replace(plan, lookup=None))
+        return with_copy(proposal, copy.tokens, max_nodes=plan.max_nodes)
+
+    async def release(self, session_id: str) -> None:
+        """See `core.ports.Draft.release`."""
+        self._pasts.pop(session_id, None)
+        await self._draft.release(session_id)
+
+    async def _asked(self, past: _Past, session: Session, plan: Plan) -> Proposal:
+        """The draft's own proposal. It is told all that it missed while it was not asked."""
+        tokens = past.lookup.tokens
+        news, num_tokens = Delta.since(past.num_told, tokens), len(tokens)
+        proposal = await self._draft.propose(session, news, plan)
+        past.num_told = num_tokens
+        return proposal
+
+
+def with_copy(proposal: Proposal, copy: tuple[int, ...], *, max_nodes: int) -> Proposal:
+    """`proposal` with a copied path in its tree, as far as `max_nodes` has room.
+
+    Tokens that the draft proposed alike are shared; the others come last. Statistics are the
+    draft's, so a tree that has more nodes goes without.
+    """
+    tree = proposal.tree
+    shared = tree.matching(copy)
+    added = copy[len(shared) : len(shared) + max(max_nodes - len(tree), 0)]
+    if not added:
+        return proposal
+    first = shared[-1] if shared else ROOT
+    below = range(len(tree), len(tree) + len(added) - 1)
+    whole = TokenTree((*tree.tokens, *added), (*tree.parents, first, *below))
+    stopped_by = proposal.stopped_by if len(tree) else LOOKUP
+    return replace(proposal, tree=whole, stats=(), stopped_by=stopped_by, num_copied=len(added))
