@@ -70,6 +70,10 @@ class _Place:
     layers: tuple[int, ...]
     documents: tuple[Document, ...]
 
+    def rank(self) -> tuple[int, int, Path]:
+        """The lower, the better: few layers lie close together, many documents save work."""
+        return len(self.layers), -len(self.documents), self.path
+
     def opened(self, source: FeatureSource) -> FeatureStore:
         """Mapped, for the layers of `source`."""
         tensors = _map(replace(source, layers=self.layers), self.documents, self.path)
@@ -78,7 +82,7 @@ class _Place:
 
 
 def _find(source: FeatureSource, data: DataFile, directory: Path, wanted: int) -> _Place | None:
-    """The store with the fewest layers that serves at least `wanted` documents, at least one."""
+    """The best store that serves at least `wanted` documents, at least one."""
     places = []
     for index in directory.glob(f"*/{_INDEX}"):
         record = json.loads(index.read_text(encoding="utf-8"))
@@ -86,7 +90,7 @@ def _find(source: FeatureSource, data: DataFile, directory: Path, wanted: int) -
         serves = set(layers) >= set(source.layers) and count >= max(1, wanted)
         if serves and record == _identity(source, data):
             places.append(_Place(index.parent, layers, data.documents[:count]))
-    return min(places, key=lambda place: (len(place.layers), place.path), default=None)
+    return min(places, key=_Place.rank, default=None)
 
 
 def _identity(source: FeatureSource, data: DataFile) -> dict[str, Any]:
