@@ -201,6 +201,14 @@ class SpeculationFlags:
         _option(SPECULATION, "exact: the tokens of plain decoding. target-init is NOT lossless."),
     ] = None
     num_roots: Annotated[int | None, _option(SPECULATION, "Roots of target-init.")] = None
+    lookup: Annotated[
+        bool | None,
+        _option(
+            SPECULATION,
+            "Copy what the text repeats, beside what the draft proposes.",
+            name="--lookup/--no-lookup",
+        ),
+    ] = None
 
     def options(self) -> SpeculationOptions:
         """Raises `InvalidRequest` for values out of range or at odds with each other."""
@@ -214,6 +222,7 @@ class SpeculationFlags:
             widths=None if self.widths is None else _widths(self.widths),
             verification=self.verification,
             num_roots=self.num_roots,
+            lookup=self.lookup,
         )
 
 

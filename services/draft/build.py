@@ -25,7 +25,7 @@ VANILLA = "vanilla:"
 # to verify 1 to 2%; one more step brings a row and its leaves, hence the threshold.
 _PROFILES: Mapping[str, Profile] = {
     "glide": Profile(
-        stop=StopPolicy.COST, threshold=0.1, max_nodes=15, step_cost=0.045, row_cost=0.03
+        stop=StopPolicy.COST, threshold=0.1, max_nodes=15, step_cost=0.045, row_cost=0.03, lookup=1
     ),
     "vanilla": Profile(shape=Shape.CHAIN, step_cost=0.5, max_depth=5),
 }

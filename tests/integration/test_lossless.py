@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import tiny
-from rounds import plain, speculate
+from rounds import DEFAULTS, plain, speculate
 from slipstream.core.errors import UnsupportedCombination
+from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ngram import NgramDraft
 from slipstream.core.options import DRAFTERS, Mode, SpeculationOptions
+from slipstream.core.planner import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.causal_scorer import CausalScorer
@@ -71,16 +73,17 @@ class World:
             self._plain[key] = out.tokens
         return self._plain[key]
 
-    def speculate(self, kind, index, sampling, options):
+    def speculate(self, kind, index, sampling, options, profile=DEFAULTS):
         return speculate(
             self.target,
-            self.drafts[kind],
+            LookupDraft(self.drafts[kind]),
             kind,
             PROMPTS[index],
             sampling=sampling,
             options=options,
             max_tokens=MAX_TOKENS,
             has_decision_model=True,
+            profile=profile,
         )
 
 
@@ -111,6 +114,24 @@ def test_the_output_is_that_of_plain_decoding(world, kind, shape, stop, sampling
         assert out.tokens == world.plain(index, sampling)
         drafted += out.num_drafted
     assert drafted > 0, "inconclusive: nothing was drafted"
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("glide", Shape.CAPE), ("glide", Shape.PRODUCT), ("vanilla", Shape.CHAIN)],
+)
+def test_copies_beside_a_draft_change_no_token_either(world, kind, shape, sampling):
+    copied = 0
+    for alone in (0.0, 1.0):  # the draft is asked never, and where no copy is sure
+        profile = Profile(lookup=1, lookup_alone=alone)
+        out = world.speculate(
+            kind, 0, SAMPLINGS[sampling], options(shape, StopPolicy.FIXED), profile=profile
+        )
+        assert out.tokens == world.plain(0, sampling)
+        copied += sum(at.proposal.num_copied for at in out.rounds)
+        assert (out.num_drafted_by_the_draft > 0) == (alone > 0)
+    assert copied > 0, "inconclusive: nothing was copied"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -167,6 +188,9 @@ def test_what_does_not_go_together_is_refused(world):
         ("ngram", options(Shape.CAPE, None)),
         ("ngram", options(Shape.CHAIN, StopPolicy.SVIP)),
         ("ngram", options(Shape.CHAIN, None, verification=Verification.MCSD)),
+        ("ngram", options(Shape.CHAIN, None, lookup=True)),
+        ("glide", options(Shape.CHAIN, None, lookup=True, verification=Verification.MCSD)),
+        ("glide", options(Shape.FORK, None, lookup=True, verification=Verification.TARGET_INIT)),
     ]:
         with pytest.raises(UnsupportedCombination):
             world.speculate(kind, 0, SAMPLINGS["greedy"], asked)
