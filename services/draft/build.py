@@ -109,9 +109,7 @@ def _glide(folder: Path, target: DraftTarget) -> Drafter:
         raise InvalidRequest(f"{target.model_id} has no rotary positions, which GliDe needs")
     scorer = load_glide(folder, target.parts)
     layers = tuple(scorer.config.target_layers)
-    weights = folder / "decision.safetensors"
-    size = scorer.hidden_size
-    decision = load_decision(weights, hidden_size=size) if weights.exists() else None
+    decision = load_decision(folder, hidden_size=scorer.hidden_size)
     profile = _PROFILES["glide"]
     if scorer.max_lag is not None and scorer.max_lag < profile.max_depth:
         profile = replace(profile, max_depth=scorer.max_lag)

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
@@ -15,7 +13,7 @@ from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPol
 from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.dynamic import grow_dynamic
 from slipstream.draft.growth import Growth, Prefix
-from slipstream.draft.slots import SlotReader
+from slipstream.draft.slots import Score, SlotReader
 from slipstream.draft.trees import grow_fork, grow_product
 from slipstream.models.scorer import KvView, Scorer
 
@@ -59,10 +57,10 @@ class LocalDraft:
         scorer: Scorer,
         feed: Feed | None = None,
         *,
-        decision: Callable[[Tensor], Tensor] | None = None,
+        decision: Score | None = None,
         profile: Profile | None = None,
     ) -> None:
-        """`decision` scores hidden states [R, d]; `profile` holds what was calibrated."""
+        """`decision` is the decision model's; `profile` holds what was calibrated."""
         self._scorer = scorer
         self._feed = feed
         self._decision = decision
@@ -75,8 +73,8 @@ class LocalDraft:
         if self._feed is None:
             return self._propose(session, plan, held, None)
         view = self._feed.source.view(session.session_id, self._feed.layers)
-        staleness = max(len(held.tokens) - 1 - view.count, 0)
-        return replace(self._propose(session, plan, held, view), staleness=staleness)
+        proposal = self._propose(session, plan, held, view)
+        return replace(proposal, staleness=_staleness(held, view))
 
     def num_same(self, session_id: str, delta: Delta) -> int:
         """Leading tokens of those held for the session that `delta` leaves as they are.
@@ -109,7 +107,7 @@ class LocalDraft:
         first = self._scorer.sync(held.state, held.tokens, view)
         growth = Growth(
             session,
-            Prefix(self._scorer, held.state, len(held.tokens), first),
+            Prefix(self._scorer, held.state, len(held.tokens), first, _staleness(held, view)),
             reader=SlotReader(session, self._scorer.vocab, self._score(plan)),
             profile=self._profile,
             max_depth=max_depth,
@@ -137,9 +135,13 @@ class LocalDraft:
         staleness = num_tokens - 1 - view.count
         return self._scorer.max_lag - staleness
 
-    def _score(self, plan: Plan) -> Callable[[Tensor], Tensor] | None:
-        """The decision model, where it decides: its score costs a part of every draft step."""
-        return self._decision if plan.stop is StopPolicy.DECISION else None
+    def _score(self, plan: Plan) -> Score | None:
+        """The decision model, where its score decides: it costs a part of every draft step.
+
+        A dynamic tree reads ten slots a level and asks `cost` about one of them.
+        """
+        is_cost = plan.stop is StopPolicy.COST and plan.shape is not Shape.DYNAMIC
+        return self._decision if is_cost or plan.stop is StopPolicy.DECISION else None
 
     def _stop(self, plan: Plan, temperature: float) -> Stop:
         return make_stop(
@@ -149,3 +151,8 @@ class LocalDraft:
             cost_ratio=self._profile.step_cost,
             calibration=self._profile.calibration_at(temperature),
         )
+
+
+def _staleness(held: _Held, view: KvView | None) -> int:
+    """Positions by which the target's keys lag behind what could be known of them."""
+    return 0 if view is None else max(len(held.tokens) - 1 - view.count, 0)

@@ -16,12 +16,16 @@ from slipstream.models.scorer import Scorer, Scores
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The session's tokens as the draft model holds them, and its scores of what follows."""
+    """The session's tokens as the draft model holds them, and its scores of what follows.
+
+    `staleness` is by how many of them the target's keys lag behind.
+    """
 
     scorer: Scorer
     state: Any
     num_tokens: int
     first: Scores
+    staleness: int = 0
 
 
 class Growth:
@@ -62,10 +66,9 @@ class Growth:
 
     def read(self, node: int, count: int) -> Slot:
         """The slot below a grown node (`ROOT`: the first one), with up to `count` candidates."""
-        logits, hidden = self._rows[node]
         depth = 0 if node == ROOT else self._depths[node]
-        position = self._prefix.num_tokens + depth
-        return self._reader.read(logits, hidden, position=position, count=count)
+        position, lag = self._prefix.num_tokens + depth, self._prefix.staleness + depth
+        return self._reader.read(self._rows[node], position=position, lag=lag, count=count)
 
     def ends_with(self, token: int) -> bool:
         """Whether nothing can follow `token`."""

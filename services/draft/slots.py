@@ -20,9 +20,14 @@ from slipstream.core.candidates import (
 )
 from slipstream.core.laws import LawContext
 from slipstream.core.types import NodeStats, Session, SparseLaw, Verification
+from slipstream.models.decision import GREEDY, SAMPLED, slot_stats
 
 LAW_SIZE = 64
 """Tokens of the truncated law that multi-candidate sampling draws from."""
+
+
+Score = Callable[[Tensor, Tensor], Tensor]
+"""`DecisionModel.score`: hidden states [R, d] and `slot_stats` [R, 4] to chances [R, 2]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +54,12 @@ class SlotReader:
         self,
         session: Session,
         vocab: Tensor | None,
-        score: Callable[[Tensor], Tensor] | None = None,
+        score: Score | None = None,
     ) -> None:
-        """`score` is the decision model: hidden states [R, d] to scores [R]."""
         self._session = session
         self._vocab = vocab
         self._score = score
+        self._chance = GREEDY if session.sampling.is_greedy else SAMPLED
         sampling = session.sampling
         # Penalties and bias are the target's business: they would need the whole vocabulary.
         law = replace(
@@ -66,15 +71,26 @@ class SlotReader:
         )
         self._laws = LawContext(law, session.num_prompt_tokens)
 
-    def read(self, logits: Tensor, hidden: Tensor, *, position: int, count: int) -> Slot:
-        """The slot at `position` with `count` candidates; logits [V_d] fp32, hidden [d]."""
+    def read(self, scores: tuple[Tensor, Tensor], *, position: int, lag: int, count: int) -> Slot:
+        """The slot at `position` with `count` candidates; scores are logits [V_d] fp32, hidden [d].
+
+        `lag` is its distance to the newest target key.
+        """
+        logits, hidden = scores
         log_probs = torch.log_softmax(logits, -1)
-        entropy = -torch.dot(log_probs.exp(), log_probs)
+        entropy = law_entropy(log_probs)
         columns, tokens, law = self._candidates(logits, position, count)
-        probs = log_probs[columns].exp()
-        numbers = torch.cat([entropy.view(1), log_probs.max().exp().view(1), probs]).tolist()
-        score = None if self._score is None else float(self._score(hidden[None])[0])
-        return Slot(tokens, tuple(numbers[2:]), numbers[1], numbers[0], score, law)
+        parts = [entropy.view(1), log_probs.max().exp().view(1), log_probs[columns].exp()]
+        if self._score is not None:
+            parts.append(ordered_top(log_probs, 2)[0])
+        numbers = torch.cat(parts).tolist()
+        score = None
+        if self._score is not None:
+            stats = slot_stats(numbers[-2:], numbers[0], lag)
+            row = torch.tensor([stats], device=hidden.device)
+            score = float(self._score(hidden[None], row)[0, self._chance])
+        probs = tuple(numbers[2 : 2 + len(tokens)])
+        return Slot(tokens, probs, numbers[1], numbers[0], score, law)
 
     def _candidates(
         self, logits: Tensor, position: int, count: int
@@ -123,3 +139,8 @@ class SlotReader:
         if columns is None:
             return logits.shape[0] if self._vocab is None else self._vocab
         return columns if self._vocab is None else self._vocab[columns]
+
+
+def law_entropy(log_probs: Tensor) -> Tensor:
+    """Entropy in nats of the law with these logarithms [V_d], a scalar."""
+    return -torch.dot(log_probs.exp(), log_probs)

@@ -1,76 +1,128 @@
-"""DynaSD's decision model: from a draft's hidden state to the chance that its token is accepted.
+"""The decision model: from what a draft knows of a slot to the chance that its token is accepted.
 
-"Improving Multi-Candidate Speculative Decoding", the "soft" variant: a small MLP on the state
-behind the draft's final norm, trained on acceptance probabilities. Knows nothing of thresholds.
+After DynaSD's "soft" model ("Improving Multi-Candidate Speculative Decoding"), which reads the
+state behind the draft's final norm. This one starts from the draft's confidence and learns what
+to correct. It reads a slot's law, never which token was taken. Knows nothing of thresholds.
 """
 
+import hashlib
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.glide_config import WEIGHTS_NAME
 from slipstream.models.glide_weights import read_tensors, write_tensors
 
 DECISION_NAME = "decision.safetensors"
+NUM_STATS = 4
+GREEDY, SAMPLED = 0, 1
+"""Columns of the chances: at temperature 0, and above."""
+
+_EPS = 1e-6
+_MOST = -math.log(_EPS)
+_DRAFT_KEY = "draft"
 
 
 class DecisionModel(nn.Module):
-    """Linear layers of the given widths with ReLU between, then one logit.
+    """A logistic law of statistics and hidden state, corrected by a layer of `width` units.
 
-    widths: the draft's hidden size, then the widths of the hidden layers.
+    Untrained, it takes the draft's top-1 probability at its word. The first layer's last two rows
+    are the logistic law's, so that a draft step pays for three small products only.
     """
 
-    def __init__(self, widths: tuple[int, ...]) -> None:
+    def __init__(self, hidden_size: int, width: int = 32) -> None:
         super().__init__()
-        if len(widths) < 2 or min(widths) < 1:
-            raise WeightsError(f"widths {widths} must hold an input and a hidden width, 1 or more")
-        outs = (*widths[1:], 1)
-        pairs = zip(widths, outs, strict=True)
-        # Any: a ModuleList forgets what its elements are.
-        self.layers: Any = nn.ModuleList(nn.Linear(width, out) for width, out in pairs)
-        self.widths = widths
+        if min(hidden_size, width) < 1:
+            raise WeightsError(f"hidden_size {hidden_size} and width {width} must be 1 or more")
+        self.width = width
+        self.hidden = nn.Linear(hidden_size, width + 2)
+        self.stats = nn.Linear(NUM_STATS, width + 2, bias=False)
+        self.out = nn.Linear(width, 2, bias=False)
+        nn.init.zeros_(self.out.weight)
+        with torch.no_grad():
+            self.hidden.weight[width:] = 0
+        self.set_base(torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2), torch.zeros(2))
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., d] -> logits [...]."""
-        x = hidden.to(self.layers[0].weight.dtype)
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        logits: Tensor = self.layers[-1](x)
-        return logits[..., 0]
+    @torch.no_grad()
+    def set_base(self, weight: Tensor, bias: Tensor) -> None:
+        """Give the logistic law its weights [2, 4] of the statistics, and its bias [2]."""
+        self.stats.weight[self.width :] = weight
+        self.hidden.bias[self.width :] = bias
+
+    def forward(self, hidden: Tensor, stats: Tensor) -> Tensor:
+        """Hidden states [R, d], statistics [R, 4] as in `score` -> logits [R, 2]."""
+        first = F.linear(hidden.to(self.hidden.weight.dtype), self.hidden.weight, self.hidden.bias)
+        first = torch.addmm(first, stats, self.stats.weight.t())
+        units, base = first.split((self.width, 2), -1)
+        return torch.addmm(base, units.relu(), self.out.weight.t())
 
     @torch.inference_mode()
-    def score(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, d] -> chances of acceptance [R], float32 within 0..1."""
-        return torch.sigmoid(self(hidden).float())
+    def score(self, hidden: Tensor, stats: Tensor) -> Tensor:
+        """Chances of acceptance [R, 2], float32 within 0..1, at temperature 0 and above it.
+
+        hidden [R, d]; stats [R, 4] float32, each row as `slot_stats` makes it.
+        """
+        return self.forward(hidden, stats).sigmoid()
 
 
-def save_decision(model: DecisionModel, path: Path) -> None:
-    """Write the weights in float32, whole or not at all."""
-    tensors = {name: value.detach().float() for name, value in model.layers.state_dict().items()}
-    write_tensors(tensors, path)
+def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[float, ...]:
+    """What the model is told of a slot: the log-odds of the likeliest token, the law's entropy in
+    nats, the log-ratio of the two likeliest, and the distance to the newest target key.
+
+    `log_probs` are those of the two likeliest tokens, at temperature 1. Beyond one in a million
+    all odds are the same.
+    """
+    best, second = log_probs
+    odds = best - math.log(max(-math.expm1(best), _EPS))
+    return min(odds, _MOST), entropy, min(best - second, _MOST), float(lag)
 
 
-def load_decision(path: Path, *, hidden_size: int) -> DecisionModel:
-    """Read weights for a draft of `hidden_size`; WeightsError when they are broken or differ."""
+def draft_digest(directory: Path) -> Tensor:
+    """SHA-256 of the draft's weights in `directory`, uint8 [32]; WeightsError when missing."""
+    try:
+        with (directory / WEIGHTS_NAME).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise WeightsError(f"{directory} holds no draft to read: {error}") from None
+    return torch.tensor(list(digest), dtype=torch.uint8)
+
+
+def save_decision(model: DecisionModel, directory: Path) -> None:
+    """Write the weights beside the draft's in `directory`, in float32, whole or not at all."""
+    tensors = {name: value.detach().float() for name, value in model.state_dict().items()}
+    tensors[_DRAFT_KEY] = draft_digest(directory)
+    write_tensors(tensors, directory / DECISION_NAME)
+
+
+def load_decision(directory: Path, *, hidden_size: int) -> DecisionModel | None:
+    """The decision model beside the draft of `hidden_size` in `directory`; None without one.
+
+    WeightsError when its file is broken or was trained for other weights of the draft.
+    """
+    path = directory / DECISION_NAME
+    if not path.exists():
+        return None
     tensors = read_tensors(path)
-    depth = len(tensors) // 2
-    names = {f"{index}.{part}" for index in range(depth) for part in ("weight", "bias")}
-    if depth < 2 or set(tensors) != names:
-        raise WeightsError(
-            f"{path} holds no decision model: {', '.join(sorted(tensors)) or 'empty'}"
-        )
-    weights = [tensors[f"{index}.weight"] for index in range(depth)]
-    if weights[0].shape[-1] != hidden_size:
-        raise WeightsError(
-            f"{path} reads states of width {weights[0].shape[-1]}, the draft's are {hidden_size}"
-        )
-    model = DecisionModel(tuple(int(weight.shape[-1]) for weight in weights))
-    wanted = model.layers.state_dict()
-    odd = sorted(name for name in wanted if wanted[name].shape != tensors[name].shape)
+    digest = tensors.pop(_DRAFT_KEY, None)
+    bias = tensors.get("hidden.bias")
+    if digest is None or bias is None or bias.ndim != 1:
+        names = ", ".join(sorted(tensors)) or "empty"
+        raise WeightsError(f"{path} holds no decision model: {names}")
+    model = DecisionModel(hidden_size, max(len(bias) - 2, 1))
+    wanted = model.state_dict()
+    odd = sorted(set(tensors) ^ set(wanted))
+    odd += [name for name in wanted.keys() & tensors if wanted[name].shape != tensors[name].shape]
     if odd:
-        raise WeightsError(f"the layers in {path} do not fit each other: {', '.join(odd)}")
-    model.layers.load_state_dict(tensors)
+        raise WeightsError(f"{path} does not fit a draft of width {hidden_size}: {', '.join(odd)}")
+    if not torch.equal(digest, draft_digest(directory)):
+        raise WeightsError(
+            f"{path} was trained for other weights of this draft: run `slipstream train decision`"
+            " again, or delete it"
+        )
+    model.load_state_dict(tensors)
     return model.requires_grad_(False).eval()

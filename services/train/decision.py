@@ -1,14 +1,13 @@
 """Fits a decision model to records of rounds. Knows nothing of files, engines or reports."""
 
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.decision import GREEDY, SAMPLED, DecisionModel
+from slipstream.models.decision import NUM_STATS, DecisionModel
 from slipstream.train.records import Records
 
 
@@ -42,7 +41,7 @@ def train_decision(
     """The model of the lowest negative log-likelihood on `validation` that was met.
 
     It starts as the draft's confidence; the logistic part is fitted first, then all of it. So it
-    is never worse on `validation` than the confidence. Each column learns from its own rounds.
+    is never worse on `validation` than the confidence. Both columns learn from every slot.
     """
     torch.manual_seed(settings.seed)
     model = DecisionModel(train.hidden.shape[1], settings.width)
@@ -89,31 +88,38 @@ class _Best:
 
 
 def _loss(logits: Tensor, records: Records, rows: Tensor) -> Tensor:
-    """Cross-entropy with the chance over the noise, which varies less than what was drawn."""
-    own = torch.where(records.is_greedy[rows], logits[:, GREEDY], logits[:, SAMPLED])
-    return F.binary_cross_entropy_with_logits(own, records.overlap[rows])
+    """Cross-entropy of both columns, each with what would become of the slot decoded that way.
+
+    For the sampled one that is the chance over the noise, which varies less than what was drawn.
+    """
+    labels = torch.stack((records.agrees[rows].float(), records.overlap[rows]), -1)
+    return F.binary_cross_entropy_with_logits(logits, labels)
 
 
 def _fit_base(model: DecisionModel, train: Records) -> None:
-    """Fit the logistic part alone, to its only optimum; the network still adds nothing."""
-    rows, still = torch.arange(len(train)), torch.zeros_like(train.hidden, dtype=torch.float32)
-    solver = torch.optim.LBFGS(model.base.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+    """Fit the logistic law of the statistics alone, to its only optimum."""
+    base = nn.Linear(NUM_STATS, 2)
+    with torch.no_grad():
+        base.weight.copy_(model.stats.weight[model.width :])
+        base.bias.zero_()
+    solver = torch.optim.LBFGS(base.parameters(), max_iter=100, line_search_fn="strong_wolfe")
+    rows = torch.arange(len(train))
 
     def loss() -> Tensor:
         solver.zero_grad()
-        value = _loss(model(still, train.stats), train, rows)
+        value = _loss(base(train.stats), train, rows)
         value.backward()
         return value
 
     solver.step(loss)
+    model.set_base(base.weight.detach(), base.bias.detach())
 
 
 def _optimizer(model: DecisionModel, settings: DecisionSettings) -> torch.optim.Optimizer:
-    """Weight decay pulls the network, never the logistic part, towards nothing."""
-    network = chain(model.hidden.parameters(), model.stats.parameters(), model.out.parameters())
+    """Weight decay pulls what reads the hidden state towards nothing, the statistics never."""
     groups = [
-        {"params": list(network), "weight_decay": settings.weight_decay},
-        {"params": list(model.base.parameters()), "weight_decay": 0.0},
+        {"params": [model.hidden.weight, model.out.weight], "weight_decay": settings.weight_decay},
+        {"params": [model.stats.weight, model.hidden.bias], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr)
 

@@ -51,11 +51,11 @@ class World:
         self.target = LocalTarget(tiny.causal(dtype=dtype), free_rows=24)
         scorer = tiny.glide(dtype=dtype)
         torch.manual_seed(1)
-        decision = DecisionModel((scorer.hidden_size, 8))
+        decision = DecisionModel(scorer.hidden_size, 8)
         feed = Feed(self.target, scorer.config.target_layers)
         # The target itself with fast numerics: a draft that is nearly always right.
         twin = CausalScorer(tiny.causal(dtype=dtype, numerics="fast"))
-        twin_decision = DecisionModel((twin.hidden_size, 8))
+        twin_decision = DecisionModel(twin.hidden_size, 8)
         self.drafts = {
             "glide": LocalDraft(scorer, feed, decision=decision.score),
             "vanilla": LocalDraft(twin, decision=twin_decision.score),

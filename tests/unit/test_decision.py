@@ -1,65 +1,160 @@
-"""The decision model: chances from states, and files that fit or are refused."""
+"""The decision model: chances from what is known of a slot, and files that fit or are refused."""
+
+import math
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.decision import DecisionModel, load_decision, save_decision
-
-
-def model():
-    torch.manual_seed(0)
-    return DecisionModel((6, 4, 3))
-
-
-def test_scores_are_the_chances_of_the_network_written_out():
-    decision, states = model(), torch.randn(5, 6)
-    weights = decision.state_dict()
-    x = states
-    for index in range(2):
-        x = torch.relu(x @ weights[f"layers.{index}.weight"].T + weights[f"layers.{index}.bias"])
-    logits = (x @ weights["layers.2.weight"].T + weights["layers.2.bias"])[:, 0]
-    torch.testing.assert_close(decision.score(states), 1 / (1 + torch.exp(-logits)))
-
-
-def test_bfloat16_states_give_float32_chances():
-    scores = model().score(torch.randn(3, 6, dtype=torch.bfloat16))
-    assert scores.dtype == torch.float32 and scores.shape == (3,)
-
-
-def test_saved_and_loaded_it_scores_the_same(tmp_path):
-    decision, states = model(), torch.randn(4, 6)
-    save_decision(decision, tmp_path / "d.safetensors")
-    loaded = load_decision(tmp_path / "d.safetensors", hidden_size=6)
-    assert torch.equal(loaded.score(states), decision.score(states))
-
-
-def test_weights_for_a_draft_of_another_width_are_refused(tmp_path):
-    save_decision(model(), tmp_path / "d.safetensors")
-    with pytest.raises(WeightsError, match=r"width 6, the draft's are 8"):
-        load_decision(tmp_path / "d.safetensors", hidden_size=8)
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [
-        {"x": torch.zeros(1)},
-        {"0.weight": torch.zeros(1, 6), "0.bias": torch.zeros(1)},
-        {
-            "0.weight": torch.zeros(4, 6),
-            "0.bias": torch.zeros(4),
-            "1.weight": torch.zeros(1, 5),
-            "1.bias": torch.zeros(1),
-        },
-    ],
+from slipstream.core.types import SamplingParams, Session
+from slipstream.draft.slots import SlotReader
+from slipstream.models.decision import (
+    DECISION_NAME,
+    DecisionModel,
+    load_decision,
+    save_decision,
+    slot_stats,
 )
-def test_a_file_that_is_no_decision_model_is_refused(tmp_path, tensors):
-    save_file(tensors, tmp_path / "d.safetensors")
-    with pytest.raises(WeightsError):
-        load_decision(tmp_path / "d.safetensors", hidden_size=6)
+from slipstream.models.glide_config import WEIGHTS_NAME
+
+LAWS = [(0.9, 0.05, 0.4, 0), (0.3, 0.2, 3.0, 7), (1.0, 1e-30, 0.0, 2)]
+STATS = torch.tensor(
+    [
+        slot_stats((math.log(top), math.log(second)), entropy, lag)
+        for top, second, entropy, lag in LAWS
+    ]
+)
 
 
-def test_a_network_without_a_hidden_layer_is_refused():
-    with pytest.raises(WeightsError, match="hidden width"):
-        DecisionModel((6,))
+def model(width=4):
+    """With weights that matter everywhere."""
+    torch.manual_seed(0)
+    decision = DecisionModel(6, width)
+    with torch.no_grad():
+        for value in decision.parameters():
+            value.copy_(torch.randn_like(value) * 0.5)
+    return decision
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A draft's directory, as far as a decision model looks at it."""
+    (tmp_path / WEIGHTS_NAME).write_bytes(b"the draft")
+    return tmp_path
+
+
+def test_untrained_it_takes_the_draft_at_its_word():
+    chances = DecisionModel(6).score(torch.randn(3, 6), STATS)
+    expected = torch.tensor([[top, top] for top, *_ in LAWS])
+    torch.testing.assert_close(chances, expected, atol=2e-6, rtol=0)
+
+
+def test_chances_are_those_of_the_formula_written_out():
+    decision, hidden = model(), torch.randn(2, 6)
+    w = decision.state_dict()
+    known = torch.tensor(
+        [
+            [math.log(top / (1 - top)), entropy, math.log(top / second), lag]
+            for top, second, entropy, lag in LAWS[:2]
+        ]
+    )
+    first = hidden @ w["hidden.weight"].T + w["hidden.bias"] + known @ w["stats.weight"].T
+    logits = first[:, 4:] + first[:, :4].clamp_min(0) @ w["out.weight"].T
+    torch.testing.assert_close(decision.score(hidden, STATS[:2]), 1 / (1 + (-logits).exp()))
+
+
+def test_bfloat16_states_give_float32_chances_even_of_a_certain_law():
+    chances = model().score(torch.randn(3, 6, dtype=torch.bfloat16), STATS)
+    assert chances.dtype == torch.float32 and chances.shape == (3, 2)
+    assert ((chances >= 0) & (chances <= 1)).all()
+
+
+def test_odds_of_a_law_that_leaves_nothing_are_finite():
+    certain = slot_stats((0.0, -math.inf), 0.0, 0)
+    assert all(map(math.isfinite, certain)) and certain[0] > 13
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_which_token_carries_which_probability_has_no_say(temperature):
+    session = Session("s", 1, 1, SamplingParams(temperature=temperature))
+    reader = SlotReader(session, None, model().score)
+    logits, hidden = torch.randn(40) * 3, torch.randn(6)
+    slots = [
+        reader.read((row, hidden), position=position, lag=2, count=count)
+        for row, position, count in ((logits, 5, 1), (logits[torch.randperm(40)], 9, 4))
+    ]
+    assert slots[0].tokens[0] != slots[1].tokens[0]
+    assert slots[0].score == pytest.approx(slots[1].score, abs=1e-5)
+
+
+def test_greedy_requests_and_sampled_ones_have_a_chance_each():
+    logits, hidden, decision = torch.randn(40) * 3, torch.randn(6), model()
+    log_probs = logits.log_softmax(-1)
+    best = log_probs.sort(descending=True).values[:2].tolist()
+    stats = slot_stats(best, float(-(log_probs.exp() * log_probs).sum()), 3)
+    greedy, sampled = decision.score(hidden[None], torch.tensor([stats]))[0].tolist()
+    assert greedy != pytest.approx(sampled)
+    for temperature, chance in ((0.0, greedy), (0.7, sampled)):
+        session = Session("s", 1, 1, SamplingParams(temperature=temperature))
+        slot = SlotReader(session, None, decision.score).read(
+            (logits, hidden), position=1, lag=3, count=2
+        )
+        assert slot.score == pytest.approx(chance, abs=1e-5) and len(slot.probs) == 2
+
+
+def test_saved_and_loaded_it_scores_the_same(folder):
+    decision, hidden = model(), torch.randn(3, 6)
+    save_decision(decision, folder)
+    loaded = load_decision(folder, hidden_size=6)
+    assert torch.equal(loaded.score(hidden, STATS), decision.score(hidden, STATS))
+    assert (folder / DECISION_NAME).stat().st_size < 2**20
+
+
+def test_a_draft_without_a_decision_model_has_none(folder):
+    assert load_decision(folder, hidden_size=6) is None
+
+
+def test_weights_for_a_draft_of_another_width_are_refused(folder):
+    save_decision(model(), folder)
+    with pytest.raises(WeightsError, match=r"width 8: hidden.weight"):
+        load_decision(folder, hidden_size=8)
+
+
+def test_weights_for_other_weights_of_the_draft_are_refused(folder):
+    save_decision(model(), folder)
+    (folder / WEIGHTS_NAME).write_bytes(b"the draft, trained on")
+    with pytest.raises(WeightsError, match="trained for other weights"):
+        load_decision(folder, hidden_size=6)
+
+
+def test_a_decision_model_of_no_draft_is_not_written(tmp_path):
+    with pytest.raises(WeightsError, match="no draft"):
+        save_decision(model(), tmp_path)
+    assert not (tmp_path / DECISION_NAME).exists()
+
+
+@pytest.mark.parametrize("change", ["draft", "out.weight", "hidden.bias", "extra", "all"])
+def test_a_file_that_is_no_decision_model_is_refused(folder, change):
+    save_decision(model(), folder)
+    tensors = load_file(folder / DECISION_NAME)
+    if change == "extra":
+        tensors["extra"] = torch.zeros(1)
+    elif change == "all":
+        tensors = {"x": torch.zeros(1)}
+    else:
+        del tensors[change]
+    save_file(tensors, folder / DECISION_NAME)
+    with pytest.raises(WeightsError, match=DECISION_NAME):
+        load_decision(folder, hidden_size=6)
+
+
+def test_a_file_that_is_broken_is_refused(folder):
+    (folder / DECISION_NAME).write_bytes(b"nonsense")
+    with pytest.raises(WeightsError, match="safetensors"):
+        load_decision(folder, hidden_size=6)
+
+
+def test_a_network_without_width_is_refused():
+    with pytest.raises(WeightsError, match="width 0"):
+        DecisionModel(6, 0)

@@ -1,0 +1,200 @@
+"""A decision model from prompt files to weights: record rounds, train, judge, write.
+
+Knows nothing of the command line; progress goes out through a callback, time comes in as a clock.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slipstream.client.engine import Engine, EngineOptions
+from slipstream.core.errors import TrainingError
+from slipstream.core.planner import Profile
+from slipstream.core.types import SamplingParams
+from slipstream.draft.build import glide_folder
+from slipstream.models.decision import DECISION_NAME, draft_digest, save_decision
+from slipstream.models.glide_scorer import GlideScorer, load_glide
+from slipstream.revision import code_revision
+from slipstream.text.prompts import encode_prompt
+from slipstream.train.data import DataFile, ReadLimits, read_data
+from slipstream.train.decision import DecisionSettings, train_decision
+from slipstream.train.decision_report import Report, make_report, write_report
+from slipstream.train.provenance import data_facts, write_provenance
+from slipstream.train.records import Records, RecordStore, joined
+from slipstream.train.rounds import Recorder
+
+REPORT_NAME = "decision.json"
+PROVENANCE_NAME = "decision.provenance.json"
+Clock = Callable[[], float]
+Progress = Callable[[int, int], None]
+"""Called with (prompts recorded, prompts in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is recorded: `num_prompts` prompts at most, each answered greedily and at temperature
+    1 with up to `max_tokens` tokens, `depth` of them drafted per round (None: the draft's own
+    limit). No prompt is begun after `minutes`."""
+
+    num_prompts: int = 120
+    max_tokens: int = 64
+    depth: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_prompts < 10 or self.max_tokens < 2:
+            raise TrainingError(
+                f"num_prompts is {self.num_prompts} and max_tokens {self.max_tokens}: they must be"
+                " at least 10 and 2"
+            )
+        if self.minutes is not None and not self.minutes > 0:
+            raise TrainingError(f"minutes is {self.minutes}, it must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRun:
+    """What to train, from what. `draft` is glide or a directory of weights, where the model goes;
+    `work` is for records, report and plot (None: beside the draft's directory)."""
+
+    target: str
+    draft: str
+    data: tuple[Path, ...]
+    work: Path | None = None
+    engine: EngineOptions = field(default_factory=lambda: EngineOptions(numerics="fast"))
+    recording: Recording = field(default_factory=Recording)
+    settings: DecisionSettings = field(default_factory=DecisionSettings)
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise TrainingError("no data file was given, at least one is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The report and where it lies; `weights` is None where none were worth writing."""
+
+    report: Report
+    path: Path
+    weights: Path | None
+
+
+def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Outcome:
+    """Record, train and judge. Weights are written only if they are better than calibrated
+    confidence on the held-out prompts; the report always is."""
+    deadline = None if run.recording.minutes is None else clock() + 60 * run.recording.minutes
+    engine = Engine.load(run.target, run.engine)
+    folder = glide_folder(run.draft, engine.model_id)
+    scorer = _scorer(engine, folder)
+    files = _files(run, engine)
+    work = run.work or folder.with_name(folder.name + ".decision")
+    store = RecordStore(work / "records", _key(run, engine.model_id, folder, files))
+    prompts = _prompts(files)[: run.recording.num_prompts]
+
+    def is_late() -> bool:
+        return deadline is not None and clock() > deadline
+
+    recorder = Recorder(engine, scorer, depth=_depth(run, scorer))
+    records = _recorded(recorder, store, prompts, run.recording, progress=progress, is_late=is_late)
+    train, validation, held = split(records)
+    model = train_decision(train, validation, run.settings)
+    report = make_report(model, joined([train, validation]), held)
+    write_report(report, work / REPORT_NAME)
+    if not report.gain.is_better:
+        return Outcome(report, work / REPORT_NAME, None)
+    save_decision(model, folder)
+    facts = _facts(run, files, report, [len(part) for part in (train, validation, held)])
+    write_provenance(folder / PROVENANCE_NAME, command=run.command, facts=facts)
+    return Outcome(report, work / REPORT_NAME, folder / DECISION_NAME)
+
+
+def split(records: Records) -> tuple[Records, Records, Records]:
+    """To train on, to stop by, to report on: six, one and three of ten prompts in turn."""
+    digit = records.prompt % 10
+    parts = records.rows(digit > 3), records.rows(digit == 3), records.rows(digit < 3)
+    if not all(len(part) for part in parts):
+        raise TrainingError(
+            f"{len(records)} drafted tokens of {len(records.prompt.unique())} prompts are too few"
+            " to train on some and hold others out: record at least 10 prompts"
+        )
+    return parts
+
+
+def _recorded(
+    recorder: Recorder,
+    store: RecordStore,
+    prompts: Sequence[Sequence[int]],
+    recording: Recording,
+    *,
+    progress: Progress,
+    is_late: Callable[[], bool],
+) -> Records:
+    """Of all prompts, until it is late. What the store holds is not recorded again."""
+    parts: list[Records] = []
+    for number, prompt in enumerate(prompts):
+        found = store.get(number)
+        if found is None:
+            if is_late():
+                break
+            seed = recording.seed + number
+            samplings = [SamplingParams(temperature=heat, seed=seed) for heat in (0.0, 1.0)]
+            length = recording.max_tokens
+            found = recorder.record(prompt, samplings, max_tokens=length, number=number)
+            store.put(number, found)
+        parts.append(found)
+        progress(number + 1, len(prompts))
+    return joined(parts)
+
+
+def _scorer(engine: Engine, folder: Path) -> GlideScorer:
+    if engine.parts is None:
+        raise TrainingError(f"{engine.model_id} has no rotary positions, which GliDe needs")
+    return load_glide(folder, engine.parts)
+
+
+def _depth(run: DecisionRun, scorer: GlideScorer) -> int:
+    return run.recording.depth or min(scorer.max_lag or Profile().max_depth, Profile().max_depth)
+
+
+def _files(run: DecisionRun, engine: Engine) -> list[DataFile]:
+    limits = ReadLimits(engine.facts.vocab_size)
+    encode = partial(encode_prompt, engine.text)
+    return [read_data(path, limits, encode=encode) for path in run.data]
+
+
+def _prompts(files: Sequence[DataFile]) -> list[list[int]]:
+    """Every prompt once, in an order that has nothing to do with that of the files."""
+    documents = {d.key: d.ids[: d.num_prompt] for data in files for d in data.documents}
+    return [documents[key].tolist() for key in sorted(documents)]
+
+
+def _key(
+    run: DecisionRun, model_id: str, folder: Path, files: Sequence[DataFile]
+) -> dict[str, Any]:
+    """What recorded rounds depend on, but for how many prompts there were time for."""
+    recording = run.recording
+    return {
+        "target": model_id,
+        "draft": bytes(draft_digest(folder).tolist()).hex(),
+        "data": sorted(data.sha256 for data in files),
+        "max_tokens": recording.max_tokens,
+        "depth": recording.depth,
+        "seed": recording.seed,
+    }
+
+
+def _facts(
+    run: DecisionRun, files: Sequence[DataFile], report: Report, counts: Sequence[int]
+) -> dict[str, Any]:
+    num_train, num_validation, num_held = counts
+    return {
+        "revision": code_revision(),
+        "data": [data_facts(data) for data in files],
+        "recording": asdict(run.recording),
+        "settings": asdict(run.settings),
+        "num_tokens": {"train": num_train, "stop": num_validation, "report": num_held},
+        "report": report.facts(),
+    }
