@@ -16,7 +16,6 @@ _FILES = "Files"
 _LOSS = "Loss"
 _LENGTH = "Length and speed"
 _CHECKS = "Checks"
-_MACHINE = "Machine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,20 +220,6 @@ class CheckFlags:
             rich_help_panel=_CHECKS,
         ),
     ] = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFlags:
-    """What computes."""
-
-    device: Annotated[str, Option(help="cpu, cuda or cuda:N.", rich_help_panel=_MACHINE)] = "cpu"
-    precision: Annotated[
-        str, Option(help="Of products: bfloat16 or float32.", rich_help_panel=_MACHINE)
-    ] = "bfloat16"
-    threads: Annotated[
-        int | None,
-        Option(help="CPU threads.", min=1, show_default="torch's choice", rich_help_panel=_MACHINE),
-    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,15 @@
 
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slipstream.cli.flags import with_flags
-from slipstream.cli.glide_flags import DraftFlags, FileFlags, MachineFlags, RecipeFlags
+from slipstream.cli.glide_flags import DraftFlags, FileFlags, RecipeFlags
+from slipstream.cli.team_flags import TeamFlags
 
 if TYPE_CHECKING:
     from slipstream.train.parallel import Team
@@ -17,18 +19,14 @@ if TYPE_CHECKING:
 
 
 @with_flags
-def glide(
-    *, draft: DraftFlags, files: FileFlags, recipe: RecipeFlags, machine: MachineFlags
-) -> None:
+def glide(*, draft: DraftFlags, files: FileFlags, recipe: RecipeFlags, machine: TeamFlags) -> None:
     """Train a GliDe draft for a target model."""
-    from slipstream.models.loading import parse_device
-    from slipstream.train.parallel import Team
     from slipstream.train.run import GlideRun
 
     settings = recipe.settings(machine.precision)
     command = ("slipstream", *sys.argv[1:])
-    run = GlideRun(**draft.facts(), **files.facts(), settings=settings, command=command)
-    _train(Team(device=parse_device(machine.device)), run=run, threads=machine.threads)
+    run = GlideRun(**draft.facts(), **files.facts(), settings=settings, command=command).absolute()
+    machine.start(partial(_train, run=run, threads=machine.threads), run.work)
 
 
 def _train(team: "Team", *, run: "GlideRun", threads: int | None) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,19 @@ class GlideRun:
             raise TrainingError(
                 "a resumed run takes its weights from the checkpoint: drop init_from"
             )
+
+    def absolute(self) -> "GlideRun":
+        """The same with paths that mean the same in every working directory."""
+        target = Path(self.target).expanduser()
+        return replace(
+            self,
+            target=str(target.absolute()) if target.exists() else self.target,
+            data=tuple(path.absolute() for path in self.data),
+            out=self.out.absolute(),
+            work=self.work.absolute(),
+            features=self.features.absolute(),
+            init_from=self.init_from and self.init_from.absolute(),
+        )
         if self.export_hf is not None:
             _check_export(self.layers, self.export_hf)
 

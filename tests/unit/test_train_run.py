@@ -1,79 +1,28 @@
 """Whole training runs on a tiny target: weights that load, exact resume, clear refusals."""
 
-import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-import tiny_glide as tiny
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide_config import read_config
 from slipstream.models.glide_scorer import load_glide
-from slipstream.models.glide_weights import load_weights
+from slipstream.models.glide_weights import load_weights, read_tensors
 from slipstream.models.loading import load_target_parts
-from slipstream.train.config import LossSettings, Schedule, TrainSettings
-from slipstream.train.run import GlideRun, train_glide
+from slipstream.train.config import Schedule, TrainSettings
+from slipstream.train.run import train_glide
 from slipstream.train.trainer import Hooks
+from tiny_training import SETTINGS, glide_run, hooks, train, training_place
 
 NAMES = ("first", "second")
-TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
-SETTINGS = TrainSettings(
-    Schedule(steps=6),
-    LossSettings(block_min=2, block_max=4),
-    batch_tokens=40,
-    num_heldout=2,
-    report_seconds=2.0,
-    export_seconds=3.0,
-)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A directory with a target model and a data file."""
-    base = tmp_path_factory.mktemp("train")
-    tiny.llama(tie_word_embeddings=False).to(torch.bfloat16).save_pretrained(base / "target")
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w60")
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(base / "target")
-    generator = torch.Generator().manual_seed(0)
-    with (base / "data.jsonl").open("w") as file:
-        for _ in range(20):
-            ids = torch.randint(1, tiny.VOCAB, (12,), generator=generator).tolist()
-            file.write(json.dumps({"p": ids[:5], "g": ids[5:]}) + "\n")
-        file.write(json.dumps({"prompt": "w7 w8 w9"}) + "\n")
-    return base
-
-
-def glide_run(place, out, **changes):
-    values = {
-        "target": str(place / "target"),
-        "data": (place / "data.jsonl",),
-        "out": out / "weights",
-        "work": out / "work",
-        "features": place / "features",
-        "layers": (1, 3),
-        "head_size": 30,
-        "settings": SETTINGS,
-        "licence": "none",
-        "command": ("slipstream", "train", "glide"),
-    }
-    return GlideRun(**{**values, **changes})
-
-
-def hooks(check=lambda result: None):
-    """A clock that moves one second with each look."""
-    ticks = itertools.count()
-    return Hooks(lambda: float(next(ticks)), lambda report: None, check)
-
-
-def train(run, check=lambda result: None):
-    train_glide(run, hooks(check), feature_progress=lambda done, total: None)
+    return training_place(tmp_path_factory.mktemp("train"))
 
 
 class Interrupted(Exception):
@@ -84,36 +33,84 @@ def interrupt(result):
     raise Interrupted
 
 
+def provenance(out):
+    return json.loads((out / "weights/provenance.json").read_text())
+
+
 def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_path):
-    checks = []
-    train(glide_run(place, tmp_path), checks.append)
+    checks = train(glide_run(place, tmp_path))
     target = load_target_parts(str(place / "target"))
     scorer = load_glide(tmp_path / "weights", target.model, tokenizer_hash=target.tokenizer_hash)
     scores = scorer.sync(scorer.open(8), [1, 2, 3], None)
     assert torch.isfinite(scores.logits).all()
     assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
     assert scorer.max_lag == SETTINGS.loss.block_max
-    record = json.loads((tmp_path / "weights" / "provenance.json").read_text())
+    record = provenance(tmp_path)
     assert record["command"] == "slipstream train glide"
     assert record["licence"] == "derived from target (none)"
     assert record["data"][0]["num_documents"] == 21
     assert record["data"][0]["num_tokens"] == 20 * 12 + 5
     assert any(check.is_best for check in checks)
     assert all(len(check.heldout.acceptance) == 7 for check in checks)
+    assert len(record["heldout"]["acceptance"]) == 17
+    assert record["heldout_length"] == max(check.heldout.length for check in checks)
+    for name in ("loss.png", "acceptance.png"):
+        assert (tmp_path / "work" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
-    train(glide_run(place, tmp_path / "whole"))
+    loss = replace(SETTINGS.loss, hard_weight=0.5, unroll=3)
+    settings = replace(SETTINGS, loss=loss, ema=0.9, patience=50)
+    train(glide_run(place, tmp_path / "whole", settings=settings))
     with pytest.raises(Interrupted):
-        train(glide_run(place, tmp_path / "broken"), interrupt)
+        train(glide_run(place, tmp_path / "broken", settings=settings), interrupt)
     stopped_at = json.loads((tmp_path / "broken/work/checkpoint/state.json").read_text())["step"]
     assert 0 < stopped_at < 6
-    train(glide_run(place, tmp_path / "broken", is_resumed=True))
-    whole, broken = (
-        (tmp_path / name / "work/checkpoint/model.safetensors").read_bytes()
-        for name in ("whole", "broken")
+    train(glide_run(place, tmp_path / "broken", settings=settings, is_resumed=True))
+    for part in ("model", "average", "optimizer"):
+        whole, broken = (
+            (tmp_path / name / f"work/checkpoint/{part}.safetensors").read_bytes()
+            for name in ("whole", "broken")
+        )
+        assert whole == broken
+
+
+def test_the_averaged_weights_are_exported_and_the_others_trained_on(place, tmp_path):
+    settings = replace(SETTINGS, schedule=Schedule(steps=4), ema=0.99, export_seconds=1e6)
+    train(glide_run(place, tmp_path, settings=settings))
+    average, latest = (
+        read_tensors(tmp_path / f"work/checkpoint/{name}.safetensors")
+        for name in ("average", "model")
     )
-    assert whole == broken
+    exported = load_weights(tmp_path / "weights")[0].state_dict()
+    name = "layers.0.mlp.up_proj.weight"
+    assert torch.equal(exported[name], average[name].bfloat16())
+    assert not torch.equal(exported[name], latest[name].bfloat16())
+
+
+def test_patience_ends_a_run_that_does_not_get_better(place, tmp_path):
+    settings = replace(
+        SETTINGS, schedule=Schedule(steps=500, lr=1e-9), patience=2, export_seconds=1.5
+    )
+    checks = train(glide_run(place, tmp_path, settings=settings))
+    assert [check.is_best for check in checks] == [True, False, False]
+    record = json.loads((tmp_path / "work/checkpoint/state.json").read_text())
+    assert record["step"] < 20
+
+
+def test_a_draft_of_two_layers_trains_without_any_feature_on_disk(place, tmp_path):
+    settings = replace(SETTINGS, schedule=Schedule(steps=2))
+    run = glide_run(
+        place,
+        tmp_path,
+        settings=settings,
+        num_layers=2,
+        feature_gb=0.0,
+        features=tmp_path / "features",
+    )
+    train(run)
+    assert load_weights(run.out)[0].config.num_layers == 2
+    assert not run.features.exists()
 
 
 def test_training_lowers_the_loss(place, tmp_path):
