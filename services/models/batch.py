@@ -18,6 +18,8 @@ from slipstream.core.errors import ModelError
 _ATTENTION = "slipstream_batch"
 _BLOCK = 64
 """Slots are added in steps of this size."""
+_PREFILL_TOKENS = 4096
+"""Prompts are read in groups of about so many tokens: what they need in memory is bounded."""
 
 
 def _attention_interface(
@@ -43,12 +45,15 @@ class BatchCache:
         self._kv = like.new_zeros(layers, 2, len(lengths), heads, 0, dim)
         self._mask = like.new_zeros(0)
         self._positions = like.new_zeros(0)
+        self._rows = slice(0, 0)
 
-    def begin(self, positions: Tensor, width: int) -> None:
-        """Make room for `width` slots; `positions` [B, T] are those of the next forward."""
+    def begin(self, positions: Tensor, width: int, *, first: int = 0) -> None:
+        """Make room for `width` slots; the next forward is of the rows from `first` on, at
+        `positions` [rows, T]."""
         missing = -(-width // _BLOCK) * _BLOCK - self._kv.shape[4]
         if missing > 0:
             self._kv = nn.functional.pad(self._kv, (0, 0, 0, missing))
+        self._rows = slice(first, first + len(positions))
         # All slots take part, empty ones masked: a slice would be copied by every product.
         self._positions, slots = positions, torch.arange(self._kv.shape[4], device=positions.device)
         hidden = slots > positions[..., None]
@@ -65,7 +70,7 @@ class BatchCache:
         """Store `fresh`, then attend: [B, heads, T, d]."""
         num_rows, num_heads, length, dim = query.shape
         rows = torch.arange(num_rows, device=query.device)[:, None]
-        keys, values = self._kv[layer]
+        keys, values = self._kv[layer, :, self._rows]
         for held, new in zip((keys, values), fresh, strict=True):
             held[rows, :, self._positions] = new.transpose(1, 2)
         if length > 1:
@@ -99,28 +104,42 @@ class BatchModel:
     @torch.inference_mode()
     def open(self, prompts: Sequence[Sequence[int]]) -> tuple[BatchCache, Tensor]:
         """Caches of the prompts and the logits [B, V] behind each one's last token."""
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._head.weight.device)
+        device = self._head.weight.device
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = int(lengths.max())
-        ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=lengths.device)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt, device=lengths.device)
         cache = BatchCache(self._shape, lengths, self._head.weight)
-        positions = torch.arange(longest, device=ids.device).expand_as(ids)
-        hidden = self._forward(cache, ids, positions, longest)
-        last = hidden[torch.arange(len(prompts), device=ids.device), lengths - 1]
-        return cache, self._head(last)
+        size = max(1, _PREFILL_TOKENS // longest)
+        last = [
+            self._prefill(cache, prompts[first : first + size], first, longest)
+            for first in range(0, len(prompts), size)
+        ]
+        return cache, self._head(torch.cat(last))
+
+    def _prefill(
+        self, cache: BatchCache, prompts: Sequence[Sequence[int]], first: int, width: int
+    ) -> Tensor:
+        """Fill the rows from `first` on; the hidden states [rows, d] of their last tokens."""
+        ends = torch.tensor([len(prompt) - 1 for prompt in prompts])
+        ids = torch.zeros(len(prompts), int(ends.max()) + 1, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        ids, device = ids.to(cache.lengths.device), cache.lengths.device
+        positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+        cache.begin(positions, width, first=first)
+        hidden = self._forward(cache, ids, positions)
+        return hidden[torch.arange(len(prompts), device=device), ends.to(device)]
 
     @torch.inference_mode()
     def step(self, cache: BatchCache, tokens: Tensor) -> Tensor:
         """Append a token to every row, [B]; the logits [B, V] behind it."""
         positions = cache.lengths[:, None]
-        hidden = self._forward(cache, tokens[:, None], positions, int(positions.max()) + 1)
+        cache.begin(positions, int(positions.max()) + 1)
+        hidden = self._forward(cache, tokens[:, None], positions)
         cache.lengths = cache.lengths + 1
         logits: Tensor = self._head(hidden[:, 0])
         return logits
 
-    def _forward(self, cache: BatchCache, ids: Tensor, positions: Tensor, width: int) -> Tensor:
-        cache.begin(positions, width)
+    def _forward(self, cache: BatchCache, ids: Tensor, positions: Tensor) -> Tensor:
         out = self._body(input_ids=ids, position_ids=positions, use_cache=False, slip_cache=cache)
         hidden: Tensor = out.last_hidden_state
         return hidden

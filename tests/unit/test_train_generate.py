@@ -5,6 +5,7 @@ import torch
 
 import tiny
 from slipstream.core.errors import TrainingError
+from slipstream.models import batch
 from slipstream.models.batch import BatchModel
 from slipstream.train import generate
 from slipstream.train.generate import Ask, EndRules, answers, draw
@@ -39,6 +40,14 @@ def test_an_answer_depends_on_its_own_prompt_only(temperature):
     whole = answers(model, asks(temperature), NO_END, noise())
     first = answers(model, asks(temperature)[:1], NO_END, noise())
     assert whole[:1] == first
+
+
+@pytest.mark.parametrize("num_tokens", [1, 140])
+def test_prompts_read_in_groups_are_prompts_read_at_once(monkeypatch, num_tokens):
+    model = BatchModel(tiny.hf_model())
+    whole = answers(model, asks(0.0), NO_END, noise())
+    monkeypatch.setattr(batch, "_PREFILL_TOKENS", num_tokens)
+    assert answers(model, asks(0.0), NO_END, noise()) == whole
 
 
 def test_dropping_ended_rows_changes_nothing(monkeypatch):
