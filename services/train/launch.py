@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import ProcessException, spawn
 
 from slipstream.core.errors import SlipstreamError, TrainingError
 from slipstream.models.loading import parse_device
@@ -45,8 +45,8 @@ def run_team(work: Work, *, device: str, num_processes: int) -> None:
 def _spawn(work: Work, device: str, size: int) -> None:
     with TemporaryDirectory() as place:
         try:
-            mp.spawn(_member, (work, device, size, Path(place)), nprocs=size)  # type: ignore[no-untyped-call]
-        except mp.ProcessException:
+            spawn(_member, (work, device, size, Path(place)), nprocs=size)
+        except ProcessException:
             for path in sorted(Path(place).glob("error-*")):
                 raise TrainingError(path.read_text(encoding="utf-8")) from None
             raise

@@ -86,6 +86,8 @@ class GlideRun:
             raise TrainingError(
                 "a resumed run takes its weights from the checkpoint: drop init_from"
             )
+        if self.export_hf is not None:
+            _check_export(self.layers, self.export_hf)
 
     def absolute(self) -> "GlideRun":
         """The same with paths that mean the same in every working directory."""
@@ -98,9 +100,8 @@ class GlideRun:
             work=self.work.absolute(),
             features=self.features.absolute(),
             init_from=self.init_from and self.init_from.absolute(),
+            export_hf=self.export_hf and self.export_hf.absolute(),
         )
-        if self.export_hf is not None:
-            _check_export(self.layers, self.export_hf)
 
 
 def _check_export(layers: tuple[int, ...] | None, place: Path) -> None:
