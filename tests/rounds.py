@@ -48,7 +48,13 @@ def speculate(  # noqa: PLR0913 - a request's parts
     name: str = "s",
 ) -> Output:
     """One request, from an empty session to its release."""
-    settings = resolve(options, profile, drafter=kind, has_decision_model=has_decision_model)
+    settings = resolve(
+        options,
+        profile,
+        drafter=kind,
+        has_decision_model=has_decision_model,
+        temperature=sampling.temperature,
+    )
     session = Session(
         name,
         len(prompt),

@@ -1,6 +1,7 @@
 """Methods at work: each opens conversations that it continues turn by turn. Prints nothing."""
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +14,7 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.types import SamplingParams
-from slipstream.draft.build import SHIPPED, Drafter
+from slipstream.draft.build import SHIPPED, Drafter, DraftModel
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.store.digests import weights_digests
 
@@ -38,15 +39,26 @@ class Contenders:
     """
 
     def __init__(
-        self, target: str, draft: str, options: EngineOptions, *, sampling: SamplingParams
+        self,
+        target: str,
+        draft: str,
+        options: EngineOptions,
+        *,
+        sampling: SamplingParams,
+        profile: Path | None = None,
     ) -> None:
-        """`draft` is the GliDe draft: glide, or a directory of weights."""
+        """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL.
+
+        `profile` is a file that takes the place of its own profile.
+        """
         self._target = target
         self._draft = draft
         self._options = options
         self._sampling = sampling
+        self._profile = profile
         self._engines: dict[Numerics, Engine] = {}
         self._drafters: dict[tuple[Numerics, str], Drafter] = {}
+        self._tuned: dict[str, Drafter] = {}
         self._untouched: LoadedModel | None = None
         self.draft_digests: dict[str, str] = {}
         """SHA-256 of the GliDe weights when they were loaded, by file; empty without any."""
@@ -71,6 +83,20 @@ class Contenders:
             self._engines[numerics] = Engine.load(self._target, options)
         return self._engines[numerics]
 
+    def draft_model(self, numerics: Numerics) -> DraftModel:
+        """The draft for the target in these numerics, without a profile."""
+        return self.engine(numerics).draft_model(self._draft)
+
+    def tune(self, method: Method, drafter: Drafter) -> None:
+        """Have the method draft with a drafter of its own, made for its numerics' engine."""
+        self._tuned[method.name] = drafter
+
+    def under(self, sampling: SamplingParams) -> "Contenders":
+        """The same contenders, all that is loaded included, drawing from another law."""
+        other = copy(self)
+        other._sampling = sampling
+        return other
+
     def draft_folder(self) -> Path:
         """Where the GliDe weights are."""
         if self._draft == "glide":
@@ -94,9 +120,12 @@ class Contenders:
         return self._untouched
 
     def _drafter(self, method: Method) -> Drafter:
+        if method.name in self._tuned:
+            return self._tuned[method.name]
         key = (method.numerics, self._draft_name(method))
         if key not in self._drafters:
-            drafter = self.engine(method.numerics).drafter(key[1])
+            profile = self._profile if key[1] == self._draft else None
+            drafter = self.engine(method.numerics).drafter(key[1], profile=profile)
             if drafter.kind == "glide":
                 self.draft_digests = weights_digests(self.draft_folder())
             self._drafters[key] = drafter

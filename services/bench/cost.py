@@ -16,19 +16,20 @@ from slipstream.bench.contenders import Contenders
 from slipstream.bench.methods import Method, parse_method
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
+from slipstream.core.planner import Profile
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Plan, Session
-from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.core.types import Delta, Plan, Session, StopPolicy
+from slipstream.draft.build import DraftModel
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.glide_scorer import GlideScorer, load_glide
-from slipstream.models.scorer import KvView
+from slipstream.models.scorer import KvView, Scorer
 
 MAX_ROWS = 128
 DRAFTED = 5
 """Nodes of the chain that a draft step is the median of."""
-_PLAIN = ("plain", "plain+invariant", "hf")
 _WARMUP = 3
+_NEVER = 1e-300
+"""A cost ratio that no path falls below."""
 
 Action = Callable[[], object]
 
@@ -38,7 +39,7 @@ class CostPlan:
     """What to time: forwards of `rows` rows behind `context` tokens, `rounds` times each.
 
     `plain_tokens` is the length of the replies of plain decoding, of which there are
-    `plain_rounds`.
+    `plain_rounds` by each method of `plain`.
     """
 
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -46,6 +47,7 @@ class CostPlan:
     rounds: int = 20
     plain_tokens: int = 48
     plain_rounds: int = 3
+    plain: tuple[str, ...] = ("plain", "plain+invariant", "hf")
 
     def __post_init__(self) -> None:
         if not self.rows or self.rows[0] != 1 or list(self.rows) != sorted(set(self.rows)):
@@ -77,7 +79,8 @@ def measure_cost(
         for numerics, forwards in targets.items()
     }
     if has_draft:
-        actions |= _draft_actions(contenders, targets["fast"].cache, tokens)
+        model = contenders.draft_model("fast")
+        actions |= _draft_actions(model, targets["fast"].cache, tokens)
     ms = _medians(actions, plan.rounds, targets["fast"].model.device)
     return {
         "context": len(tokens),
@@ -121,28 +124,36 @@ class _Source:
         return self.cache.view(layers)
 
 
-def _draft_actions(
-    contenders: Contenders, cache: KvCache, tokens: Sequence[int]
-) -> dict[str, Action]:
-    engine = contenders.engine("fast")
-    scorer = load_glide(contenders.draft_folder(), engine.parts)
-    layers = tuple(scorer.config.target_layers)
+def _draft_actions(model: DraftModel, cache: KvCache, tokens: Sequence[int]) -> dict[str, Action]:
+    """A step of the model by itself, and proposals as a target gets them: of one token, of
+    several, and of several that the decision model has scored."""
+    scorer = model.scorer
+    view = cache.view(model.layers) if model.layers else None
     state = scorer.open(len(tokens) + MAX_ROWS)
-    scorer.sync(state, tokens, cache.view(layers))
-    draft = LocalDraft(scorer, Feed(_Source(cache), layers))
+    scorer.sync(state, tokens, view)
+    draft = model.draft(Profile(), source=_Source(cache))
     session = Session("cost", num_prompt_tokens=len(tokens), max_tokens=MAX_ROWS)
-    known, plan = Delta(0, tuple(tokens)), Plan(DRAFTED, DRAFTED)
-    return {
-        "step": _Chain(scorer, state, tokens, cache.view(layers)).grow,
-        "round": lambda: finished(draft.propose(session, known, plan)),
+    known = Delta(0, tuple(tokens))
+
+    def proposing(plan: Plan) -> Action:
+        return lambda: finished(draft.propose(session, known, plan))
+
+    actions = {
+        "step": _Chain(scorer, state, tokens, view).grow,
+        "first": proposing(Plan(1, 1)),
+        "round": proposing(Plan(DRAFTED, DRAFTED)),
     }
+    if model.decision is not None:
+        scored = Plan(DRAFTED, DRAFTED, stop=StopPolicy.COST, threshold=_NEVER)
+        actions["scored"] = proposing(scored)
+    return actions
 
 
 class _Chain:
     """A draft chain that is grown a node at a time, and begun anew when it is long enough."""
 
     def __init__(
-        self, scorer: GlideScorer, state: Any, tokens: Sequence[int], view: KvView
+        self, scorer: Scorer, state: Any, tokens: Sequence[int], view: KvView | None
     ) -> None:
         self._scorer, self._state = scorer, state
         self._tokens, self._view = tokens, view
@@ -178,12 +189,17 @@ def _timed(action: Action, device: torch.device) -> list[float]:
 
 
 def _draft_cost(ms: Mapping[Any, float]) -> dict[str, float]:
+    """`first_ms` is a proposal of one token, `more_ms` what another adds, `score_ms` a score."""
     target, step, per_token = ms["fast", 1], ms["step"], ms["round"] / DRAFTED
+    scored = ms.get("scored", ms["round"]) - ms["round"]
     return {
         "step_ms": step,
         "step_ratio": step / target,
         "round_step_ms": per_token,
         "round_step_ratio": per_token / target,
+        "first_ms": ms["first"],
+        "more_ms": max(ms["round"] - ms["first"], 0.0) / (DRAFTED - 1),
+        "score_ms": max(scored, 0.0) / DRAFTED,
     }
 
 
@@ -191,8 +207,8 @@ def _plain_ms(
     plan: CostPlan, contenders: Contenders, tokens: Sequence[int]
 ) -> dict[str, float | None]:
     """Milliseconds per token after the first; None where the model ended at once."""
-    methods = [parse_method(name) for name in _PLAIN]
-    ms: dict[str, list[float]] = {name: [] for name in _PLAIN}
+    methods = [parse_method(name) for name in plan.plain]
+    ms: dict[str, list[float]] = {name: [] for name in plan.plain}
     for round_ in range(1 + plan.plain_rounds):
         for method in methods:
             value = _ms_per_token(contenders, method, tokens, plan.plain_tokens)

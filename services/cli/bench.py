@@ -116,7 +116,9 @@ def _contenders(
     with bars() as progress:
         for name in (models.target, *_draft_models(methods)):
             resolve(name, progress=progress)
-    return Contenders(models.target, models.draft, options, sampling=sampling)
+    return Contenders(
+        models.target, models.draft, options, sampling=sampling, profile=models.profile
+    )
 
 
 def _draft_models(methods: Sequence[Method]) -> Iterator[str]:

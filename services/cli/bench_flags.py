@@ -43,6 +43,10 @@ class ModelFlags:
     dtype: Annotated[str, Option(help="bfloat16, float16 or float32.")] = "bfloat16"
     threads: Annotated[int | None, Option(help="CPU threads; default: torch's choice.")] = None
     device: Annotated[str, Option(help="cpu, cuda or cuda:N.")] = "cpu"
+    profile: Annotated[
+        Path | None,
+        Option(help="Profile file of `slipstream calibrate`, in place of the draft's own."),
+    ] = None
 
     def check(self) -> None:
         """Raises `InvalidRequest` for a draft that is no GliDe draft."""

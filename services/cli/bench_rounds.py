@@ -111,7 +111,12 @@ def _services(run: RoundFlags, models: ModelFlags) -> "LocalServices":
     from slipstream.bench.services import LocalServices
 
     flags = StackFlags(
-        models.target, models.draft, models.dtype, None, models.threads, models.device
+        models.target,
+        models.draft,
+        models.dtype,
+        threads=models.threads,
+        device=models.device,
+        profile=models.profile,
     )
     return LocalServices(flags.plan(port=0), has_delay_line=run.kv_delay_ms is not None)
 
@@ -119,8 +124,14 @@ def _services(run: RoundFlags, models: ModelFlags) -> "LocalServices":
 def _embedded(models: ModelFlags) -> "Client":
     from slipstream.client import Client
 
-    options: dict[str, Any] = {"dtype": models.dtype, "threads": models.threads}
-    return Client.embedded(models.target, models.draft, device=models.device, **options)
+    return Client.embedded(
+        models.target,
+        models.draft,
+        dtype=models.dtype,
+        threads=models.threads,
+        device=models.device,
+        profile=models.profile,
+    )
 
 
 def _delayed(ms: float) -> str:

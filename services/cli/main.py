@@ -35,6 +35,7 @@ app.add_typer(models.app, name="models")
 _LATER = {
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
     "train": ("slipstream.cli.train", "Train draft models."),
+    "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -65,8 +65,12 @@ class EngineFlags:
     ] = None
     threads: Annotated[int | None, _option(ENGINE, "CPU threads.", default="torch's choice")] = None
     device: Annotated[str | None, _option(ENGINE, "cpu, cuda or cuda:N.", default="cpu")] = None
+    profile: Annotated[
+        Path | None,
+        _option(ENGINE, "Profile file of `slipstream calibrate`.", default="the draft's own"),
+    ] = None
 
-    def given(self) -> dict[str, str | int]:
+    def given(self) -> dict[str, str | int | Path]:
         """What was said, by the names of `Client.embedded`."""
         named = {at.name: getattr(self, at.name) for at in fields(self)}
         return {name: value for name, value in named.items() if value is not None}

@@ -12,6 +12,7 @@ import typer
 
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
+from slipstream.core.errors import UnsupportedCombination
 
 if TYPE_CHECKING:
     from slipstream.local.stack import Stack, StackPlan
@@ -38,6 +39,10 @@ class StackFlags:
         None
     )
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Profile file of `slipstream calibrate`; default: the draft's own."),
+    ] = None
     config: Annotated[
         Path | None, typer.Option(help="TOML file with tables target, draft and router.")
     ] = None
@@ -54,7 +59,10 @@ class StackFlags:
         engine += _given("threads", self.threads)
         target = (*engine, "--model", self.model, *_given("numerics", self.numerics))
         draft = (*engine, "--draft", self.draft, "--target-model", self.model)
+        draft += tuple(_given("profile", self.profile))
         if self.draft in _NO_PROCESS:
+            if self.profile is not None:
+                raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
             router = (*file, "--drafter", self.draft)
             return StackPlan(target, None, router, port, self.grace_s)
         takes_turns = self.threads is None and self.device in (None, "cpu")

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from slipstream.client.client import DEFAULT_TIMEOUT_S
@@ -48,7 +50,7 @@ class AsyncClient:
         )
 
     @classmethod
-    def embedded(
+    def embedded(  # noqa: PLR0913 - a keyword for each thing that can be chosen
         cls,
         target: str = "smollm2-135m",
         draft: str = "glide",
@@ -57,6 +59,7 @@ class AsyncClient:
         numerics: str = "invariant",
         threads: int | None = None,
         device: str = "cpu",
+        profile: str | PathLike[str] | None = None,
     ) -> Self:
         """See `Client.embedded`. Loads the models before it returns, so best before the loop."""
         from slipstream.client.embedded_aio import AsyncEmbedded
@@ -65,7 +68,8 @@ class AsyncClient:
         options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
         client = cls.__new__(cls)
         client._defaults = Defaults()
-        client._backend = AsyncEmbedded.load(target, draft, options)
+        path = None if profile is None else Path(profile)
+        client._backend = AsyncEmbedded.load(target, draft, options, profile=path)
         return client
 
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:

@@ -1,6 +1,8 @@
 """The client for threads: generate, stream, converse. Where engines live is decided at birth."""
 
 import time
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from slipstream.client.conversation import PAUSES_S, Conversation, new_session_id
@@ -56,7 +58,7 @@ class Client:
         )
 
     @classmethod
-    def embedded(
+    def embedded(  # noqa: PLR0913 - a keyword for each thing that can be chosen
         cls,
         target: str = "smollm2-135m",
         draft: str = "glide",
@@ -65,17 +67,20 @@ class Client:
         numerics: str = "invariant",
         threads: int | None = None,
         device: str = "cpu",
+        profile: str | PathLike[str] | None = None,
     ) -> Self:
         """Both engines in this process.
 
         `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL or a
-        directory of GliDe weights. Raises `ModelError` or `InvalidRequest`.
+        directory of GliDe weights; `profile` is a file of `slipstream calibrate`, in place of the
+        draft's own profile. Raises `ModelError` or `InvalidRequest`.
         """
         from slipstream.client.embedded import Embedded
         from slipstream.client.engine import EngineOptions
 
         options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
-        return cls.of(Embedded.load(target, draft, options))
+        path = None if profile is None else Path(profile)
+        return cls.of(Embedded.load(target, draft, options, profile=path))
 
     @classmethod
     def of(cls, backend: "Backend") -> Self:

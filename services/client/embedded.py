@@ -1,6 +1,7 @@
 """Both engines in this process, for one thread at a time: no network, no other service."""
 
 import secrets
+from pathlib import Path
 
 from slipstream.client.embedded_session import EmbeddedSession
 from slipstream.client.engine import Engine, EngineOptions
@@ -32,10 +33,12 @@ class Embedded:
         self._is_closed = False
 
     @classmethod
-    def load(cls, target: str, draft: str, options: EngineOptions) -> "Embedded":
-        """Load both models by name."""
+    def load(
+        cls, target: str, draft: str, options: EngineOptions, *, profile: Path | None = None
+    ) -> "Embedded":
+        """Load both models by name; `profile` is a file that takes the place of the draft's own."""
         engine = Engine.load(target, options)
-        return cls(engine, engine.drafter(draft))
+        return cls(engine, engine.drafter(draft, profile=profile))
 
     def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""

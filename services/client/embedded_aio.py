@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from slipstream.client.embedded import Embedded
@@ -29,11 +31,14 @@ class AsyncEmbedded:
         self._is_closed = False
 
     @classmethod
-    def load(cls, target: str, draft: str, options: EngineOptions) -> "AsyncEmbedded":
-        """Load both models by name; blocks until they are."""
+    def load(
+        cls, target: str, draft: str, options: EngineOptions, *, profile: Path | None = None
+    ) -> "AsyncEmbedded":
+        """Load both models by name; blocks until they are. See `Embedded.load`."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slipstream-engine")
         try:
-            embedded = thread.submit(Embedded.load, target, draft, options).result()
+            load = partial(Embedded.load, target, draft, options, profile=profile)
+            embedded = thread.submit(load).result()
         except BaseException:
             thread.shutdown(wait=False)
             raise

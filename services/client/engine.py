@@ -1,12 +1,19 @@
 """A target and a draft in this process, built from names. The place where models meet the loop."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request import ModelFacts
-from slipstream.draft.build import Drafter, DraftTarget, build_drafter
+from slipstream.draft.build import (
+    Drafter,
+    DraftModel,
+    DraftTarget,
+    build_drafter,
+    load_draft_model,
+)
 from slipstream.models.causal import Numerics
 from slipstream.models.glide_target import TargetParts, target_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
@@ -53,10 +60,20 @@ class Engine:
         loaded = load_target_parts(target, dtype=options.dtype, device=options.device)
         return cls(loaded, options)
 
-    def drafter(self, name: str) -> Drafter:
-        """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."""
+    def drafter(self, name: str, *, profile: Path | None = None) -> Drafter:
+        """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.
+
+        `profile` is a file that takes the place of the draft's own profile.
+        """
+        return build_drafter(name, self._for_draft(), profile=profile)
+
+    def draft_model(self, name: str) -> DraftModel:
+        """The model behind such a draft, if it is one, without a profile."""
+        return load_draft_model(name, self._for_draft())
+
+    def _for_draft(self) -> DraftTarget:
         options = self.options
-        target = DraftTarget(
+        return DraftTarget(
             self.model_id,
             self.tokenizer_hash,
             self.parts,
@@ -64,7 +81,6 @@ class Engine:
             options.dtype,
             options.device,
         )
-        return build_drafter(name, target)
 
 
 def _parts(loaded: LoadedModel) -> TargetParts | None:

@@ -42,7 +42,7 @@ def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | No
     dtype, device = config.dtype, config.device
     if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
         alone = DraftTarget("", None, None, feeds, dtype, device)
-        return build_drafter(config.draft, alone), None
+        return build_drafter(config.draft, alone, profile=config.profile), None
     loaded = load_parts(config.target_model, dtype=dtype, device=device)
     target = DraftTarget(
         loaded.model_id,
@@ -53,7 +53,7 @@ def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | No
         device,
         loaded.context_length,
     )
-    drafter = build_drafter(config.draft, target)
+    drafter = build_drafter(config.draft, target, profile=config.profile)
     # Without keys to read, any target will do that numbers its tokens alike.
     return drafter, ForTarget(loaded.model_id, loaded.parts) if drafter.layers else None
 

@@ -11,21 +11,31 @@ from slipstream.core.ports import Draft
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
+from slipstream.draft.slots import Score
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.decision import load_decision
+from slipstream.models.decision import DECISION_NAME, load_decision
+from slipstream.models.glide_config import WEIGHTS_NAME
 from slipstream.models.glide_scorer import load_glide
 from slipstream.models.glide_target import TargetParts
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
+from slipstream.models.scorer import Scorer
+from slipstream.models.store.digests import file_digest
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
 VANILLA = "vanilla:"
-# Measured with the shipped pair on two CPU cores: a draft step takes 4% of a plain round and a row
-# to verify 1 to 2%; one more step brings a row and its leaves, hence the threshold.
-_PROFILES: Mapping[str, Profile] = {
+# Of drafts that nobody has calibrated. Measured with the shipped pair on two CPU cores.
+_UNTUNED: Mapping[str, Profile] = {
     "glide": Profile(
-        stop=StopPolicy.COST, threshold=0.1, max_nodes=15, step_cost=0.045, row_cost=0.03, lookup=1
+        stop=StopPolicy.COST,
+        threshold=0.1,
+        threshold_sampled=0.1,
+        max_nodes=15,
+        step_cost=0.045,
+        row_cost=0.03,
+        lookup=1,
     ),
     "vanilla": Profile(shape=Shape.CHAIN, step_cost=0.5, max_depth=5),
 }
@@ -71,14 +81,85 @@ class Drafter:
         return self.facts.kind
 
 
-def build_drafter(name: str, target: DraftTarget) -> Drafter:
-    """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."""
-    if name == NO_DRAFTER:
-        return Drafter(NgramDraft(), DraftFacts(NO_DRAFTER))
-    if name == "ngram":
-        return Drafter(NgramDraft(), NGRAM)
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A draft model in memory. How it drafts is up to the profile that it is given.
+
+    `pair` is what a profile must be for; `folder` holds GliDe weights, and their own profile if
+    there is one. The rest is as in `Drafter`.
+    """
+
+    kind: str
+    scorer: Scorer
+    pair: Pair
+    source: KvSource
+    decision: Score | None = None
+    layers: tuple[int, ...] = ()
+    folder: Path | None = None
+    tokenizer_hash: str | None = None
+    vocab_size: int | None = None
+    context_length: int | None = None
+
+    def default_profile(self) -> Profile:
+        """Its weights' own, or else the untuned one.
+
+        Raises what `read_profile` does.
+        """
+        if self.folder is not None and (path := self.folder / PROFILE_NAME).is_file():
+            return read_profile(path, self.pair)
+        return self.untuned_profile()
+
+    def untuned_profile(self) -> Profile:
+        """What goes with any weights of its kind, within the lag that it was trained for."""
+        profile, lag = _UNTUNED[self.kind], self.scorer.max_lag
+        return profile if lag is None else replace(profile, max_depth=min(profile.max_depth, lag))
+
+    def draft(self, profile: Profile, *, source: KvSource | None = None) -> LocalDraft:
+        """An engine over it; `source` is where keys and values are read instead."""
+        feed = Feed(source or self.source, self.layers) if self.layers else None
+        return LocalDraft(self.scorer, feed, decision=self.decision, profile=profile)
+
+    def drafter(self, profile: Profile | None = None) -> Drafter:
+        """With a profile, by default its own. Raises `InvalidRequest` for one it can't follow."""
+        profile = profile or self.default_profile()
+        lag = self.scorer.max_lag
+        if lag is not None and profile.max_depth > lag:
+            raise InvalidRequest(
+                f"a profile's max_depth is {profile.max_depth}, but the draft was trained for paths"
+                f" of at most {lag}"
+            )
+        if profile.stop is StopPolicy.DECISION and self.decision is None:
+            raise InvalidRequest(
+                "a profile's stop is decision, but the draft has no decision model"
+            )
+        facts = DraftFacts(self.kind, profile, self.decision is not None, lag)
+        return Drafter(
+            self.draft(profile),
+            facts,
+            self.layers,
+            self.tokenizer_hash,
+            self.vocab_size,
+            self.context_length,
+        )
+
+
+def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None) -> Drafter:
+    """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.
+
+    `profile` is a profile file that takes the place of the draft's own.
+    """
+    if name in (NO_DRAFTER, NGRAM.kind):
+        if profile is not None:
+            raise InvalidRequest(f"the draft is {name}, which takes no profile")
+        return Drafter(NgramDraft(), DraftFacts(NO_DRAFTER) if name == NO_DRAFTER else NGRAM)
+    model = load_draft_model(name, target)
+    return model.drafter(None if profile is None else read_profile(profile, model.pair))
+
+
+def load_draft_model(name: str, target: DraftTarget) -> DraftModel:
+    """The model behind a draft by name: glide, vanilla:MODEL or a directory of GliDe weights."""
     if name.startswith(VANILLA):
-        return _vanilla(name.removeprefix(VANILLA), target)
+        return _vanilla(name, target)
     return _glide(glide_folder(name, target.model_id), target)
 
 
@@ -104,33 +185,42 @@ def _shipped(model_id: str) -> Path:
     return folder
 
 
-def _glide(folder: Path, target: DraftTarget) -> Drafter:
+def _glide(folder: Path, target: DraftTarget) -> DraftModel:
     if target.parts is None:
         raise InvalidRequest(f"{target.model_id} has no rotary positions, which GliDe needs")
     scorer = load_glide(folder, target.parts)
-    layers = tuple(scorer.config.target_layers)
-    decision = load_decision(folder, hidden_size=scorer.hidden_size)
-    profile = _PROFILES["glide"]
-    if scorer.max_lag is not None and scorer.max_lag < profile.max_depth:
-        profile = replace(profile, max_depth=scorer.max_lag)
-    score = None if decision is None else decision.score
-    feed = Feed(target.source, layers) if layers else None
-    draft = LocalDraft(scorer, feed, decision=score, profile=profile)
-    facts = DraftFacts("glide", profile, decision is not None, scorer.max_lag)
     config = scorer.config
-    return Drafter(
-        draft, facts, layers, config.tokenizer_hash, config.vocab_size, target.context_length
+    decision = load_decision(folder, hidden_size=scorer.hidden_size)
+    files = [folder / WEIGHTS_NAME, *([] if decision is None else [folder / DECISION_NAME])]
+    digests = {file.name: file_digest(file) for file in files}
+    return DraftModel(
+        kind="glide",
+        scorer=scorer,
+        pair=Pair(target.model_id, "glide", config.tokenizer_hash, digests),
+        source=target.source,
+        decision=None if decision is None else decision.score,
+        layers=tuple(config.target_layers),
+        folder=folder,
+        tokenizer_hash=config.tokenizer_hash,
+        vocab_size=config.vocab_size,
+        context_length=target.context_length,
     )
 
 
-def _vanilla(name: str, target: DraftTarget) -> Drafter:
-    if not name:
+def _vanilla(name: str, target: DraftTarget) -> DraftModel:
+    model_id = name.removeprefix(VANILLA)
+    if not model_id:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
-    loaded = load_target_parts(name, dtype=target.dtype, device=target.device)
+    loaded = load_target_parts(model_id, dtype=target.dtype, device=target.device)
     require_same_tokenizer(target, loaded)
-    profile = _PROFILES["vanilla"]
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = CausalModel(loaded.model, numerics="fast")
-    draft = LocalDraft(CausalScorer(model), profile=profile)
-    facts = DraftFacts("vanilla", profile)
-    return Drafter(draft, facts, (), loaded.tokenizer_hash, model.vocab_size, model.context_length)
+    return DraftModel(
+        kind="vanilla",
+        scorer=CausalScorer(model),
+        pair=Pair(target.model_id, VANILLA + loaded.model_id, loaded.tokenizer_hash),
+        source=target.source,
+        tokenizer_hash=loaded.tokenizer_hash,
+        vocab_size=model.vocab_size,
+        context_length=model.context_length,
+    )

@@ -29,6 +29,9 @@ class DraftConfig:
     draft: str = option(
         "glide", "The draft: glide, ngram, vanilla:MODEL or a directory of GliDe weights."
     )
+    profile: Path | None = option(
+        None, "Profile file of `slipstream calibrate`; unset, the draft's own."
+    )
     target_model: str = option(
         "smollm2-135m", "The target that a GliDe draft is for; of no use to the others."
     )

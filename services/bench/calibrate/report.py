@@ -1,0 +1,97 @@
+"""A calibration for people: a table, a plot, and all of it as values. Computes nothing."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from slipstream.bench.calibrate.sweep import Tried
+from slipstream.bench.calibrate.timed import Timed
+from slipstream.bench.report import fixed, table
+from slipstream.core.profile_values import profile_values
+from slipstream.plots import save_plot
+
+_NUM_LABELS = 6
+
+
+def timed_table(timed: Sequence[Timed], tried: Sequence[Tried]) -> Table:
+    """One row a profile that ran against the clock, the fastest first."""
+    shown = table("profile", "greedy", "sampled", "both", "simulated", "tokens/round", "sampled")
+    simulated = {item.name: item for item in tried}
+    for item in timed:
+        guess = simulated.get(item.name)
+        shown.add_row(
+            item.name,
+            fixed(item.greedy["ratio_decode"], 2, "x"),
+            fixed(item.sampled["ratio_decode"], 2, "x"),
+            fixed(item.ratio, 2, "x"),
+            fixed(guess.speed if guess else None, 2, "x"),
+            fixed(item.greedy["mean_acceptance_length"], 2),
+            fixed(item.sampled["mean_acceptance_length"], 2),
+        )
+    return shown
+
+
+def sweep_values(tried: Sequence[Tried], timed: Sequence[Timed]) -> dict[str, Any]:
+    """Everything that was tried, and what came of it."""
+    ranked = sorted(tried, key=lambda item: -item.speed)
+    return {
+        "simulated": [
+            {
+                "name": item.name,
+                "speed": item.speed,
+                "greedy": _figures(item.greedy),
+                "sampled": _figures(item.sampled),
+                "profile": profile_values(item.profile),
+            }
+            for item in ranked
+        ],
+        "timed": [
+            {"name": item.name, "ratio": item.ratio, "greedy": item.greedy, "sampled": item.sampled}
+            for item in timed
+        ],
+    }
+
+
+def save_sweep(path: Path, tried: Sequence[Tried]) -> None:
+    """Speed against tokens per round, greedy, one point a setting; the fastest are named."""
+    groups: dict[str, list[Tried]] = {}
+    for item in tried:
+        groups.setdefault(f"{item.profile.stop.value}, {item.profile.shape.value}", []).append(item)
+    best = sorted(tried, key=lambda item: -item.speed)[:_NUM_LABELS]
+
+    def draw(axes: Any) -> None:
+        for name, items in groups.items():
+            xs, ys = zip(*(_point(item) for item in items), strict=True)
+            axes.scatter(xs, ys, s=14, label=name)
+        for rank, item in enumerate(best):
+            axes.annotate(
+                f"{rank + 1}: {item.name}",
+                _point(item),
+                xytext=(0.02, 0.97 - 0.045 * rank),
+                textcoords="axes fraction",
+                fontsize="x-small",
+                arrowprops={"arrowstyle": "-", "lw": 0.4},
+            )
+
+    save_plot(
+        path,
+        draw,
+        title="Simulated settings, greedy and sampled together",
+        x="tokens per round (greedy)",
+        y="speed over plain decoding",
+    )
+
+
+def _point(item: Tried) -> tuple[float, float]:
+    return item.greedy.tokens_per_round, item.speed
+
+
+def _figures(simulated: Any) -> Mapping[str, float]:
+    return {
+        "tokens_per_round": simulated.tokens_per_round,
+        "speed": simulated.speed,
+        "rounds": simulated.num_rounds,
+        "tokens": simulated.num_tokens,
+    }

@@ -1,0 +1,179 @@
+"""Rounds as a profile would have drafted them over recorded replies. Pure: no model, no clock.
+
+Stop policies and CaPE are the real ones, and a greedy or coupled reply does not depend on what is
+drafted, so the tokens of every round are those of a real run. Only their time is a model.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slipstream.bench.calibrate.traces import Guess, Trace
+from slipstream.core.cape import Budget, cape_leaves
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.planner import Profile
+from slipstream.core.stop import StopSignal, make_stop
+from slipstream.core.types import Shape, StopPolicy
+
+SCORED = frozenset({StopPolicy.DECISION, StopPolicy.COST})
+"""Policies that ask the decision model, where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Milliseconds on one machine: of a token of plain decoding, and of the parts of a round.
+
+    `verify_ms` maps ascending numbers of rows to the target's forward; `overhead_ms` is what a
+    round takes beside its forwards. `first_ms` is a proposal of one token, `step_ms` what every
+    further one adds, `score_ms` what the decision model adds to each.
+    """
+
+    plain_ms: float
+    verify_ms: tuple[tuple[int, float], ...]
+    overhead_ms: float
+    first_ms: float
+    step_ms: float
+    score_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        rows = [rows for rows, _ in self.verify_ms]
+        if len(rows) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
+            raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
+        for name in ("plain_ms", "first_ms", "step_ms"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise InvalidRequest(f"{name} is {value}, but must be above 0")
+
+    def forward_ms(self, rows: int) -> float:
+        """A verification of so many rows; linear between those that were timed."""
+        at = min(max(bisect_left(self.verify_ms, (rows,)), 1), len(self.verify_ms) - 1)
+        (low, low_ms), (high, high_ms) = self.verify_ms[at - 1 : at + 1]
+        return low_ms + (rows - low) * (high_ms - low_ms) / (high - low)
+
+    def round_ms(self, outcome: "Outcome", *, is_scored: bool) -> float:
+        """A round in which so much was drafted."""
+        draft_ms = 0.0
+        if outcome.depth:
+            draft_ms = self.first_ms + (outcome.depth - 1) * self.step_ms
+            draft_ms += outcome.depth * self.score_ms * is_scored
+        return draft_ms + self.forward_ms(1 + outcome.num_nodes) + self.overhead_ms
+
+    @property
+    def step_cost(self) -> float:
+        """A draft step over a token of plain decoding."""
+        return self.step_ms / self.plain_ms
+
+    def row_cost(self, rows: int = 16) -> float:
+        """One more row to verify over a token of plain decoding, up to so many rows."""
+        added = self.forward_ms(rows) - self.forward_ms(1)
+        return max(added / (rows - 1) / self.plain_ms, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One round: the tokens that became final, and the chain and tree that were drafted."""
+
+    num_tokens: int
+    depth: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """All rounds of some replies together."""
+
+    num_tokens: int
+    num_rounds: int
+    ms: float
+    plain_ms: float
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Final tokens per round, plain rounds included."""
+        return self.num_tokens / self.num_rounds
+
+    @property
+    def speed(self) -> float:
+        """Tokens in the time that plain decoding takes for one."""
+        return self.num_tokens * self.plain_ms / self.ms
+
+
+def simulate(profile: Profile, traces: Sequence[Trace], costs: Costs) -> Simulated:
+    """Run a profile over the replies. Raises `InvalidRequest` where they hold no round."""
+    return total(
+        [outcome for trace in traces for outcome in rounds_of(profile, trace)], profile, costs=costs
+    )
+
+
+def total(outcomes: Sequence[Outcome], profile: Profile, *, costs: Costs) -> Simulated:
+    """Rounds put together. Raises `InvalidRequest` where there are none."""
+    if not outcomes:
+        raise InvalidRequest("the replies are too short: each has but one token")
+    is_scored = profile.stop in SCORED
+    return Simulated(
+        sum(outcome.num_tokens for outcome in outcomes),
+        len(outcomes),
+        sum(costs.round_ms(outcome, is_scored=is_scored) for outcome in outcomes),
+        costs.plain_ms,
+    )
+
+
+def rounds_of(profile: Profile, trace: Trace) -> Iterator[Outcome]:
+    """The rounds of one reply after the first, which is the prompt's."""
+    at = 1
+    while at < len(trace.tokens):
+        depth = min(profile.max_depth, profile.max_nodes, trace.max_tokens - at - 1)
+        chain = drafted(profile, trace, at)[: max(depth, 0)]
+        outcome = _verified(profile, chain, trace.tokens[at:])
+        yield outcome
+        at += outcome.num_tokens
+
+
+def drafted(profile: Profile, trace: Trace, at: int) -> Sequence[Guess]:
+    """The chain behind `at` tokens of the reply, up to where the policy stops."""
+    calibration = profile.calibration_at(trace.temperature)
+    stop = make_stop(
+        profile.stop,
+        profile.threshold_at(trace.temperature),
+        max_depth=profile.max_depth,
+        cost_ratio=profile.step_cost or None,
+        calibration=calibration,
+    )
+    is_scored = profile.stop in SCORED
+    chain, path_prob = trace.chains[at - 1], 1.0
+    for depth, guess in enumerate(chain, 1):
+        score = guess.score if is_scored else None
+        path_prob *= calibration.probability(guess.top_prob) if score is None else score
+        if stop.should_stop(StopSignal(depth, guess.top_prob, guess.entropy, score, path_prob)):
+            return chain[:depth]
+    return chain
+
+
+def _verified(profile: Profile, chain: Sequence[Guess], wanted: Sequence[int]) -> Outcome:
+    """What is left of the proposal, and what the target adds to it."""
+    leaves = leaves_of(profile, chain) if profile.shape is Shape.CAPE else {}
+    num_nodes = len(chain) + sum(map(len, leaves.values()))
+    accepted = 0
+    for position, (guess, token) in enumerate(zip(chain, wanted, strict=False)):
+        if guess.tokens[0] != token:
+            accepted += token in leaves.get(position, ())
+            break
+        accepted += 1
+    return Outcome(min(accepted + 1, len(wanted)), len(chain), num_nodes)
+
+
+def leaves_of(profile: Profile, chain: Sequence[Guess]) -> dict[int, list[int]]:
+    """The runner-ups by position in the chain."""
+    width = max(profile.cape_table)
+    kept = cape_leaves(
+        [guess.tokens[0] for guess in chain],
+        [guess.tokens[1 : 1 + width] for guess in chain],
+        top_probs=[guess.top_prob for guess in chain],
+        budget=Budget(profile.max_nodes, profile.cape_table, profile.row_cost),
+        probs=[guess.probs[1 : 1 + width] for guess in chain],
+    )
+    leaves: dict[int, list[int]] = {}
+    for leaf in kept:
+        leaves.setdefault(leaf.position, []).append(chain[leaf.position].tokens[1 + leaf.rank])
+    return leaves

@@ -1,0 +1,154 @@
+"""Which profiles to try, and how they fare in simulation. Pure; knows no engine.
+
+Greedy requests and sampled ones share the form of a proposal; each has its best threshold.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slipstream.bench.calibrate.replay import replayed
+from slipstream.bench.calibrate.simulate import Costs, Simulated, simulate, total
+from slipstream.bench.calibrate.traces import Trace
+from slipstream.core.cape import PAPER_TABLE
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.planner import Profile
+from slipstream.core.types import Shape, StopPolicy
+
+NO_LEAVES = "chain"
+NODE_BUDGETS = (7, 11, 15, 23, 31)
+"""Of trees with leaves. A chain needs no other bound than its depth."""
+LOOKUPS = (1, 2, 3)
+"""Shortest matches behind which text is copied."""
+_THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
+    StopPolicy.SVIP: (0.2, 0.3, 0.4, 0.5, 0.6, 0.8),
+    StopPolicy.DECISION: (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+    StopPolicy.COST: (0.03, 0.06, 0.1, 0.15, 0.2, 0.3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a sweep goes by: replies of both kinds, and what rounds cost."""
+
+    greedy: tuple[Trace, ...]
+    sampled: tuple[Trace, ...]
+    costs: Costs
+
+    def __post_init__(self) -> None:
+        if not self.greedy or not self.sampled:
+            raise InvalidRequest("a sweep needs greedy and sampled replies, one of each at least")
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A profile and what became of it in simulation. `table` names its leaves."""
+
+    profile: Profile
+    table: str
+    greedy: Simulated
+    sampled: Simulated
+
+    @property
+    def speed(self) -> float:
+        """Of both kinds of requests, neither of which may be bought with the other."""
+        return math.sqrt(self.greedy.speed * self.sampled.speed)
+
+    @property
+    def name(self) -> str:
+        """The policy with its thresholds, depth, and leaves with their budget."""
+        at = self.profile
+        thresholds = [f"{value:g}" for value in (at.threshold, at.threshold_sampled) if value]
+        stop = "=".join([at.stop.value, *(["/".join(thresholds)] if thresholds else [])])
+        leaves = "" if at.shape is Shape.CHAIN else f" nodes={at.max_nodes}"
+        copies = f" lookup={at.lookup}" if at.lookup else ""
+        return f"{stop} depth={at.max_depth} {self.table}{leaves}{copies}"
+
+
+def sweep(
+    base: Profile, tables: Mapping[str, tuple[int, ...]], evidence: Evidence, *, depth: int
+) -> Iterator[Tried]:
+    """Every policy with every kind of leaves and budget; thresholds are the best for each.
+
+    Nothing is copied yet: see `with_copies`.
+
+    `base` has what is not swept. `tables` are CaPE's, by name; a chain is tried as well. `depth`
+    is the deepest that was recorded.
+    """
+    has_scores = any(
+        guess.score is not None
+        for trace in evidence.greedy
+        for chain in trace.chains
+        for guess in chain
+    )
+    for stop in (StopPolicy.FIXED, *_THRESHOLDS):
+        if stop is StopPolicy.DECISION and not has_scores:
+            continue
+        depths = range(1, depth + 1) if stop is StopPolicy.FIXED else (depth,)
+        for max_depth in depths:
+            at = replace(
+                base,
+                stop=stop,
+                max_depth=max_depth,
+                threshold=None,
+                threshold_sampled=None,
+                lookup=0,
+            )
+            for formed, table in _forms(at, tables):
+                yield _best_thresholds(formed, table, evidence)
+
+
+def finalists(tried: Sequence[Tried], count: int) -> list[Tried]:
+    """The `count` fastest, the best of every policy before the second best of any."""
+    ranked = sorted(tried, key=lambda item: -item.speed)  # stable: the earlier of equals
+    policies = dict.fromkeys(item.profile.stop for item in ranked)
+    best = [next(item for item in ranked if item.profile.stop is stop) for stop in policies]
+    best.sort(key=lambda item: -item.speed)
+    return [*best, *(item for item in ranked if item not in best)][:count]
+
+
+def with_copies(tried: Tried, evidence: Evidence) -> Tried:
+    """The same with whichever lookup is fastest, none included."""
+    found = [tried]
+    for shortest in LOOKUPS:
+        profile = replace(tried.profile, lookup=shortest)
+        greedy, sampled = (
+            total(
+                [at for trace in traces for at in replayed(profile, trace)],
+                profile,
+                costs=evidence.costs,
+            )
+            for traces in (evidence.greedy, evidence.sampled)
+        )
+        found.append(replace(tried, profile=profile, greedy=greedy, sampled=sampled))
+    return max(found, key=lambda item: item.speed)
+
+
+def _forms(base: Profile, tables: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Profile, str]]:
+    yield replace(base, shape=Shape.CHAIN, max_nodes=NODE_BUDGETS[-1]), NO_LEAVES
+    for table, name in {table: name for name, table in tables.items()}.items():
+        for nodes in NODE_BUDGETS:
+            if nodes > base.max_depth and max(table) > 0:
+                formed = replace(base, shape=Shape.CAPE, cape_table=table, max_nodes=nodes)
+                yield formed, name
+
+
+def _best_thresholds(profile: Profile, table: str, evidence: Evidence) -> Tried:
+    thresholds = _THRESHOLDS.get(profile.stop, (None,))
+    greedy = {
+        value: simulate(replace(profile, threshold=value), evidence.greedy, evidence.costs)
+        for value in thresholds
+    }
+    sampled = {
+        value: simulate(replace(profile, threshold_sampled=value), evidence.sampled, evidence.costs)
+        for value in thresholds
+    }
+    best = max(greedy, key=lambda value: greedy[value].speed)
+    best_sampled = max(sampled, key=lambda value: sampled[value].speed)
+    chosen = replace(profile, threshold=best, threshold_sampled=best_sampled)
+    return Tried(chosen, table, greedy[best], sampled[best_sampled])
+
+
+def cape_tables(measured: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The tables that a sweep tries, by name."""
+    return {"paper": PAPER_TABLE, "measured": measured}

@@ -1,0 +1,216 @@
+"""`slipstream calibrate` from end to end on a tiny pair, and the profile file that comes of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream.cli.main import exit_code
+from slipstream.client import Client
+from slipstream.core.calibration import Calibration
+from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.planner import Profile
+from slipstream.core.profile_values import profile_from_values, profile_values
+from slipstream.core.types import Shape, StopPolicy
+from slipstream.draft.profile_file import Pair, profile_file, read_profile
+from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide_weights import save_glide
+from slipstream.text.vocab import vocab_hash
+from tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
+
+PAIR = Pair("tiny", "glide", "t" * 64, {"model.safetensors": "a" * 64})
+PROFILE = Profile(
+    Shape.CAPE,
+    StopPolicy.COST,
+    0.125,
+    threshold_sampled=0.25,
+    max_depth=6,
+    cape_table=(3, 2, 0),
+    calibration=Calibration((0.0, 0.25, 1.0)),
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A tiny target, a draft for it and two prompts."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    save_checkpoint(folder / "tiny")
+    target = tiny_llama()
+    shape = GlideShape(target_layers=(1,), head_size=259, max_lag=4)
+    hash_ = vocab_hash(byte_tokenizer().get_vocab())
+    config = config_for_target(target, shape, name="tiny", tokenizer_hash=hash_)
+    save_glide(init_from_target(target, config), torch.arange(259), folder / "draft")
+    asked = [(1, "qa", ["abcabcab"]), (2, "math", ["1 2 1 2 1"])]
+    lines = [
+        json.dumps(dict(zip(("question_id", "category", "turns"), item, strict=True)))
+        for item in asked
+    ]
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def calibrate(files, out, *options, draft="draft"):
+    models = ["--target", str(files / "tiny"), "--draft", str(files / draft)]
+    prompts = ["--prompts", str(files / "prompts.jsonl"), "--dtype", "float32"]
+    return exit_code(["calibrate", *models, *prompts, "--out", str(out), *options])
+
+
+@pytest.fixture(scope="module")
+def out(files, tmp_path_factory):
+    """What a short calibration writes."""
+    out = tmp_path_factory.mktemp("out") / "mine.json"
+    short = ("--max-new-tokens", "12", "--minutes", "0.05", "--finalists", "2")
+    assert calibrate(files, out, *short) == 0
+    return out
+
+
+def embedded(files, **options):
+    return Client.embedded(str(files / "tiny"), str(files / "draft"), dtype="float32", **options)
+
+
+def test_a_calibration_leaves_a_profile_a_sweep_and_a_plot(out):
+    names = {path.name for path in out.parent.iterdir()}
+    assert names == {"mine.json", "mine.sweep.json", "mine.png"}
+    written = json.loads(out.read_text())
+    assert written["format_version"] == 1
+    assert set(written["models"]["weights_sha256"]) == {"model.safetensors"}
+    assert written["profile"]["max_depth"] <= 4
+    assert written["measured"]["num_replies"] >= 2
+    sweep = json.loads((out.parent / "mine.sweep.json").read_text())
+    speeds = [item["speed"] for item in sweep["simulated"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert {item["profile"]["stop"] for item in sweep["simulated"]} == {"fixed", "svip", "cost"}
+    assert written["measured"]["chosen"] == sweep["timed"][0]["name"]
+    assert "before" in {item["name"] for item in sweep["timed"]}
+
+
+def test_a_profile_file_takes_effect_and_the_tokens_stay(files, out):
+    written = json.loads(out.read_text())
+    deepest = out.with_name("deep.json")
+    fields = {"shape": "chain", "stop": "fixed", "threshold": None, "lookup": 0}
+    written["profile"] |= {**fields, "threshold_sampled": None, "max_depth": 2}
+    deepest.write_text(json.dumps(written))
+    with embedded(files, profile=deepest) as tuned, embedded(files) as own:
+        ours = tuned.generate("abab", max_tokens=16)
+        assert ours.token_ids == own.generate("abab", max_tokens=16).token_ids
+        assert ours.stats.speculation.num_spec_tokens == 2
+        assert set(ours.stats.speculation.per_step_drafted) <= {1, 2}
+
+
+def test_a_profile_beside_glide_weights_is_their_default(files, out):
+    own = files / "draft" / "profile.json"
+    own.write_text(json.dumps(json.loads(out.read_text()) | {"profile": {"max_depth": 3}}))
+    try:
+        with embedded(files) as client:
+            result = client.generate("abab", max_tokens=8)
+            assert result.stats.speculation.num_spec_tokens == 3
+        own.write_text("{}")
+        with pytest.raises(InvalidRequest, match="it has no format_version"):
+            embedded(files)
+    finally:
+        own.unlink()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--depth", "0"], "depth is 0, but must be from 1 to 14"),
+        (["--temperature", "0"], "greedy replies are calibrated in any case"),
+        (["--minutes", "0"], "minutes is 0, but must be above 0"),
+        (["--finalists", "0"], "num_finalists is 0"),
+        (["--max-new-tokens", "4"], "max_new_tokens is 4, but must be from 8"),
+        (["--plot", "x.gif"], "written as .png or .svg"),
+        (["--draft", "ngram"], "only models are calibrated"),
+        (["--prompts", "nowhere.jsonl"], "can't be read"),
+        (["--out", "nowhere/profile.json"], "no writable directory"),
+    ],
+)
+def test_nonsense_is_refused_in_one_sentence(files, tmp_path, options, said, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert calibrate(files, tmp_path / "out.json", *options) == 2
+    said_so = capsys.readouterr().err
+    assert said in said_so
+    assert len(said_so.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_survives_its_values():
+    values = json.loads(json.dumps(profile_values(PROFILE)))
+    assert profile_from_values(values, place="here") == PROFILE
+    assert profile_from_values({}, place="here") == Profile()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"speed": 2}, "here has 'speed', but known are shape, stop"),
+        ({"max_depth": 0}, "here can't be used: a profile's max_depth is 0"),
+        ({"max_depth": 2.5}, "max_depth of here is 2.5, but must be of the kind int"),
+        ({"max_depth": True}, "max_depth of here is True"),
+        ({"stop": "never"}, "stop of here is 'never', but must be one of fixed"),
+        ({"threshold": "0.3"}, "threshold of here is '0.3'"),
+        ({"stop": "svip", "threshold": -1}, "threshold of stop svip is -1"),
+        ({"cape_table": [1, -1]}, "cape_table is"),
+        ({"cape_table": [1, "x"]}, "an item in cape_table of here is 'x'"),
+        ({"cape_table": 3}, "cape_table of here is 3, but must be a list"),
+        ({"calibration": {"points": [0.1]}}, "a calibration has 1 points"),
+        ({"calibration": [0.1]}, "calibration of here is no object"),
+        ([], "here is no object of fields"),
+    ],
+)
+def test_a_profile_that_is_none_is_refused_by_what_is_wrong(values, said):
+    with pytest.raises(InvalidRequest, match=said):
+        profile_from_values(values, place="here")
+
+
+def test_a_profile_file_is_for_its_models_only(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile_file(PROFILE, PAIR, {"command": "slipstream calibrate"})))
+    assert read_profile(path, PAIR) == PROFILE
+    assert read_profile(path, replace(PAIR, target="")) == PROFILE
+    for changes, said in (
+        ({"target": "other"}, "is for target 'tiny', but here it is 'other'"),
+        ({"draft": "vanilla:tiny"}, "is for draft 'glide'"),
+        ({"weights_sha256": {"model.safetensors": "b" * 64}}, "weights sha256 model.safetensors a"),
+        ({"tokenizer_hash": "u" * 64}, "is for tokenizer hash"),
+    ):
+        with pytest.raises(ModelMismatch, match=said):
+            read_profile(path, replace(PAIR, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"format_version": 1}', "it has no models"),
+        ('{"format_version": 2, "models": {}, "profile": {}}', "format_version 2, but known is 1"),
+        ('{"formatted": 1}', "has 'formatted', but known are format_version"),
+        ('{"format_version": 1, "models": [], "profile": {}}', "models of .* is no object"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused_by_what_is_wrong(tmp_path, text, said):
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match=said):
+        read_profile(path, PAIR)
+
+
+def test_a_profile_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match="can't be read"):
+        read_profile(tmp_path / "none.json", PAIR)
+
+
+def test_a_draft_without_a_model_takes_no_profile(files, out):
+    with pytest.raises(InvalidRequest, match="the draft is ngram, which takes no profile"):
+        Client.embedded(str(files / "tiny"), "ngram", dtype="float32", profile=out)
+
+
+def test_a_profile_deeper_than_the_draft_was_trained_for_is_refused(files, out):
+    written = json.loads(out.read_text())
+    written["profile"]["max_depth"] = 5
+    deep = out.with_name("too-deep.json")
+    deep.write_text(json.dumps(written))
+    with pytest.raises(InvalidRequest, match="trained for paths of at most 4"):
+        embedded(files, profile=deep)
