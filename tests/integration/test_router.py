@@ -80,6 +80,23 @@ async def test_tokens_are_those_of_plain_embedded_decoding(
         assert await is_free(target, draft, vanilla)
 
 
+async def test_a_draft_that_copies_spare_keeps_up_with_text_and_keys(target, draft, embedded):
+    """One token nearly always, so that the draft is asked only now and then."""
+    sampling = SamplingParams(temperature=0.9, seed=5, logit_bias=((0, -100.0), (7, 7.0)))
+    asked = {"max_tokens": 120, "sampling": sampling}
+    async with running(target, draft), routed([target], [draft]) as client:
+        expected = await embedded.generate("hello", **asked)
+        for lookup in (True, False):
+            options = SpeculationOptions(mode=Mode.FORCED, lookup=lookup)
+            result = await client.generate("hello", speculation=options, **asked)
+            assert result.token_ids == expected.token_ids
+            stats = result.stats.speculation
+            assert stats.fallbacks == {}
+            assert (stats.num_accepted_lookup_tokens > 0) == lookup
+            assert ("lookup" in stats.stop_reasons) == lookup
+            assert set(stats.stop_reasons) > {"lookup"} or not lookup
+
+
 async def test_eight_requests_at_once_have_the_tokens_they_have_alone(target, draft, embedded):
     prompts = [f"prompt number {index}" for index in range(8)]
     async with running(target, draft), routed([target], [draft]) as client:
