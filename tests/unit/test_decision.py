@@ -6,9 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny
 from slipstream.core.errors import WeightsError
-from slipstream.core.types import SamplingParams, Session
+from slipstream.core.inline import finished
+from slipstream.core.types import Delta, Plan, SamplingParams, Session, Shape, StopPolicy
+from slipstream.draft.engine import LocalDraft
 from slipstream.draft.slots import SlotReader
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import (
     DECISION_NAME,
     DecisionModel,
@@ -158,3 +162,24 @@ def test_a_file_that_is_broken_is_refused(folder):
 def test_a_network_without_width_is_refused():
     with pytest.raises(WeightsError, match="width 0"):
         DecisionModel(6, 0)
+
+
+@pytest.mark.parametrize(
+    ("stop", "shape", "is_scored"),
+    [
+        (StopPolicy.DECISION, Shape.CHAIN, True),
+        (StopPolicy.COST, Shape.CAPE, True),
+        (StopPolicy.SVIP, Shape.CHAIN, False),
+        # Ten slots a level, of which `cost` asks about one.
+        (StopPolicy.COST, Shape.DYNAMIC, False),
+        (StopPolicy.DECISION, Shape.DYNAMIC, True),
+    ],
+)
+def test_slots_are_scored_where_the_score_decides(stop, shape, is_scored):
+    scorer = CausalScorer(tiny.causal(numerics="fast"))
+    draft = LocalDraft(scorer, decision=DecisionModel(scorer.hidden_size).score)
+    prompt = tuple(tiny.tokens(9))
+    plan = Plan(3, 12, shape=shape, stop=stop, threshold=1e-9 if stop is StopPolicy.COST else None)
+    proposal = finished(draft.propose(Session("s", 9, 20), Delta(0, prompt), plan))
+    for stats in proposal.stats:
+        assert stats.score == (pytest.approx(stats.top_prob, abs=1e-5) if is_scored else None)
