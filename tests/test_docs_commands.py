@@ -1,0 +1,50 @@
+"""Every command line of docs/train-your-own.md is one that the program takes."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from slipstream.draft.config import DraftConfig
+
+PAGE = Path(__file__).parents[1] / "docs" / "train-your-own.md"
+INLINE = re.compile(r"`(slipstream (?:train|calibrate|serve|generate|up|bench) [^`]*)`")
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def lines():
+    text = PAGE.read_text()
+    blocks = [line for block in BLOCK.findall(text) for line in block.splitlines()]
+    found = [line for line in blocks if line.startswith("slipstream ")]
+    return sorted({*found, *INLINE.findall(BLOCK.sub("", text))})
+
+
+def command(words):
+    """The options of the command that the first words name, and what is left of them."""
+    from slipstream.cli import bench, calibrate, main, train
+
+    groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app}
+    if words[0] == "serve":
+        assert words[1] == "draft"
+        return {f"--{at.name.replace('_', '-')}" for at in fields(DraftConfig)}, words[2:]
+    found = typer.main.get_command(groups.get(words[0], main.app))
+    words = words[1:] if words[0] in groups else words
+    while hasattr(found, "commands"):
+        found, words = found.commands[words[0]], words[1:]
+    return {name for at in found.params for name in (*at.opts, *at.secondary_opts)}, words
+
+
+@pytest.mark.parametrize("line", lines())
+def test_a_command_of_the_page_has_the_options_it_is_given(line):
+    known, words = command(shlex.split(line, comments=True)[1:])
+    given = {word for word in words if word.startswith("--")}
+    assert given <= known
+
+
+def test_options_that_the_page_names_alone_exist():
+    known = {option for line in lines() for option in command(shlex.split(line)[1:])[0]}
+    named = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text()))
+    assert named <= known
