@@ -40,7 +40,7 @@ from slipstream.target.servicer import register as target_register
 
 MAX_LAG = 8
 INCARNATION = "the-target-process"
-PROFILE = Profile(step_cost=0.1)
+PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from slipstream.cli.main import exit_code
+from slipstream.cli.up import StackFlags
 from slipstream.client import Client
 from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest, ModelMismatch
@@ -202,9 +203,23 @@ def test_a_profile_that_is_not_there_is_refused(tmp_path):
         read_profile(tmp_path / "none.json", PAIR)
 
 
-def test_a_draft_without_a_model_takes_no_profile(files, out):
+def test_a_draft_without_a_model_takes_no_profile(files, out, capsys):
     with pytest.raises(InvalidRequest, match="the draft is ngram, which takes no profile"):
         Client.embedded(str(files / "tiny"), "ngram", dtype="float32", profile=out)
+    assert exit_code(["up", "--draft", "none", "--profile", str(out)]) == 2
+    assert "the draft is none, which takes no profile" in capsys.readouterr().err
+
+
+def test_commands_take_a_profile_where_they_choose_a_draft(files, out, tmp_path, capsys):
+    models = ["--target", str(files / "tiny"), "--draft", str(files / "draft")]
+    options = [*models, "--dtype", "float32", "--max-new-tokens", "4"]
+    assert exit_code(["generate", *options, "--profile", str(out), "abab"]) == 0
+    prompts = ["--prompts", str(files / "prompts.jsonl"), "--methods", "best"]
+    assert exit_code(["bench", "speed", *options, *prompts, "--profile", str(out)]) == 0
+    missing = str(tmp_path / "none.json")
+    assert exit_code(["generate", *options, "--profile", missing, "abab"]) == 2
+    assert "none.json can't be read" in capsys.readouterr().err
+    assert StackFlags("m", profile=out).plan(port=0).draft[-2:] == ("--profile", str(out))
 
 
 def test_a_profile_deeper_than_the_draft_was_trained_for_is_refused(files, out):

@@ -1,5 +1,7 @@
 """A draft service is what its configuration says, or says what is wrong with that."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,13 +9,18 @@ import torch
 
 import tiny_checkpoint
 from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.planner import Profile
+from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.app import load_draft
 from slipstream.draft.channels import MAX_IDLE, Channels
 from slipstream.draft.config import DraftConfig
+from slipstream.draft.profile_file import Pair, profile_file
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
+from slipstream.models.store.digests import file_digest
 from slipstream.rpc.channel import ChannelOptions
+from slipstream.rpc.convert_facts import draft_facts_from_pb
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.v1 import draft_pb2
 
@@ -86,6 +93,23 @@ async def test_a_glide_draft_says_which_target_and_layers_it_reads(checkpoint, w
     layout = said.target_layout
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
     assert said.identity.vocab_size == 259
+
+
+@pytest.mark.parametrize("draft", ["glide", "vanilla"])
+async def test_a_draft_says_what_its_profile_file_says(checkpoint, weights, draft, tmp_path):
+    named = str(weights) if draft == "glide" else f"vanilla:{checkpoint}"
+    digests = {"model.safetensors": file_digest(weights / "model.safetensors")}
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    kind, own = ("glide", digests) if draft == "glide" else ("vanilla:tiny", {})
+    pair = Pair("tiny", kind, loaded.tokenizer_hash, own)
+    tuned = Profile(Shape.CHAIN, StopPolicy.COST, 0.25, threshold_sampled=0.5, max_depth=3)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile_file(tuned, pair, {})))
+    said = await about(draft=named, target_model=str(checkpoint), profile=path)
+    assert draft_facts_from_pb(said).profile == tuned
+    path.write_text(json.dumps(profile_file(tuned, replace(pair, draft="other"), {})))
+    with pytest.raises(ModelMismatch, match="is for draft 'other'"):
+        await about(draft=named, target_model=str(checkpoint), profile=path)
 
 
 async def test_a_glide_draft_that_reads_no_layers_is_of_no_particular_target(checkpoint, tmp_path):
