@@ -28,7 +28,8 @@ def _attention_interface(
     """transformers' attention interface: query [B, heads, T, d], key and value [B, kv, T, d]."""
     cache: BatchCache = kwargs["slip_cache"]
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    out = cache.attend(module.layer_idx, query, (key, value), scale)
+    layer: Any = module.layer_idx
+    out = cache.attend(layer, query, (key, value), scale)
     return out.transpose(1, 2), None
 
 
