@@ -26,7 +26,7 @@ from slipstream.models.scorer import KvView, Scorer
 
 MAX_ROWS = 128
 DRAFTED = 5
-"""Nodes of the chain that a draft step is the median of."""
+"""Nodes of the chain that a draft step is the median of, where its training allows so many."""
 _WARMUP = 3
 _NEVER = 1e-300
 """A cost ratio that no path falls below."""
@@ -78,16 +78,18 @@ def measure_cost(
         for rows in plan.rows
         for numerics, forwards in targets.items()
     }
+    drafted = 0
     if has_draft:
         model = contenders.draft_model("fast")
-        actions |= _draft_actions(model, targets["fast"].cache, tokens)
+        drafted = min(DRAFTED, model.scorer.max_lag or DRAFTED)
+        actions |= _draft_actions(model, targets["fast"].cache, tokens, drafted=drafted)
     ms = _medians(actions, plan.rounds, targets["fast"].model.device)
     return {
         "context": len(tokens),
         "forward_ms": {
             numerics: {str(rows): ms[numerics, rows] for rows in plan.rows} for numerics in targets
         },
-        "draft": _draft_cost(ms) if has_draft else None,
+        "draft": _draft_cost(ms, drafted) if has_draft else None,
         "plain_ms_per_token": _plain_ms(plan, contenders, tokens),
     }
 
@@ -124,9 +126,11 @@ class _Source:
         return self.cache.view(layers)
 
 
-def _draft_actions(model: DraftModel, cache: KvCache, tokens: Sequence[int]) -> dict[str, Action]:
+def _draft_actions(
+    model: DraftModel, cache: KvCache, tokens: Sequence[int], *, drafted: int
+) -> dict[str, Action]:
     """A step of the model by itself, and proposals as a target gets them: of one token, of
-    several, and of several that the decision model has scored."""
+    `drafted` ones, and of as many that the decision model has scored."""
     scorer = model.scorer
     view = cache.view(model.layers) if model.layers else None
     state = scorer.open(len(tokens) + MAX_ROWS)
@@ -141,10 +145,10 @@ def _draft_actions(model: DraftModel, cache: KvCache, tokens: Sequence[int]) -> 
     actions = {
         "step": _Chain(scorer, state, tokens, view).grow,
         "first": proposing(Plan(1, 1)),
-        "round": proposing(Plan(DRAFTED, DRAFTED)),
+        "round": proposing(Plan(drafted, drafted)),
     }
     if model.decision is not None:
-        scored = Plan(DRAFTED, DRAFTED, stop=StopPolicy.COST, threshold=_NEVER)
+        scored = Plan(drafted, drafted, stop=StopPolicy.COST, threshold=_NEVER)
         actions["scored"] = proposing(scored)
     return actions
 
@@ -188,18 +192,19 @@ def _timed(action: Action, device: torch.device) -> list[float]:
     return result if isinstance(result, list) else [time.perf_counter() - start]
 
 
-def _draft_cost(ms: Mapping[Any, float]) -> dict[str, float]:
+def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
     """`first_ms` is a proposal of one token, `more_ms` what another adds, `score_ms` a score."""
-    target, step, per_token = ms["fast", 1], ms["step"], ms["round"] / DRAFTED
+    target, step, per_token = ms["fast", 1], ms["step"], ms["round"] / drafted
     scored = ms.get("scored", ms["round"]) - ms["round"]
+    more = (ms["round"] - ms["first"]) / (drafted - 1) if drafted > 1 else step
     return {
         "step_ms": step,
         "step_ratio": step / target,
         "round_step_ms": per_token,
         "round_step_ratio": per_token / target,
         "first_ms": ms["first"],
-        "more_ms": max(ms["round"] - ms["first"], 0.0) / (DRAFTED - 1),
-        "score_ms": max(scored, 0.0) / DRAFTED,
+        "more_ms": max(more, 0.0),
+        "score_ms": max(scored, 0.0) / drafted,
     }
 
 

@@ -58,6 +58,8 @@ class PairFlags:
         options = EngineOptions(self.dtype, "fast", self.threads, self.device)
         with bars() as progress:
             resolve(self.target, progress=progress)
+            if self.draft.startswith("vanilla:"):
+                resolve(self.draft.removeprefix("vanilla:"), progress=progress)
         return Contenders(self.target, self.draft, options, sampling=SamplingParams())
 
 

@@ -86,6 +86,17 @@ def test_a_calibration_leaves_a_profile_a_sweep_and_a_plot(out):
     assert "before" in {item["name"] for item in sweep["timed"]}
 
 
+def test_a_plain_draft_is_calibrated_as_well(files, tmp_path):
+    named = f"vanilla:{files / 'tiny'}"
+    out = tmp_path / "plain.json"
+    shortest = ("--max-new-tokens", "8", "--minutes", "0.01", "--finalists", "1", "--depth", "2")
+    assert calibrate(files, out, *shortest, "--draft", named) == 0
+    written = json.loads(out.read_text())
+    assert written["models"]["draft"] == "vanilla:tiny"
+    with Client.embedded(str(files / "tiny"), named, dtype="float32", profile=out) as client:
+        assert client.generate("abab", max_tokens=8).stats.speculation.num_spec_steps > 0
+
+
 def test_a_profile_file_takes_effect_and_the_tokens_stay(files, out):
     written = json.loads(out.read_text())
     deepest = out.with_name("deep.json")
