@@ -174,11 +174,8 @@ def check_combination(
         raise UnsupportedCombination(
             f"verification {mode.value} does not go with drafter {drafter}"
         )
-    if options.lookup and not fits_lookup(options, drafter):
-        raise UnsupportedCombination(
-            f"lookup does not go with verification {mode.value} and drafter {drafter}, but with"
-            " exact and a model that drafts"
-        )
+    if options.lookup:
+        _check_lookup(mode, drafter)
     if options.stop is StopPolicy.DECISION and not has_decision_model:
         raise UnsupportedCombination("stop decision needs a decision model, but none is loaded")
 
@@ -204,6 +201,15 @@ def fits_lookup(options: SpeculationOptions, drafter: str) -> bool:
     """Whether copies may stand beside what this drafter proposes, as these options verify it."""
     mode = options.verification or Verification.EXACT
     return VERIFICATIONS[mode].lookup and DRAFTERS[drafter].lookup
+
+
+def _check_lookup(mode: Verification, drafter: str) -> None:
+    if not VERIFICATIONS[mode].lookup:
+        raise UnsupportedCombination(f"lookup goes with verification exact, not {mode.value}")
+    if not DRAFTERS[drafter].lookup:
+        raise UnsupportedCombination(
+            f"lookup stands beside a draft that is a model, but {drafter} is lookup already"
+        )
 
 
 def _check_part(

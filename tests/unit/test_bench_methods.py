@@ -22,6 +22,13 @@ def test_best_is_the_shipped_default():
     assert parse_method("best").options == SpeculationOptions()
 
 
+def test_only_the_shipped_default_copies_unasked():
+    assert parse_method("best+no-lookup").options == SpeculationOptions(lookup=False)
+    assert parse_method("glide+cape+svip+lookup").options.lookup is True
+    for name in ("glide", "glide+cape+svip", "ngram", "vanilla:some/model"):
+        assert parse_method(name).options.lookup is False
+
+
 def test_a_stop_that_adapts_leaves_the_length_to_the_engine():
     options = parse_method("glide+cape+svip=0.4").options
     assert (options.shape, options.stop, options.threshold) == (Shape.CAPE, StopPolicy.SVIP, 0.4)

@@ -173,6 +173,7 @@ BAD = [
     (["--shape", "product", "--widths", "a,b"], "'a,b'"),
     (["--widths", "2,2"], "widths go together"),
     (["--num-roots", "2"], "num_roots goes with"),
+    (["--lookup"], "ngram is lookup already"),
     (["--max-draft-tokens", "1000"], "max_draft_tokens is 1000"),
     (["--quiet", "--json"], "--quiet"),
     (["--raw", "--system", "be brief"], "--system"),
