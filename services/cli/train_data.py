@@ -48,7 +48,7 @@ class ShardFlags:
     batch: Annotated[int, typer.Option(help="Conversations decoded together.", min=1)] = 128
     max_prompt_tokens: Annotated[
         int, typer.Option(help="Longer prompts are left out; mind what training takes.", min=1)
-    ] = 480
+    ] = 864
     samples_per_prompt: Annotated[int, typer.Option(help="Answers to each prompt.", min=1)] = 1
     self_prompts: Annotated[
         int, typer.Option(help="User turns that the target writes, and answers.", min=0)

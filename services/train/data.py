@@ -47,7 +47,7 @@ class ReadLimits:
     """What is left out: lines longer than `max_tokens`, ids outside the vocabulary are errors."""
 
     vocab_size: int
-    max_tokens: int = 640
+    max_tokens: int = 1024
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1 or self.max_tokens < 2:

@@ -36,7 +36,7 @@ class SourceSettings:
     passages of `passage_tokens`, which the target goes on from, or which are taken as they are.
     """
 
-    max_prompt_tokens: int = 480
+    max_prompt_tokens: int = 864
     passage_tokens: int = 256
     is_text_as_is: bool = False
 
