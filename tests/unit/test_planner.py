@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.backoff import Backoff
-from slipstream.core.calibration import Calibration
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.lookup_draft import with_copy
@@ -46,26 +45,6 @@ def test_what_is_not_asked_for_comes_from_the_profile():
     assert (plan.max_depth, plan.max_nodes) == (6, 20)
     asked = planner_of(profile, max_draft_tokens=3, stop=StopPolicy.FIXED).plan(100, PREFILL)
     assert (asked.max_depth, asked.stop, asked.threshold) == (3, StopPolicy.FIXED, None)
-
-
-def test_sampled_requests_have_a_threshold_and_a_calibration_of_their_own():
-    curves = Calibration((0.0, 0.5)), Calibration((0.0, 1.0))
-    profile = Profile(
-        threshold=0.4,
-        threshold_sampled=0.2,
-        calibration=curves[0],
-        calibration_sampled=curves[1],
-    )
-    for temperature, threshold, curve in ((0.0, 0.4, curves[0]), (0.7, 0.2, curves[1])):
-        settings = resolve(
-            SpeculationOptions(),
-            profile,
-            drafter="glide",
-            has_decision_model=False,
-            temperature=temperature,
-        )
-        assert settings.threshold == threshold
-        assert profile.calibration_at(temperature) == curve
 
 
 def test_defaults_that_do_not_fit_the_drafter_give_way():
