@@ -1,8 +1,21 @@
 """What processes that tests start do; they find it by this module's name."""
 
+from pathlib import Path
+
+import torch
+
 from slipstream.core.errors import TrainingError
 from slipstream.train.parallel import Team
 
 
 def refuse(team: Team) -> None:
     raise TrainingError(f"one of {team.size} does not want to")
+
+
+def count_and_refuse(team: Team, *, path: Path) -> None:
+    """Leave the sum of all members' numbers, and what the lead has told them, in a file."""
+    told = team.of_lead(40.0 + team.rank)
+    total = team.total(torch.tensor(told + team.rank + 1))
+    if team.is_lead:
+        path.write_text(f"{team.size} members, {float(total)}")
+    refuse(team)

@@ -82,9 +82,7 @@ def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> R
     for name, parameter in weights.model.named_parameters():
         entries = {key: value for key, value in saved.items() if key.rsplit("/", 1)[0] == name}
         weights.optimizer.state[parameter] = {
-            # Step counts stay where the optimiser keeps them, on the CPU.
-            key.rsplit("/", 1)[1]: value.to(parameter.device) if value.ndim else value
-            for key, value in entries.items()
+            key.rsplit("/", 1)[1]: value.to(parameter.device) for key, value in entries.items()
         }
     return RunState(**record)
 

@@ -86,7 +86,10 @@ class Trainer:
         self._settings = settings
         self._team = team
         optimizer = torch.optim.AdamW(
-            _groups(model, settings.weight_decay), lr=settings.schedule.lr, betas=(0.9, 0.95)
+            _groups(model, settings.weight_decay),
+            lr=settings.schedule.lr,
+            betas=(0.9, 0.95),
+            fused=True,
         )
         self._weights = Weights(model, optimizer, WeightAverage(model, settings.ema))
         self._trained = team.wrap(model)
