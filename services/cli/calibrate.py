@@ -227,7 +227,12 @@ class _Stages:
         with step_bar(ready.num_steps) as advance:
             timed = race(ready, contenders, model, advance=advance)
         return Calibrated(
-            model.pair, timed, [*tried, *best], recorded, measured, len(ready.questions)
+            model.pair,
+            timed,
+            [*tried, *(item for item in best if item not in tried)],
+            recorded,
+            measured,
+            len(ready.questions),
         )
 
     def _before(self) -> Profile | None:

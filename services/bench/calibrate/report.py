@@ -12,8 +12,6 @@ from slipstream.bench.report import fixed, table
 from slipstream.core.profile_values import profile_values
 from slipstream.plots import save_plot
 
-_NUM_LABELS = 6
-
 
 def timed_table(timed: Sequence[Timed], tried: Sequence[Tried]) -> Table:
     """One row a profile that ran against the clock, the fastest first."""
@@ -55,11 +53,12 @@ def sweep_values(tried: Sequence[Tried], timed: Sequence[Timed]) -> dict[str, An
 
 
 def save_sweep(path: Path, tried: Sequence[Tried]) -> None:
-    """Speed against tokens per round, greedy, one point a setting; the fastest are named."""
+    """Speed against tokens per round, greedy, one point a setting; the best of each kind is named."""
     groups: dict[str, list[Tried]] = {}
     for item in tried:
         groups.setdefault(f"{item.profile.stop.value}, {item.profile.shape.value}", []).append(item)
-    best = sorted(tried, key=lambda item: -item.speed)[:_NUM_LABELS]
+    best = [max(items, key=lambda item: item.speed) for items in groups.values()]
+    best.sort(key=lambda item: -item.speed)
 
     def draw(axes: Any) -> None:
         for name, items in groups.items():

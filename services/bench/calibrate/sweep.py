@@ -126,7 +126,10 @@ def with_copies(tried: Tried, evidence: Evidence) -> Tried:
 
 def _forms(base: Profile, tables: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Profile, str]]:
     yield replace(base, shape=Shape.CHAIN, max_nodes=NODE_BUDGETS[-1]), NO_LEAVES
-    for table, name in {table: name for name, table in tables.items()}.items():
+    distinct: dict[tuple[int, ...], str] = {}
+    for name, table in tables.items():
+        distinct.setdefault(table, name)
+    for table, name in distinct.items():
         for nodes in NODE_BUDGETS:
             if nodes > base.max_depth and max(table) > 0:
                 formed = replace(base, shape=Shape.CAPE, cape_table=table, max_nodes=nodes)
