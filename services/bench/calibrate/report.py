@@ -53,7 +53,7 @@ def sweep_values(tried: Sequence[Tried], timed: Sequence[Timed]) -> dict[str, An
 
 
 def save_sweep(path: Path, tried: Sequence[Tried]) -> None:
-    """Speed against tokens per round, greedy, one point a setting; the best of each kind is named."""
+    """Speed against tokens per round, greedy, a point a setting; the best of each kind named."""
     groups: dict[str, list[Tried]] = {}
     for item in tried:
         groups.setdefault(f"{item.profile.stop.value}, {item.profile.shape.value}", []).append(item)
