@@ -62,6 +62,10 @@ class Worker:
         self._running: tuple[Server, object] | None = None
         self.address = "127.0.0.1:0"
 
+    def twin(self) -> "Worker":
+        """Another replica of the same model."""
+        return Worker(self._make, self._service, self._register)
+
     async def start(self) -> str:
         servicer = self._make()
         options = ServerOptions(self.address)
