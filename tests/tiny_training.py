@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ SETTINGS = TrainSettings(
     batch_tokens=40,
     num_heldout=2,
     report_seconds=2.0,
-    export_seconds=3.0,
+    export_seconds=1e6,
 )
+CHECKED = replace(SETTINGS, export_seconds=3.0)
+"""With a held-out check every few steps, not only at the end."""
 
 
 def training_place(base: Path) -> Path:

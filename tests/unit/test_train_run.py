@@ -15,7 +15,7 @@ from slipstream.models.loading import load_target_parts
 from slipstream.train.config import Schedule, TrainSettings
 from slipstream.train.run import train_glide
 from slipstream.train.trainer import Hooks
-from tiny_training import SETTINGS, glide_run, hooks, train, training_place
+from tiny_training import CHECKED, SETTINGS, glide_run, hooks, train, training_place
 
 NAMES = ("first", "second")
 
@@ -38,7 +38,7 @@ def provenance(out):
 
 
 def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_path):
-    checks = train(glide_run(place, tmp_path))
+    checks = train(glide_run(place, tmp_path, settings=CHECKED))
     target = load_target_parts(str(place / "target"))
     scorer = load_glide(tmp_path / "weights", target.model, tokenizer_hash=target.tokenizer_hash)
     scores = scorer.sync(scorer.open(8), [1, 2, 3], None)
@@ -60,7 +60,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
 
 def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
     loss = replace(SETTINGS.loss, hard_weight=0.5, unroll=3)
-    settings = replace(SETTINGS, loss=loss, ema=0.9, patience=50)
+    settings = replace(CHECKED, loss=loss, ema=0.9, patience=50)
     train(glide_run(place, tmp_path / "whole", settings=settings))
     with pytest.raises(Interrupted):
         train(glide_run(place, tmp_path / "broken", settings=settings), interrupt)
@@ -76,7 +76,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
 
 
 def test_the_averaged_weights_are_exported_and_the_others_trained_on(place, tmp_path):
-    settings = replace(SETTINGS, schedule=Schedule(steps=4), ema=0.99, export_seconds=1e6)
+    settings = replace(SETTINGS, schedule=Schedule(steps=4), ema=0.99)
     train(glide_run(place, tmp_path, settings=settings))
     average, latest = (
         read_tensors(tmp_path / f"work/checkpoint/{name}.safetensors")
@@ -169,7 +169,7 @@ def test_exported_weights_are_those_of_the_best_check(place, tmp_path):
         if result.is_best:
             best["tensors"] = load_weights(tmp_path / "weights")[0].state_dict()
 
-    train(glide_run(place, tmp_path), remember)
+    train(glide_run(place, tmp_path, settings=CHECKED), remember)
     last = load_weights(tmp_path / "weights")[0].state_dict()
     assert all(torch.equal(value, best["tensors"][name]) for name, value in last.items())
 
