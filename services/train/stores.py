@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
@@ -149,12 +150,25 @@ def _build(
     source: FeatureSource, data: DataFile, wanted: int, directory: Path, *, progress: Progress
 ) -> _Place:
     """Compute the store of the first `wanted` documents."""
-    documents = data.documents[:wanted]
     record = _identity(source, data) | {"layers": source.layers, "num_documents": wanted}
     place = directory / f"{data.name.split('.')[0]}-{_digest(record)}"
     part = place.with_name(place.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    # Another run may be at it: then this one waits and takes what it made.
+    with FileLock(f"{place}.lock"):
+        if not (place / _INDEX).is_file():
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            _fill(source, data.documents[:wanted], part, progress=progress)
+            (part / _INDEX).write_text(json.dumps(record), encoding="utf-8")
+            os.replace(part, place)
+    return _Place(place, source.layers, data.documents[:wanted])
+
+
+def _fill(
+    source: FeatureSource, documents: Sequence[Document], part: Path, *, progress: Progress
+) -> None:
+    """Compute the features of `documents` into files below `part`."""
     tensors, starts = _map(source, documents, part, writable=True), _starts(documents)
     done, total = 0, sum(len(document.ids) for document in documents)
     for indices in _by_length(documents):
@@ -167,11 +181,6 @@ def _build(
             tensors["argmax"][rows] = found.argmax
             done += len(found.argmax)
         progress(done, total)
-    (part / _INDEX).write_text(json.dumps(record), encoding="utf-8")
-    # What a run left here that ended between its files and its index.
-    shutil.rmtree(place, ignore_errors=True)
-    os.replace(part, place)
-    return _Place(place, source.layers, documents)
 
 
 def _by_length(documents: Sequence[Document], budget: int = 4096) -> list[list[int]]:
