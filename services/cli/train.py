@@ -2,11 +2,12 @@
 
 import typer
 
-from slipstream.cli import train_data, train_decision, train_export, train_glide
+from slipstream.cli import train_coverage, train_data, train_decision, train_export, train_glide
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
 app.command("data")(train_data.data)
 app.command("decision")(train_decision.decision)
+app.command("coverage")(train_coverage.coverage)
 app.command("export-hf")(train_export.export_hf)
 app.command("glide")(train_glide.glide)
 

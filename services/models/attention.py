@@ -52,12 +52,11 @@ def _past_weight(log_mass: Tensor, own: Tensor, scale: float) -> Tensor:
 
 def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [r, kv_heads, group, d] and log masses [r, kv_heads, group] over earlier keys."""
-    if look.slots is not None:
-        return _moved(query, layer, look, scale)
     num_rows, num_kv, group, dim = query.shape
     if look.num_padding:
         query = torch.cat([query, query[: look.num_padding]])
-    keys, values = layer[:, : look.width].unsqueeze(0).split(num_kv, 1)
+    seen = layer[:, : look.width] if look.slots is None else layer.index_select(1, look.slots)
+    keys, values = seen.unsqueeze(0).split(num_kv, 1)
     stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
     out, mass = _kernel(stacked, keys, values, look.mask, scale)
     past = out.view(num_kv, -1, group, dim).transpose(0, 1)[:num_rows]
@@ -69,27 +68,13 @@ def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[
     return past, log_mass
 
 
-def _moved(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[Tensor, Tensor]:
-    """The same for rows whose ancestors are out of place: each gets its own key range."""
-    assert look.slots is not None
-    num_rows, num_kv, group, dim = query.shape
-    both = layer.index_select(1, look.slots).view(2 * num_kv, num_rows, look.width, dim)
-    keys, values = both.transpose(0, 1).split(num_kv, 1)
-    if look.num_padding:
-        query = torch.cat([query, query], 2)
-    out, mass = _kernel(query, keys, values, look.mask, scale)
-    return out[:, :, :group], mass[:, :, :group]
-
-
 def _kernel(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention [b, kv, m, d] and the log of its softmax denominators [b, kv, m]."""
     if query.device.type == "cpu":
         out, mass = _flash(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
         return out, mass
-    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale)
-    if mask is not None:
-        scores = scores + mask
+    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale) + mask
     mass = torch.logsumexp(scores, -1)
     return torch.exp(scores - mass.unsqueeze(-1)) @ values.float(), mass

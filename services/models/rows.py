@@ -6,7 +6,7 @@ Every row attends to all keys *before* it and to its own. The own key is merged 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,18 +20,17 @@ _QUERY_BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Rows `start`..`stop`-1 look back on `width` slots: the first ones, or `slots` each.
+    """Rows `start`..`stop`-1 look back on `width` slots: the first ones, or `slots` [width], where
+    ancestors are not at the slots of their positions.
 
-    `mask` is additive, None where all is visible: [1, 1, (rows + num_padding) * group, width]
-    for query heads in groups per key head, or [rows, 1, 1, width] beside `slots`.
-    `slots` is [rows * width] where ancestors are not at the slots of their positions.
-    `has_first` says that row `start` is at position 0 and has nothing to look back on.
+    `mask` is additive, [1, 1, (rows + num_padding) * group, width], for query heads in groups per
+    key head. `has_first` says that row `start` is at position 0 and has nothing to look back on.
     """
 
     start: int
     stop: int
     width: int
-    mask: Tensor | None
+    mask: Tensor
     num_padding: int = 0
     slots: Tensor | None = None
     has_first: bool = False
@@ -62,8 +61,9 @@ class _Row:
     token: int
     position: int
     slot: int
-    ancestors: tuple[int, ...] | None
-    """Slots of the tree nodes above, where one of them is not at the slot of its position."""
+    line: tuple[int, ...] | None
+    """Slots, from the root's end on, of a path that begins with the tree nodes above the row; None
+    where each of these is at the slot of its position. The row sees only what is before it."""
 
 
 class RowPlanner:
@@ -88,10 +88,8 @@ class RowPlanner:
         """Rows for `pending` final tokens at positions `count`.. and `tree` below the last."""
         inputs = [_Row(token, count + i, count + i, None) for i, token in enumerate(pending)]
         inputs += _node_rows(count + len(pending), tree)
-        ranked = sorted(
-            range(len(inputs)), key=lambda i: (inputs[i].ancestors is not None, inputs[i].position)
-        )
-        rows = [inputs[i] for i in ranked]
+        ranked = _ranked(inputs)
+        rows = _lined([inputs[i] for i in ranked])
         order = [0] * len(rows)
         for row, index in enumerate(ranked):
             order[index] = row
@@ -119,10 +117,9 @@ class RowPlanner:
         looks = []
         start = 0
         while start < len(rows):
-            is_moved = rows[start].ancestors is not None
             width = self._width(rows[start].position)
             stop = start + 1
-            while stop < len(rows) and (rows[stop].ancestors is not None) == is_moved:
+            while stop < len(rows) and rows[stop].line == rows[start].line:
                 if self._is_invariant and self._width(rows[stop].position) != width:
                     break
                 stop += 1
@@ -138,23 +135,48 @@ class RowPlanner:
         ).unsqueeze(1)
         mask = torch.zeros(len(group), width, dtype=self._dtype, device=self._device)
         mask.masked_fill_(hidden, float("-inf"))
-        if group[0].ancestors is not None:
-            slots = self._gathered(group, width, root_end).masked_fill_(hidden, 0).view(-1)
-            padding = int(self._group == 1)
-            return Look(span.start, span.stop, width, mask[:, None, None], padding, slots)
         padding = int(len(group) * self._group % _QUERY_BLOCK == 1)
         if padding:
             mask = torch.cat([mask, mask[:1]])
         mask = mask.repeat_interleave(self._group, 0)[None, None]
+        slots = None
+        if (line := group[0].line) is not None:
+            slots = torch.arange(width, device=self._device)
+            seen = line[: width - root_end]
+            slots[root_end : root_end + len(seen)] = self._long(seen)
         has_first = group[0].position == 0
-        return Look(span.start, span.stop, width, mask, padding, None, has_first)
+        return Look(span.start, span.stop, width, mask, padding, slots, has_first)
 
-    def _gathered(self, group: Sequence[_Row], width: int, root_end: int) -> Tensor:
-        slots = torch.arange(width, device=self._device).repeat(len(group), 1)
-        for at, row in enumerate(group):
-            above = row.ancestors or ()
-            slots[at, root_end : root_end + len(above)] = self._long(above)
-        return slots
+
+def _ranked(inputs: Sequence[_Row]) -> list[int]:
+    """Rows in place by position; then the others path by path, so that those which can look back
+    on the same slots are neighbours."""
+    in_place = [i for i, row in enumerate(inputs) if row.line is None]
+    paths: list[list[int]] = []
+    moved = [i for i, row in enumerate(inputs) if row.line is not None]
+    for index in sorted(moved, key=lambda i: -inputs[i].position):
+        path = next((path for path in paths if _begins(inputs[index], inputs[path[0]])), None)
+        if path is None:
+            paths.append([index])
+        else:
+            path.append(index)
+    ranked = sorted(in_place, key=lambda i: inputs[i].position)
+    return ranked + [index for path in paths for index in reversed(path)]
+
+
+def _lined(rows: Sequence[_Row]) -> list[_Row]:
+    """Give each moved row the line of the last row on its path, which goes on from its own."""
+    out: list[_Row] = []
+    for row in reversed(rows):
+        goes_on = row.line is not None and bool(out) and _begins(row, out[-1])
+        out.append(replace(row, line=out[-1].line) if goes_on else row)
+    return out[::-1]
+
+
+def _begins(row: _Row, other: _Row) -> bool:
+    """Whether what `row` looks back on is a beginning of what `other` does."""
+    assert row.line is not None
+    return other.line is not None and other.line[: len(row.line)] == row.line
 
 
 def _node_rows(root_end: int, tree: TokenTree) -> list[_Row]:
@@ -173,8 +195,8 @@ def _node_rows(root_end: int, tree: TokenTree) -> list[_Row]:
             free += 1
         above = tree.path(node)[:-1]
         is_straight = all(step in main for step in above)
-        ancestors = None if is_straight else tuple(slots[step] for step in above)
-        rows.append(_Row(token, position, slots[node], ancestors))
+        line = None if is_straight else tuple(slots[step] for step in above)
+        rows.append(_Row(token, position, slots[node], line))
     return rows
 
 

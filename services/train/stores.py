@@ -54,15 +54,6 @@ def feature_stores(
     return stores
 
 
-def feature_store(
-    source: FeatureSource, data: DataFile, directory: Path, *, progress: Progress
-) -> FeatureStore:
-    """The store of all of `data` below `directory`."""
-    stores = feature_stores(source, [data], directory, max_bytes=float("inf"), progress=progress)
-    assert stores[0] is not None
-    return stores[0]
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A finished store: where it is, the layers in it, and the documents that it holds."""
