@@ -15,7 +15,6 @@ from slipstream.cli.main import exit_code
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.train.data import finished_shards, read_lines
 from slipstream.train.data_run import DataHooks, DataRun, write_data
-from slipstream.train.ray_data import RaySpread
 from slipstream.train.shard_store import ShardStore
 from slipstream.train.shards import DataSettings
 from slipstream.train.sources import SourceSettings
@@ -184,29 +183,6 @@ def test_more_than_the_targets_context_is_refused(place, tmp_path):
     settings = replace(SETTINGS, max_new_tokens=60)
     with pytest.raises(InvalidRequest, match="140 tokens together, but the context of target"):
         write(data_run(place, tmp_path, settings=settings))
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Ray on this machine, for two workers."""
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
-def test_ray_workers_write_the_shards_of_one_process(place, tmp_path, cluster):
-    settings = replace(SETTINGS, num_self_prompts=2)
-    write(data_run(place, tmp_path / "alone", settings=settings))
-    many = data_run(place, tmp_path / "many", settings=settings)
-    write(replace(many, max_tokens=1))
-    assert write(many, spread=RaySpread(2)).num_done == 4
-    assert shards(tmp_path / "many") == shards(tmp_path / "alone")
-    with pytest.raises(InvalidRequest, match="the context of target"):
-        long = replace(SETTINGS, max_new_tokens=60)
-        write(data_run(place, tmp_path / "long", settings=long), spread=RaySpread(1))
-    with pytest.raises(TrainingError, match="3 workers do not fit into a Ray cluster of 2"):
-        write(data_run(place, tmp_path / "wide"), spread=RaySpread(3))
 
 
 def command(place, out, *more):

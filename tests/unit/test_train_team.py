@@ -1,7 +1,5 @@
 """Several processes train as one does, step for step."""
 
-import os
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -9,12 +7,11 @@ import pytest
 import torch
 
 import tiny_training as tiny
-from members import count_and_refuse, refuse
+from members import refuse
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide_weights import read_tensors
 from slipstream.train.config import Precision
 from slipstream.train.launch import run_team
-from slipstream.train.ray_team import run_ray_team
 
 # Three documents in a batch: an uneven share for two members, and batches of one for the rest.
 SETTINGS = replace(
@@ -53,23 +50,3 @@ def test_what_a_process_says_is_an_error_here():
 def test_processes_without_a_gpu_each_are_refused(device, reason):
     with pytest.raises(TrainingError, match=reason):
         run_team(print, device=device, num_processes=99)
-
-
-@pytest.fixture
-def ray_cluster(monkeypatch):
-    """Two processors of this machine; its workers find what these tests find."""
-    import ray
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
-
-
-# Ray's own code warns of Ray's own settings.
-@pytest.mark.filterwarnings("ignore:.use_.* is deprecated:DeprecationWarning:ray.data.context")
-def test_ray_workers_are_a_team_and_their_errors_are_told(ray_cluster, tmp_path):
-    work = partial(count_and_refuse, path=tmp_path / "told")
-    with pytest.raises(TrainingError, match=r"^one of 2 does not want to$"):
-        run_ray_team(work, num_workers=2, has_gpus=False, directory=tmp_path / "ray")
-    assert (tmp_path / "told").read_text() == "2 members, 83.0"

@@ -1,0 +1,62 @@
+"""Ray workers write and train what one process would; a real cluster on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Where `ray_jobs.py` has been."""
+    place = tmp_path_factory.mktemp("ray")
+    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / ".dev")])
+    done = subprocess.run(
+        [sys.executable, TESTS / "ray_jobs.py", place],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return place
+
+
+@pytest.fixture
+def said(place):
+    return json.loads((place / "said.json").read_text())
+
+
+def test_ray_workers_write_the_shards_of_one_process(place, said):
+    assert said["data"]["many"] == said["data"]["alone"] > 2
+    alone, many = (
+        {path.name: path.read_bytes() for path in (place / name).glob("shard-*.jsonl.gz")}
+        for name in ("alone", "many")
+    )
+    assert many == alone
+
+
+def test_workers_go_on_where_one_process_ended(said):
+    assert said["data"]["first"] == 1
+
+
+def test_more_workers_than_a_cluster_has_room_for_are_refused(said):
+    assert "TrainingError: 3 workers do not fit into a Ray cluster of 2" in said["data"]["wide"]
+
+
+def test_what_a_worker_refuses_is_refused_here_in_its_words(said):
+    assert said["data"]["long"].startswith("InvalidRequest: ")
+    assert "the context of target" in said["data"]["long"]
+
+
+def test_ray_train_workers_are_a_team_and_their_errors_are_told(said):
+    assert said["team"] == {
+        "error": "TrainingError: one of 2 does not want to",
+        "told": "2 members, 83.0",
+    }
