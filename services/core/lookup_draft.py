@@ -75,11 +75,16 @@ class LookupDraft:
         self._pasts: dict[str, _Past] = {}
 
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """See `core.ports.Draft.propose`; what the plan says of lookup ends here."""
-        past = self._pasts.get(session.session_id) or _Past()
+        """See `core.ports.Draft.propose`; what the plan says of lookup ends here.
+
+        A request looks its text up in all of its rounds or in none, and begins with all of it.
+        """
+        past, copying = self._pasts.get(session.session_id), plan.lookup
+        if past is None and copying is None:  # no past is kept of a text that nobody copies from
+            return await self._draft.propose(session, delta, plan)
+        past = past or _Past()
         past.take(delta)
         self._pasts[session.session_id] = past
-        copying = plan.lookup
         if copying is None:
             return await self._asked(past, session, plan)
         copy = past.copy(session, copying)
