@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import Cores, load_on
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.server import Server, ServerOptions
-from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.target.describe import layout_to_pb
 from slipstream.target.engine import LocalTarget

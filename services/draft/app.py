@@ -10,11 +10,11 @@ from slipstream.draft.config import DraftConfig
 from slipstream.draft.describe import ForTarget, describe
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.servicer import DraftServicer
+from slipstream.engine.thread import EngineThread
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import parse_device
 from slipstream.models.parts import load_parts
 from slipstream.rpc.protocol import new_incarnation
-from slipstream.rpc.thread import EngineThread
 
 
 def load_draft(config: DraftConfig) -> DraftServicer:

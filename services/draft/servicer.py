@@ -21,6 +21,7 @@ from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feed import FeedAddress
 from slipstream.draft.feeds import FeedNeed, KvFeeds
+from slipstream.engine.thread import EngineThread
 from slipstream.rpc.convert import (
     delta_from_pb,
     plan_from_pb,
@@ -33,7 +34,6 @@ from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvSource
 from slipstream.rpc.leases import Lease, LeaseLimits, Leases
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
-from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 SERVICE = "slipstream.rpc.v1.DraftService"

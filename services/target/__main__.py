@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
+from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import Numerics
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import load_target_parts
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
-from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import target_pb2
 from slipstream.target.build import build_target
 from slipstream.target.config import TargetConfig

@@ -15,10 +15,10 @@ from slipstream.core.errors import (
     SessionNotFound,
     SessionOutOfSync,
 )
+from slipstream.engine.thread import EngineThread
 from slipstream.rpc.kv import ENCODING, KvEncoding, KvFormat, KvFrame, KvSource, frame_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
-from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import target_pb2
 from slipstream.target.engine import LocalTarget
 from slipstream.target.served import Reader, Served, ServedSessions

@@ -14,6 +14,7 @@ import grpc
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
 from slipstream.core.inline import finished
 from slipstream.core.types import ReplyTiming, Session
+from slipstream.engine.thread import EngineThread
 from slipstream.rpc.convert import (
     delta_from_pb,
     proposal_from_pb,
@@ -24,7 +25,6 @@ from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
-from slipstream.rpc.thread import EngineThread
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_streams import KvStreams
