@@ -4,22 +4,20 @@ Knows `python -m MODULE`, the line `ready HOST:PORT` and signals; not what the s
 """
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from slipstream.config import child_environment
 from slipstream.core.errors import InvalidRequest, ServiceError
+from slipstream.leash import leashed
 from slipstream.rpc.process import BAD_INPUT
 
 Say = Callable[[str, str], None]
 """Told the name of a child and a line that it wrote."""
 
 READY = "ready "
-_LEASH = Path(__file__).with_name("leash.py")
 _PIECE = 1 << 16
 
 
@@ -111,10 +109,8 @@ async def start_child(
     `defaults` are environment variables for the child where ours do not say otherwise.
     """
     command = [sys.executable, "-m", module, *flags]
-    leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
     process = await asyncio.create_subprocess_exec(
-        *leash,
-        *command,
+        *leashed(command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
