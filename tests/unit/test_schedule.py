@@ -1,0 +1,223 @@
+"""Who joins the next step of a target: laws of the queue, for any work that may come."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.target.schedule import RowBudget, Schedule
+
+WORK = st.tuples(st.integers(1, 90), st.integers(0, 40))
+READY = st.tuples(st.just(1), st.integers(0, 12))
+BUDGET = st.builds(RowBudget, max_rows=st.integers(1, 96), tile=st.sampled_from([1, 8, 32]))
+
+
+@dataclass
+class Target:
+    """Runs steps, and checks what holds in every one of them."""
+
+    budget: RowBudget
+    schedule: Schedule[int] = field(init=False)
+    left: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens and nodes that are still to be computed."""
+
+    def __post_init__(self) -> None:
+        self.schedule = Schedule(self.budget)
+
+    def add(self, key: int, num_pending: int, num_nodes: int = 0) -> None:
+        self.left[key] = [num_pending, num_nodes]
+        self.schedule.add(key, num_pending=num_pending, num_nodes=num_nodes)
+
+    def step(self, *, has_company: bool = False) -> dict[int, int]:
+        """Rows by work."""
+        rows = {}
+        for portion in self.schedule.next(has_company=has_company):
+            pending, nodes = self.left[portion.key]
+            assert 1 <= portion.num_pending <= pending
+            assert portion.is_last == (portion.num_pending == pending)
+            assert portion.key not in rows
+            rows[portion.key] = portion.num_pending + (nodes if portion.is_last else 0)
+            self.left[portion.key][0] -= portion.num_pending
+            if portion.is_last:
+                del self.left[portion.key]
+        assert sum(rows.values()) <= self.budget.max_rows or len(rows) == 1
+        assert len(self.schedule) == len(self.left)
+        return rows
+
+
+@settings(deadline=None)
+@given(BUDGET, st.lists(WORK, min_size=1, max_size=12), st.booleans())
+def test_everything_is_computed_once_within_the_budget(budget, works, has_company):
+    target = Target(budget)
+    for key, work in enumerate(works):
+        target.add(key, *work)
+    while target.left:
+        assert target.step(has_company=has_company)
+    assert target.step() == {}
+
+
+@settings(deadline=None)
+@given(BUDGET, st.integers(1, 40), st.integers(1, 6))
+def test_no_session_waits_longer_than_its_turn(budget, num_sessions, num_rows):
+    target = Target(budget)
+    waited = dict.fromkeys(range(num_sessions), 0)
+    for key in waited:
+        target.add(key, 1, num_rows - 1)
+    fitting = max(budget.max_rows // num_rows, 1)
+    for _ in range(3 * num_sessions):
+        done = target.step()
+        for key in waited:
+            waited[key] = 0 if key in done else waited[key] + 1
+        assert max(waited.values()) < -(-num_sessions // fitting)
+        for key in done:
+            target.add(key, 1, num_rows - 1)
+
+
+@settings(deadline=None)
+@given(BUDGET, st.lists(READY, max_size=40), st.lists(st.integers(50, 400), min_size=1, max_size=4))
+def test_prompts_get_a_few_rows_every_other_step_whatever_runs(budget, sessions, prompts):
+    target = Target(budget)
+    for key, (pending, nodes) in enumerate(sessions):
+        target.add(key, pending, nodes)
+    for key, num_tokens in enumerate(prompts, start=100):
+        target.add(key, num_tokens)
+    few, last = budget.few_rows, budget.few_rows
+    for _ in range(60):
+        left = sum(num for key, (num, _) in target.left.items() if key >= 100)
+        done = target.step()
+        rows = sum(rows for key, rows in done.items() if key >= 100)
+        assert last + rows >= min(few, left)
+        last = rows if left else few
+        for key, (_, nodes) in enumerate(sessions):
+            if key in done:
+                target.add(key, 1, nodes)
+
+
+@settings(deadline=None)
+@given(BUDGET, st.lists(READY, min_size=1, max_size=20), st.integers(0, 3))
+def test_running_sessions_all_go_on_while_prompts_wait(budget, sessions, num_prompts):
+    target = Target(budget)
+    waited = dict.fromkeys(range(len(sessions)), 0)
+    for key, work in enumerate(sessions):
+        target.add(key, *work)
+    for key in range(100, 100 + num_prompts):
+        target.add(key, 10_000)
+    bound = 2 * (len(sessions) + 1)
+    for _ in range(2 * bound):
+        done = target.step()
+        for key, (_, nodes) in enumerate(sessions):
+            waited[key] = 0 if key in done else waited[key] + 1
+            if key in done:
+                target.add(key, 1, nodes)
+        assert max(waited.values()) <= bound
+
+
+def test_running_sessions_go_first_and_a_prompt_fills_their_tile():
+    target = Target(RowBudget())
+    target.add(9, 4000)
+    for key in range(8):
+        target.add(key, 1, 1)
+    rows = target.step()
+    assert [rows.pop(key) for key in range(8)] == [2] * 8
+    assert rows == {9: 16}
+
+
+def test_a_prompt_alone_takes_the_whole_budget():
+    target = Target(RowBudget())
+    target.add(0, 600)
+    assert [target.step()[0] for _ in range(3)] == [256, 256, 88]
+
+
+def test_a_prompt_leaves_room_for_sessions_that_are_not_back_yet():
+    target = Target(RowBudget())
+    target.add(0, 600)
+    assert target.step(has_company=True) == {0: 32}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 224), st.lists(st.integers(1, 9), min_size=1, max_size=9))
+def test_a_chunk_slows_a_step_down_as_far_as_allowed_and_ends_where_a_tile_does(rows, costs):
+    budget = RowBudget()
+
+    def seconds(num_rows: int) -> float:
+        tiles = -(-num_rows // 32)
+        return 3.0 + sum((costs * 9)[:tiles])
+
+    schedule = Schedule(budget, seconds=seconds)
+    schedule.add("session", num_pending=1, num_nodes=rows - 1)
+    schedule.add("prompt", num_pending=10_000, num_nodes=0)
+    portions = {portion.key: portion for portion in schedule.next()}
+    chunk = portions["prompt"].num_pending if "prompt" in portions else 0
+    assert (rows + chunk) % 32 == 0
+    assert seconds(rows + chunk) <= 1.8 * seconds(rows)
+    after = rows + chunk + 32
+    assert after > 256 or seconds(after) > 1.8 * seconds(rows)
+
+
+def test_a_prompt_that_got_too_little_gets_a_tile_in_the_next_step():
+    target = Target(RowBudget())
+    target.add(9, 4000)
+    chunks = []
+    for _ in range(4):
+        target.add(0, 1, 30)
+        chunks.append(target.step()[9])
+    assert chunks == [1, 33, 1, 33]
+
+
+def test_long_prompts_take_turns():
+    target = Target(RowBudget(max_rows=64))
+    for key in range(3):
+        target.add(key, 200)
+    assert [list(target.step()) for _ in range(5)] == [[0], [1], [2], [0], [1]]
+
+
+def test_what_a_prompt_leaves_of_its_chunk_is_the_next_ones():
+    target = Target(RowBudget(max_rows=64))
+    target.add(0, 20)
+    target.add(1, 200)
+    assert target.step() == {0: 20, 1: 44}
+
+
+def test_a_tree_joins_with_the_last_token_and_is_never_cut():
+    target = Target(RowBudget(max_rows=32))
+    target.add(0, 30, 10)
+    assert target.step() == {0: 29}
+    assert target.step() == {0: 11}
+
+
+def test_a_tree_that_finds_no_room_waits_for_the_next_step():
+    target = Target(RowBudget(max_rows=32))
+    target.add(0, 1, 19)
+    target.add(1, 1, 19)
+    target.add(2, 1, 3)
+    assert target.step() == {0: 20, 2: 4}
+    assert target.step() == {1: 20}
+
+
+def test_a_tree_larger_than_any_step_goes_alone():
+    target = Target(RowBudget(max_rows=32))
+    target.add(0, 1)
+    target.add(1, 1, 100)
+    assert target.step() == {0: 1}
+    target.add(2, 1)
+    assert target.step() == {1: 101}
+    assert target.step() == {2: 1}
+
+
+def test_what_is_removed_joins_no_step():
+    target = Target(RowBudget())
+    target.add(0, 300)
+    target.add(1, 300)
+    target.schedule.remove(0)
+    del target.left[0]
+    assert 0 not in target.schedule
+    target.schedule.remove(0)
+    assert list(target.step()) == [1]
+
+
+@pytest.mark.parametrize("name", ["max_rows", "tile", "max_slowdown"])
+def test_a_budget_of_nothing_is_refused(name):
+    with pytest.raises(InvalidRequest, match=name):
+        RowBudget(**{name: 0})
