@@ -15,9 +15,11 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
 )
+from transformers.distributed import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.quiet import quiet_transformers
+from slipstream.models.shards import require_split
 from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.folder import gguf_in
 from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
@@ -49,9 +51,11 @@ def load_target_parts(
     dtype: str = "bfloat16",
     device: str = "cpu",
     progress: Progress | None = None,
+    num_ranks: int = 1,
 ) -> LoadedModel:
     """Load any decoder-only model of transformers by alias, path or hub id.
 
+    Of several ranks, which have met, each loads its part by transformers' own plan.
     Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
     shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
     """
@@ -59,7 +63,9 @@ def load_target_parts(
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     with quiet_transformers(reads_gguf=gguf is not None):
-        model = _load_model(folder, gguf, torch_dtype).to(torch_device)
+        model = _load_model(folder, gguf, torch_dtype, num_ranks)
+        if num_ranks == 1:  # parts are where they belong
+            model = model.to(torch_device)
         tokenizer = load_tokenizer(folder, gguf)
     require_same_vocabulary(path, tokenizer, model.config.vocab_size)
     return LoadedModel(
@@ -129,9 +135,11 @@ def find_sources(path: Path) -> tuple[Path, Path | None]:
     return (gguf.parent, gguf) if gguf else (path, None)
 
 
-def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype) -> Any:
+def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: int) -> Any:
     path = gguf or folder
-    options = gguf_options(gguf) if gguf else {"use_safetensors": True}
+    options: dict[str, Any] = gguf_options(gguf) if gguf else {"use_safetensors": True}
+    if num_ranks > 1:
+        options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     if gguf is None:
         require_causal(folder)
     try:
@@ -144,6 +152,16 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype) -> Any:
     if missing := sorted(report["missing_keys"]):
         raise WeightsError(f"the weights in {path} lack {missing[0]} ({len(missing)} in all)")
     return model
+
+
+def check_ranks(path: Path, num_ranks: int) -> None:
+    """Raises `InvalidRequest` unless the model in a directory can be split so many ways."""
+    folder, gguf = find_sources(path)
+    if gguf:
+        raise InvalidRequest(
+            f"tensor_parallel is {num_ranks}, but {gguf.name} is a GGUF file, which can't be split"
+        )
+    require_split(require_causal(folder), num_ranks, name=folder.name)
 
 
 def require_causal(folder: Path) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from slipstream.models.invariance import RowRule, probe_rows, tiled
 from slipstream.models.linear import PackedLinear
+from slipstream.models.shards import join_of
 
 _ANY = RowRule(1, 1 << 30)
 
@@ -24,7 +25,14 @@ class Products:
         self._seen: set[torch.Size] = set()
 
     def make(self, linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
-        """One product for linear layers stacked along their outputs; [rows, in] to [rows, out]."""
+        """One product for linear layers stacked along their outputs; [rows, in] to [rows, out].
+
+        Of a layer that is split among ranks, each multiplies its part, and all have the output.
+        """
+        own, join = self._own(linears), join_of(linears)
+        return own if join is None else lambda x: join(own(x))
+
+    def _own(self, linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         packed = PackedLinear(weight, _stacked_bias(linears))
         if not self._is_invariant:
