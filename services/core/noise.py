@@ -50,11 +50,32 @@ def uniforms(seed: int, position: int, ids: Tensor | int, *, purpose: Purpose) -
     """Uniform numbers above 0 and below 1 for each of `ids` [n] (or of range(ids)); fp32 [n]."""
     if isinstance(ids, int):
         ids = torch.arange(ids, dtype=torch.int32)
+    first, second = slot_keys(seed, position, purpose=purpose)
+    return _uniforms(first, second, ids.to(torch.int32))
+
+
+def slot_keys(seed: int, position: int, *, purpose: Purpose) -> tuple[int, int]:
+    """What the noise of a slot depends on, as two signed 32-bit numbers."""
     first, second = _keys(seed, position, purpose)
-    bits = ids.to(torch.int32) ^ _signed(first)
+    return _signed(first), _signed(second)
+
+
+def gumbel_rows(keys: Tensor, ids: Tensor) -> Tensor:
+    """The Gumbel noise [R, n] of many slots at once, the numbers that `gumbel` gives for each.
+
+    `keys` [R, 2] int32 hold the `slot_keys` of each row, `ids` [n] the tokens. On the device of
+    both, with no look at the host.
+    """
+    numbers = _uniforms(keys[:, :1], keys[:, 1:], ids.to(torch.int32))
+    return numbers.neg_().log1p_().neg_().log_().neg_()
+
+
+def _uniforms(first: Tensor | int, second: Tensor | int, ids: Tensor) -> Tensor:
+    """The hash of `ids` [n] under two keys, or [R, n] under keys [R, 1], as numbers."""
+    bits = ids ^ first
     scratch = torch.empty_like(bits)
     _mix_(bits, scratch)
-    bits.add_(_signed(second))
+    bits.add_(second)
     _mix_(bits, scratch)
     # In float64 the 32 bits and the half are exact; one rounding remains.
     numbers = bits.to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
