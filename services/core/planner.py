@@ -227,10 +227,10 @@ class Planner:
 
     def _free_nodes(self, verdict: Verdict) -> int:
         """Nodes that cost the target nothing; forced speculation has one in any case."""
-        if verdict.free_rows is None:
+        if verdict.offer is None:
             return self._settings.max_nodes
         least = 1 if self._settings.mode is Mode.FORCED else 0
-        return min(self._settings.max_nodes, max(verdict.free_rows - 1, least))
+        return min(self._settings.max_nodes, max(verdict.offer.rows - 1, least))
 
     def _forest(self, remaining: int, verdict: Verdict) -> Plan:
         """Chains under the roots. Their own level needs no drafting, and no round goes without:

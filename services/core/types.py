@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.offer import Offer
 from slipstream.core.tree import EMPTY, TokenTree
 
 MAX_SEED = 2**64 - 1
@@ -276,16 +277,16 @@ class Verdict:
     """What became final in a round: accepted draft tokens, then the target's own.
 
     `num_accepted` of the `tokens` came from the proposal. `roots` are the target-initialised
-    roots of the next slot, in `target-init` only. `free_rows` is how many rows, the pending
-    token included, the target can verify next at no extra cost. `num_cached` leading tokens had
-    their keys and values cached before the round.
+    roots of the next slot, in `target-init` only. `offer` is what the target has for the next
+    round; None: all that is asked for. `num_cached` leading tokens had their keys and values
+    cached before the round.
     """
 
     tokens: tuple[int, ...]
     num_accepted: int
     finish_reason: FinishReason | None = None
     roots: tuple[int, ...] = ()
-    free_rows: int | None = None
+    offer: Offer | None = None
     num_cached: int = field(default=0, compare=False)
     timing: ReplyTiming | None = field(default=None, compare=False)
 

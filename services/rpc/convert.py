@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.offer import Offer
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
     Delta,
@@ -188,10 +189,17 @@ def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
         num_accepted=verdict.num_accepted,
         finish_reason=enums.FINISH.to_pb(verdict.finish_reason),  # type: ignore[arg-type]
         roots=verdict.roots,
-        free_rows=verdict.free_rows,
         num_cached=verdict.num_cached,
         timing=timing_to_pb(timing),
+        **_offer_to_pb(verdict.offer),
     )
+
+
+def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
+    """Fields of a verdict; what is None stays unset."""
+    if offer is None:
+        return {}
+    return {"free_rows": offer.rows, "row_cost": offer.row_cost, "round_s": offer.round_s}
 
 
 def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
@@ -201,9 +209,19 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
         message.num_accepted,
         enums.FINISH.from_pb(message.finish_reason),
         tuple(message.roots),
-        message.free_rows if message.HasField("free_rows") else None,
+        _offer_from_pb(message),
         message.num_cached,
         timing,
+    )
+
+
+def _offer_from_pb(message: target_pb2.Verdict) -> Offer | None:
+    if not message.HasField("free_rows"):
+        return None
+    return Offer(
+        message.free_rows,
+        message.row_cost if message.HasField("row_cost") else None,
+        message.round_s if message.HasField("round_s") else None,
     )
 
 

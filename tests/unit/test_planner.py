@@ -10,6 +10,7 @@ from slipstream.core.backoff import Backoff
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.lookup_draft import with_copy
+from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.planner import Planner, Profile, resolve
 from slipstream.core.tree import TokenTree
@@ -59,14 +60,14 @@ def test_parts_that_do_not_go_together_are_refused():
 
 @given(
     st.integers(1, 60),
-    st.one_of(st.none(), st.integers(0, 140)),
+    st.one_of(st.none(), st.integers(1, 140)),
     st.integers(1, 40),
     st.integers(1, 127),
     st.sampled_from([Mode.AUTO, Mode.FORCED]),
 )
 def test_a_plan_respects_the_request_the_limit_and_the_rows(remaining, rows, depth, nodes, mode):
     planner = planner_of(mode=mode, max_draft_tokens=depth, max_nodes=nodes)
-    plan = planner.plan(remaining, verdict_of(0, free_rows=rows))
+    plan = planner.plan(remaining, verdict_of(0, offer=rows and Offer(rows)))
     assert plan.max_depth <= min(depth, remaining - 1, nodes)
     assert plan.max_depth <= plan.max_nodes <= nodes
     if rows is not None:
@@ -138,7 +139,7 @@ def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
     assert plan.max_depth == COPIES.max_depth
     assert plan.lookup == Copying(shortest=2, max_depth=20, worth=0.02, alone=3.0)
     assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
-    assert planner_of(COPIES).plan(99, verdict_of(0, free_rows=4)).lookup.max_depth == 3
+    assert planner_of(COPIES).plan(99, verdict_of(0, offer=Offer(4))).lookup.max_depth == 3
 
 
 def test_a_request_that_bounds_paths_bounds_copies():
@@ -246,7 +247,9 @@ def test_a_last_round_cut_short_says_nothing_about_the_gain():
 
 def test_a_product_tree_is_cut_to_the_levels_that_fit():
     planner = planner_of(shape=Shape.PRODUCT, widths=(4, 2, 2), max_nodes=28)
-    plans = {rows: planner.plan(100, verdict_of(0, free_rows=rows)) for rows in (29, 28, 13, 5, 4)}
+    plans = {
+        rows: planner.plan(100, verdict_of(0, offer=Offer(rows))) for rows in (29, 28, 13, 5, 4)
+    }
     assert {rows: plan.widths for rows, plan in plans.items()} == {
         29: (4, 2, 2),
         28: (4, 2),
@@ -261,7 +264,7 @@ def test_a_product_tree_is_cut_to_the_levels_that_fit():
 
 def forest_plan(remaining=100, roots=(7, 8, 9), **fields):
     planner = planner_of(verification=Verification.TARGET_INIT, num_roots=3, **fields)
-    return planner.plan(remaining, Verdict((), 0, roots=roots, free_rows=fields.get("rows")))
+    return planner.plan(remaining, Verdict((), 0, roots=roots))
 
 
 def test_a_forest_hangs_under_the_roots_and_shares_the_nodes_among_them():

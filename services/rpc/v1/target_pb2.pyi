@@ -218,14 +218,20 @@ class Verdict(_message.Message):
     FREE_ROWS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    ROW_COST_FIELD_NUMBER: _builtins.int
+    ROUND_S_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """How many of them came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why the request ended, if it did."""
     free_rows: _builtins.int
-    """Rows the target can verify next at no extra cost, the pending token included."""
+    """Rows that the target has for the session's next round, the pending token included."""
     num_cached: _builtins.int
     """Leading tokens whose keys and values were there before this round."""
+    row_cost: _builtins.float
+    """What each of the free rows but the first costs, in plain rounds; unset: as calibrated."""
+    round_s: _builtins.float
+    """Seconds of a plain round at the present load; unset: as calibrated."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted draft tokens, then the target's own."""
@@ -248,14 +254,25 @@ class Verdict(_message.Message):
         free_rows: _builtins.int | None = ...,
         num_cached: _builtins.int = ...,
         timing: _common_pb2.ReplyTiming | None = ...,
+        row_cost: _builtins.float | None = ...,
+        round_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "free_rows", b"free_rows", "timing", b"timing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "finish_reason", b"finish_reason", "free_rows", b"free_rows", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "finish_reason", b"finish_reason", "free_rows", b"free_rows", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015
+    _WhichOneofReturnType__round_s: _TypeAlias = _typing.Literal["round_s"]  # noqa: Y015
+    _WhichOneofArgType__round_s: _TypeAlias = _typing.Literal["_round_s", b"_round_s"]  # noqa: Y015
+    _WhichOneofReturnType__row_cost: _TypeAlias = _typing.Literal["row_cost"]  # noqa: Y015
+    _WhichOneofArgType__row_cost: _TypeAlias = _typing.Literal["_row_cost", b"_row_cost"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__free_rows) -> _WhichOneofReturnType__free_rows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_s) -> _WhichOneofReturnType__round_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__row_cost) -> _WhichOneofReturnType__row_cost | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 

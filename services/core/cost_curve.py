@@ -1,0 +1,194 @@
+"""What a forward of many rows costs: seconds by rows, sessions and keys read. Pure arithmetic.
+
+Learnt from a few timed forwards, then kept up to date by what real steps took. Knows no clock and
+no model; a clock that it is lent is only ever read around the forwards of `learn`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.timing import Clock
+
+_LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_CROWD = 8
+"""Sessions of the one forward at the start that tells what a session adds."""
+_PASSES = 5
+_LEAST = 4
+"""Forwards that are timed however long they take: with fewer there is no curve."""
+_GAIN = 0.1
+"""Part of a surprise that is believed; the rest may be chance."""
+_LARGEST_SURPRISE = 0.5
+"""Of a prediction: no step, such as one whose processor was taken away, counts for more."""
+_DOUBT_ALL = 0.3
+"""How far off the whole curve may be, as a part of it: the machine is shared, and grows hot."""
+_DOUBT_POINT = 0.05
+_DOUBT_SESSION = 0.02
+_DOUBT_KEYS = 1e-5
+"""How far off a session, and a key read by a row, may be: parts of a forward of one row."""
+
+Forward = Callable[[int, int], object]
+"""Runs a forward of so many rows of so many sessions, to its very end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to learn: `seconds` in all, though a few forwards are run in any case."""
+
+    seconds: float = 0.5
+    max_rows: int = 128
+
+
+class CostCurve:
+    """Seconds of a forward. It never falls with rows, and goes on beyond the points it was given.
+
+    Between points it is linear. `tile` is the number of rows by which a product is cut: behind the
+    last point, and where the points leave its steps out, cost grows tile by tile.
+    """
+
+    def __init__(
+        self, points: Sequence[tuple[int, float]], *, tile: int | None = None, session_s: float = 0
+    ) -> None:
+        """`points` are (rows, seconds) of one session, ascending; `session_s` adds every other."""
+        rows = [at for at, _ in points]
+        if len(points) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
+            raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
+        if not all(seconds > 0 for _, seconds in points) or session_s < 0:
+            raise InvalidRequest("a forward took no time")
+        self._rows = rows
+        self._own = [seconds for _, seconds in points]
+        self._tile = tile
+        self._scale = 1.0
+        self._session_s = float(session_s)
+        self._key_s = 0.0
+        self._level()
+
+    @property
+    def tile(self) -> int | None:
+        """Rows of one product, where larger ones are cut."""
+        return self._tile
+
+    def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
+        """Of a forward of `rows` rows in all; `keys` are those read, summed over the rows."""
+        if rows < 1 or sessions < 1 or keys < 0:
+            raise InvalidRequest(f"no forward has {rows} rows of {sessions} sessions, {keys} keys")
+        others = self._session_s * (sessions - 1) + self._key_s * keys
+        return self._scale * self._alone(rows) + others
+
+    def record(self, rows: int, sessions: int = 1, keys: int = 0, *, seconds: float) -> None:
+        """Take in what a step took.
+
+        Every term takes the part of the surprise that it is as uncertain of: mostly the speed of
+        the whole, seldom the shape. (One step of a Kalman filter whose doubts stay as they are.)
+        """
+        expected = self.seconds(rows, sessions, keys)
+        limit = _LARGEST_SURPRISE * expected
+        surprise = _GAIN * min(max(seconds - expected, -limit), limit)
+        base, first = self._scale * self._alone(rows), self._own[0] * self._scale
+        doubts = {
+            "all": (base * _DOUBT_ALL) ** 2,
+            "point": (base * _DOUBT_POINT) ** 2,
+            "session": ((sessions - 1) * first * _DOUBT_SESSION) ** 2,
+            "keys": (keys * first * _DOUBT_KEYS) ** 2,
+        }
+        share = {name: surprise * doubt / sum(doubts.values()) for name, doubt in doubts.items()}
+        if sessions > 1:
+            self._session_s = max(self._session_s + share["session"] / (sessions - 1), 0.0)
+        if keys:
+            self._key_s = max(self._key_s + share["keys"] / keys, 0.0)
+        self._bend(rows, 1 + share["point"] / base)
+        self._scale *= 1 + share["all"] / base
+
+    def _bend(self, rows: int, factor: float) -> None:
+        """Scale the points next to `rows`, the nearer the more."""
+        at, weight = self._place(self._within(rows)[0])
+        self._own[at] *= 1 + (factor - 1) * (1 - weight)
+        self._own[at + 1] *= 1 + (factor - 1) * weight
+        self._level()
+
+    def _alone(self, rows: int) -> float:
+        """Of one session's rows, at the speed of the start."""
+        inside, beyond_s = self._within(rows)
+        at, weight = self._place(inside)
+        return beyond_s + (1 - weight) * self._seconds[at] + weight * self._seconds[at + 1]
+
+    def _place(self, rows: float) -> tuple[int, float]:
+        """The point below and the weight of the next one."""
+        at = min(bisect_right(self._rows, rows) - 1, len(self._rows) - 2)
+        low, high = self._rows[at : at + 2]
+        return at, (rows - low) / (high - low)
+
+    def _within(self, rows: int) -> tuple[float, float]:
+        """Rows within the points that cost as much, but for so many seconds."""
+        last = self._rows[-1]
+        if rows <= last:
+            return rows, 0.0
+        period = self._tile if self._tile and last >= 2 * self._tile else last // 2
+        count = -(-(rows - last) // period)
+        return rows - count * period, count * self._rise(last - period, last)
+
+    def _rise(self, low: int, high: int) -> float:
+        below, weight = self._place(low)
+        low_s = (1 - weight) * self._seconds[below] + weight * self._seconds[below + 1]
+        return self._seconds[self._rows.index(high)] - low_s
+
+    def _level(self) -> None:
+        """Neighbours out of order share their mean: more rows never cost less."""
+        blocks: list[tuple[float, int]] = []
+        for seconds in self._own:
+            total, count = seconds, 1
+            while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
+                before = blocks.pop()
+                total, count = total + before[0], count + before[1]
+            blocks.append((total, count))
+        self._seconds = [total / count for total, count in blocks for _ in range(count)]
+
+
+def learn(
+    forward: Forward, clock: Clock, *, tile: int | None = None, budget: Budget | None = None
+) -> CostCurve:
+    """Time forwards of rising size, over and over while `budget` lasts; the fastest of each count.
+
+    A first forward warms up. `tile` is as in `CostCurve`.
+    """
+    best = _fastest(forward, clock, tile, budget or Budget())
+    crowd_s = best.pop((_CROWD, _CROWD), None)
+    points = sorted((rows, seconds) for (rows, _), seconds in best.items())
+    if crowd_s is None:
+        return CostCurve(points, tile=tile)
+    more_s = crowd_s - CostCurve(points, tile=tile).seconds(_CROWD)
+    return CostCurve(points, tile=tile, session_s=max(more_s, 0.0) / (_CROWD - 1))
+
+
+def _fastest(
+    forward: Forward, clock: Clock, tile: int | None, budget: Budget
+) -> dict[tuple[int, int], float]:
+    """Seconds by rows and sessions. Whatever else runs on the machine only ever adds to them."""
+    wanted = [(rows, 1) for rows in sorted(ladder(tile, budget.max_rows), key=_urgency(tile))]
+    wanted.insert(_LEAST, (_CROWD, _CROWD))
+    best: dict[tuple[int, int], float] = {}
+    start = clock()
+    forward(1, 1)
+    for at in [*wanted * _PASSES]:
+        if len(best) >= _LEAST and clock() - start > budget.seconds:
+            break
+        began = clock()
+        forward(*at)
+        seconds = max(clock() - began, 1e-9)
+        best[at] = min(seconds, best.get(at, seconds))
+    return best
+
+
+def ladder(tile: int | None, max_rows: int) -> tuple[int, ...]:
+    """Rows worth timing: both sides of every step of the staircase among them."""
+    limit = max(max_rows, 2 * tile if tile else 2)
+    steps = range(tile, limit, tile) if tile else ()
+    rows = {*_LADDER, limit, *steps, *(at + 1 for at in steps)}
+    return tuple(sorted(at for at in rows if at <= limit))
+
+
+def _urgency(tile: int | None) -> Callable[[int], tuple[int, int]]:
+    """One row, a whole tile and the next one come first: the others only refine them."""
+    firsts = [1, tile, tile + 1, 2 * tile] if tile else [1, 32, 64, 16]
+    return lambda rows: (firsts.index(rows) if rows in firsts else len(firsts), rows)

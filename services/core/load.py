@@ -1,0 +1,104 @@
+"""How many rows each of the sessions that run now may verify. Pure; knows no clock and no engine.
+
+Cost is that of a step in which every session does alike: what one of them takes for itself is
+taken from the others, so that none may count on their frugality.
+"""
+
+import math
+from collections.abc import Callable
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.offer import Offer
+
+MAX_ROWS = 128
+"""Of one session: the largest tree and its root."""
+_ALONE = 1.5
+"""Plain rounds that the rows of a session may cost which has the target to itself."""
+_BETTER = 1.03
+"""Another number of rows must promise so many times the speed of the one that is offered."""
+
+
+class Crowd:
+    """How many sessions share a step: at once when they are more, slowly when they are fewer."""
+
+    DECAY = 0.1
+    SLACK = 0.25
+
+    def __init__(self) -> None:
+        self._level = 1.0
+
+    @property
+    def size(self) -> int:
+        """Sessions to reckon with. Counts that go up and down leave it where it is."""
+        return math.ceil(self._level - self.SLACK)
+
+    def count(self, num_sessions: int) -> None:
+        """Take in the sessions of a step."""
+        is_more = num_sessions > self._level
+        self._level += (num_sessions - self._level) * (1.0 if is_more else self.DECAY)
+
+
+class Yield:
+    """What rows bring: r of them `1 + kept * log2(r)` tokens. It learns `kept` as time goes on.
+
+    Right for the second row of a chain, whose chance `kept` is, and near the measured growth of
+    good trees, which bring about as much more for every doubling of their nodes.
+    """
+
+    START = 0.5
+    WEIGHT = 0.02
+
+    def __init__(self) -> None:
+        self._kept = self.START
+        self._tried = 1.0
+
+    @property
+    def kept(self) -> float:
+        """Tokens that a doubling of the rows brings."""
+        return min(self._kept / self._tried, 1.0)
+
+    def record(self, *, num_nodes: int, num_accepted: int) -> None:
+        """Take in a verdict; one on nothing proposed teaches nothing."""
+        if num_nodes > 0:
+            self._kept += self.WEIGHT * (num_accepted - self._kept)
+            self._tried += self.WEIGHT * (math.log2(1 + num_nodes) - self._tried)
+
+    def tokens(self, rows: int) -> float:
+        """Final tokens of a round with so many rows."""
+        return 1 + self.kept * math.log2(rows)
+
+
+class Allowance:
+    """Decides on the rows of a session, and keeps to it until another number is clearly better."""
+
+    def __init__(self, *, max_rows: int = 512) -> None:
+        """A step has room for `max_rows` rows of all sessions."""
+        self._max_rows = max_rows
+        self._rows = 1
+
+    def decide(self, curve: CostCurve, yields: Yield, *, sessions: int, keys: float) -> Offer:
+        """For each of `sessions` sessions, whose rows read `keys` keys each."""
+        limit = max(min(self._max_rows // sessions, MAX_ROWS), 1)
+        cost = _cost(curve, sessions, keys)
+        if sessions == 1:
+            self._rows = max(rows for rows in range(1, limit + 1) if cost(rows) <= _ALONE)
+            return Offer(self._rows)
+        speeds = {rows: yields.tokens(rows) / cost(rows) for rows in range(1, limit + 1)}
+        best = max(speeds, key=lambda rows: speeds[rows])
+        if speeds[best] > _BETTER * speeds.get(self._rows, 0.0):
+            self._rows = best
+        more = self._rows - 1
+        row_cost = (cost(self._rows) - 1) / more if more else cost(2) - 1
+        return Offer(self._rows, max(row_cost, 0.0), _plain_s(curve, sessions, keys))
+
+
+def _cost(curve: CostCurve, sessions: int, keys: float) -> Callable[[int], float]:
+    """Of a round by the rows of each session, in plain rounds."""
+    plain_s = _plain_s(curve, sessions, keys)
+    return lambda rows: (
+        curve.seconds(rows * sessions, sessions, round(keys * rows * sessions)) / plain_s
+    )
+
+
+def _plain_s(curve: CostCurve, sessions: int, keys: float) -> float:
+    return curve.seconds(sessions, sessions, round(keys * sessions))

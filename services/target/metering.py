@@ -1,0 +1,80 @@
+"""What a target offers its sessions, learnt from its own steps. Knows neither clock nor model."""
+
+from typing import Protocol
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.load import Allowance, Crowd, Yield
+from slipstream.core.offer import Offer
+
+_KEYS_WEIGHT = 0.1
+_REFRESH = 16
+"""Steps after which an offer is decided anew; a crowd of another size has it at once."""
+
+
+class Meter(Protocol):
+    """Kept by an engine, step by step: `offer`, then `verified` for each verdict, then `record`."""
+
+    def offer(self, num_verdicts: int) -> Offer:
+        """What each session gets with its verdict, of which this step has so many."""
+        ...
+
+    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
+        """A verdict on so many proposed nodes."""
+        ...
+
+    def record(self, *, rows: int, sessions: int, keys: int, seconds: float) -> None:
+        """A step of so many rows of so many sessions, which read `keys` keys: summed over rows."""
+        ...
+
+
+class FixedMeter:
+    """Offers the same rows to everybody and learns nothing."""
+
+    def __init__(self, rows: int) -> None:
+        self._offer = Offer(rows)
+
+    def offer(self, num_verdicts: int) -> Offer:
+        """See `Meter`."""
+        return self._offer
+
+    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
+        """See `Meter`."""
+
+    def record(self, *, rows: int, sessions: int, keys: int, seconds: float) -> None:
+        """See `Meter`."""
+
+
+class LoadMeter:
+    """Offers what pays now, by the cost curve, the sessions that share steps and what they keep."""
+
+    def __init__(self, curve: CostCurve, *, max_rows: int = 512) -> None:
+        """`max_rows` is what a step has room for."""
+        self.curve = curve
+        self._crowd = Crowd()
+        self._yields = Yield()
+        self._allowance = Allowance(max_rows=max_rows)
+        self._keys_per_row = 0.0
+        self._offer: Offer | None = None
+        self._size = 0
+        self._age = 0
+
+    def offer(self, num_verdicts: int) -> Offer:
+        """See `Meter`."""
+        self._crowd.count(num_verdicts)
+        self._age += 1
+        size = self._crowd.size
+        if self._offer is None or size != self._size or self._age >= _REFRESH:
+            self._size, self._age = size, 0
+            self._offer = self._allowance.decide(
+                self.curve, self._yields, sessions=size, keys=self._keys_per_row
+            )
+        return self._offer
+
+    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
+        """See `Meter`."""
+        self._yields.record(num_nodes=num_nodes, num_accepted=num_accepted)
+
+    def record(self, *, rows: int, sessions: int, keys: int, seconds: float) -> None:
+        """See `Meter`."""
+        self.curve.record(rows, sessions, keys, seconds=seconds)
+        self._keys_per_row += _KEYS_WEIGHT * (keys / rows - self._keys_per_row)
