@@ -30,12 +30,22 @@ class EngineThread:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._clock = clock
         self._num_waiting = 0
+        self._made = clock()
+        self._busy_s = 0.0
+        self._began: float | None = None
         self._lock = threading.Lock()
 
     @property
     def num_waiting(self) -> int:
         """Jobs that have not begun."""
         return self._num_waiting
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds so far in which nothing ran: a clock that stands still while something does."""
+        with self._lock:
+            now = self._clock() if self._began is None else self._began
+            return now - self._made - self._busy_s
 
     async def run(self, job: Callable[[], T]) -> Done[T]:
         """Run a job and wait for it.
@@ -62,9 +72,24 @@ class EngineThread:
 
     def _timed(self, job: Callable[[], T], asked: float) -> Done[T]:
         self._count(-1)
-        began = self._clock()
-        value = job()
-        return Done(value, began - asked, self._clock() - began)
+        began = self._begin()
+        try:
+            value = job()
+        finally:
+            engine_s = self._end(began)
+        return Done(value, began - asked, engine_s)
+
+    def _begin(self) -> float:
+        with self._lock:
+            self._began = self._clock()
+            return self._began
+
+    def _end(self, began: float) -> float:
+        with self._lock:
+            engine_s = self._clock() - began
+            self._busy_s += engine_s
+            self._began = None
+            return engine_s
 
     def _count(self, change: int) -> None:
         with self._lock:
