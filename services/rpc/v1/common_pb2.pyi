@@ -631,6 +631,11 @@ class Load(_message.Message):
     KV_STREAMED_BYTES_FIELD_NUMBER: _builtins.int
     NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_ROWS_FIELD_NUMBER: _builtins.int
+    KV_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    KV_CACHED_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_sessions: _builtins.int
     """Sessions with a running request."""
     num_parked: _builtins.int
@@ -642,9 +647,21 @@ class Load(_message.Message):
     kv_streamed_bytes: _builtins.int
     """Bytes of keys and values sent (target) or received (draft) since the start."""
     num_waiting: _builtins.int
-    """Jobs that wait for the engine's thread."""
+    """Verifications (target) or jobs (draft) that have not begun."""
     num_rounds: _builtins.int
     """Verifications or proposals since the start."""
+    num_steps: _builtins.int
+    """Forwards since the start, each of one or more sessions; unset where they are not counted."""
+    num_rows: _builtins.int
+    """Rows of all these forwards."""
+    kv_capacity_bytes: _builtins.int
+    """Bytes that there are for keys and values; unset where they are not bounded."""
+    kv_cached_bytes: _builtins.int
+    """Bytes kept for texts that begin alike, those that sessions use included; the rest is free when
+    it is needed.
+    """
+    num_cached_tokens: _builtins.int
+    """Tokens since the start that requests did not have to compute when they began."""
     def __init__(
         self,
         *,
@@ -655,11 +672,35 @@ class Load(_message.Message):
         kv_streamed_bytes: _builtins.int = ...,
         num_waiting: _builtins.int = ...,
         num_rounds: _builtins.int = ...,
+        num_steps: _builtins.int | None = ...,
+        num_rows: _builtins.int | None = ...,
+        kv_capacity_bytes: _builtins.int | None = ...,
+        kv_cached_bytes: _builtins.int | None = ...,
+        num_cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_cached_bytes", b"_kv_cached_bytes", "_kv_capacity_bytes", b"_kv_capacity_bytes", "_num_cached_tokens", b"_num_cached_tokens", "_num_rows", b"_num_rows", "_num_steps", b"_num_steps", "kv_cached_bytes", b"kv_cached_bytes", "kv_capacity_bytes", b"kv_capacity_bytes", "num_cached_tokens", b"num_cached_tokens", "num_rows", b"num_rows", "num_steps", b"num_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "kv_streamed_bytes", b"kv_streamed_bytes", "num_kv_streams", b"num_kv_streams", "num_parked", b"num_parked", "num_rounds", b"num_rounds", "num_sessions", b"num_sessions", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_cached_bytes", b"_kv_cached_bytes", "_kv_capacity_bytes", b"_kv_capacity_bytes", "_num_cached_tokens", b"_num_cached_tokens", "_num_rows", b"_num_rows", "_num_steps", b"_num_steps", "kv_bytes", b"kv_bytes", "kv_cached_bytes", b"kv_cached_bytes", "kv_capacity_bytes", b"kv_capacity_bytes", "kv_streamed_bytes", b"kv_streamed_bytes", "num_cached_tokens", b"num_cached_tokens", "num_kv_streams", b"num_kv_streams", "num_parked", b"num_parked", "num_rounds", b"num_rounds", "num_rows", b"num_rows", "num_sessions", b"num_sessions", "num_steps", b"num_steps", "num_waiting", b"num_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kv_cached_bytes: _TypeAlias = _typing.Literal["kv_cached_bytes"]  # noqa: Y015
+    _WhichOneofArgType__kv_cached_bytes: _TypeAlias = _typing.Literal["_kv_cached_bytes", b"_kv_cached_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__kv_capacity_bytes: _TypeAlias = _typing.Literal["kv_capacity_bytes"]  # noqa: Y015
+    _WhichOneofArgType__kv_capacity_bytes: _TypeAlias = _typing.Literal["_kv_capacity_bytes", b"_kv_capacity_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__num_cached_tokens: _TypeAlias = _typing.Literal["num_cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_cached_tokens: _TypeAlias = _typing.Literal["_num_cached_tokens", b"_num_cached_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__num_rows: _TypeAlias = _typing.Literal["num_rows"]  # noqa: Y015
+    _WhichOneofArgType__num_rows: _TypeAlias = _typing.Literal["_num_rows", b"_num_rows"]  # noqa: Y015
+    _WhichOneofReturnType__num_steps: _TypeAlias = _typing.Literal["num_steps"]  # noqa: Y015
+    _WhichOneofArgType__num_steps: _TypeAlias = _typing.Literal["_num_steps", b"_num_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cached_bytes) -> _WhichOneofReturnType__kv_cached_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_capacity_bytes) -> _WhichOneofReturnType__kv_capacity_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_cached_tokens) -> _WhichOneofReturnType__num_cached_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_rows) -> _WhichOneofReturnType__num_rows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_steps) -> _WhichOneofReturnType__num_steps | None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
