@@ -13,7 +13,6 @@ from slipstream.draft.servicer import DraftSettings
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvSource, frame_to_pb
 from slipstream.rpc.tensors import pack
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
-from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE
 from tiny_services import MAX_LAG, draft_place, serving
 
@@ -28,7 +27,7 @@ LIMIT_S = 60
 
 def true_engine(models):
     """The target that holds the true keys."""
-    engine = LocalTarget(models.target, free_rows=16)
+    engine = tiny.local_target(models.target, free_rows=16)
     shorter = Session("s", NUM_KEYS, 40)
     finished(engine.verify(shorter, Delta(0, PROMPT[:-1]), Proposal()))
     return engine

@@ -21,6 +21,9 @@ from slipstream.models.glide_config import GlideConfig
 from slipstream.models.glide_init import init_from_target
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import target_parts
+from slipstream.target.engine import LocalTarget
+from slipstream.target.memory import KvMemory
+from slipstream.target.metering import FixedMeter
 
 VOCAB = 48
 EOS = 0
@@ -64,6 +67,14 @@ def causal(
 ) -> CausalModel:
     """A `CausalModel` over `hf_model`."""
     return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics)
+
+
+def local_target(
+    model: CausalModel, *, free_rows: int = 16, max_sessions: int = 64, num_pages: int = 64
+) -> LocalTarget:
+    """An engine over a model, with memory for `num_pages` pages of 128 tokens."""
+    memory = KvMemory(model.pool(num_pages), limit=model.context_length)
+    return LocalTarget(model, memory, FixedMeter(free_rows), max_sessions=max_sessions)
 
 
 def glide(

@@ -33,7 +33,6 @@ from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
 from slipstream.target.describe import layout_to_pb
-from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE as TARGET_SERVICE
 from slipstream.target.servicer import TargetServicer
 from slipstream.target.servicer import register as target_register
@@ -122,7 +121,7 @@ class TargetPlace:
 @asynccontextmanager
 async def target_place(models: Models) -> AsyncIterator[TargetPlace]:
     """A served target."""
-    engine = LocalTarget(models.target, free_rows=16)
+    engine = tiny.local_target(models.target, free_rows=16)
     about = target_pb2.DescribeTargetResponse(identity=models.identity, layout=models.layout)
     servicer = TargetServicer(engine, about, LeaseLimits())
     async with (

@@ -22,7 +22,8 @@ from slipstream.core.types import Delta, Plan, Session, StopPolicy
 from slipstream.draft.build import DraftModel
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.scorer import KvView, Scorer
+from slipstream.models.rows import Part
+from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 
 MAX_ROWS = 128
 DRAFTED = 5
@@ -100,14 +101,14 @@ class _Forwards:
     def __init__(self, model: CausalModel, tokens: Sequence[int]) -> None:
         self.model = model
         self.tokens = tokens
-        self.cache = model.open(len(tokens) + 2 * MAX_ROWS)
+        self.cache = model.open(len(tokens) + MAX_ROWS)
         model.prefill(self.cache, tokens[:-1])
 
     def run(self, num_rows: int) -> None:
         """The last token and a chain of drafted ones, as logits."""
         drafted = [self.tokens[at % len(self.tokens)] for at in range(num_rows - 1)]
         tree = TokenTree.chain(drafted)
-        hidden, _ = self.model.forward(self.cache, self.tokens[-1:], tree)
+        hidden, _ = self.model.forward([Part(self.cache, self.tokens[-1:], tree)])
         self.model.logits(hidden)
 
 
@@ -134,7 +135,7 @@ def _draft_actions(
     scorer = model.scorer
     view = cache.view(model.layers) if model.layers else None
     state = scorer.open(len(tokens) + MAX_ROWS)
-    scorer.sync(state, tokens, view)
+    scorer.score([Sync(state, tokens, view)])
     draft = model.draft(Profile(), source=_Source(cache))
     session = Session("cost", num_prompt_tokens=len(tokens), max_tokens=MAX_ROWS)
     known = Delta(0, tuple(tokens))
@@ -164,11 +165,12 @@ class _Chain:
 
     def grow(self) -> list[float]:
         """Seconds of each of the chain's steps."""
-        self._scorer.sync(self._state, self._tokens, self._view)
+        self._scorer.score([Sync(self._state, self._tokens, self._view)])
         seconds = []
         for node in range(DRAFTED):
+            ask = Grow(self._state, self._tokens[node : node + 1], [node - 1])
             start = time.perf_counter()
-            self._scorer.grow(self._state, self._tokens[node : node + 1], [node - 1])
+            self._scorer.score([ask])
             seconds.append(time.perf_counter() - start)
         return seconds
 

@@ -15,12 +15,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import Cores, load_on
+from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.target.describe import layout_to_pb
 from slipstream.target.engine import LocalTarget
+from slipstream.target.memory import KvMemory
+from slipstream.target.metering import FixedMeter
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 
 HOST = "127.0.0.1"
@@ -49,9 +52,10 @@ async def _serve(layers: int, kv_heads: int, head_dim: int, positions: int) -> N
     )
     thread = EngineThread("target")
     model = load_on(thread.call, lambda: _model(config), Cores(1))
-    servicer = TargetServicer(
-        LocalTarget(model, free_rows=1), _about(model), LeaseLimits(), thread=thread
-    )
+    num_pages = round_up(positions + _ROOM, KEY_BLOCK) // KEY_BLOCK
+    memory = KvMemory(model.pool(num_pages), limit=model.context_length)
+    target = LocalTarget(model, memory, FixedMeter(1))
+    servicer = TargetServicer(target, _about(model), LeaseLimits(), thread=thread)
     try:
         server = Server(ServerOptions(f"{HOST}:0"), {SERVICE: register(servicer)})
         port = await server.start()

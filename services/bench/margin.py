@@ -8,6 +8,7 @@ from slipstream.core.laws import LawContext
 from slipstream.core.noise import Purpose, gumbel
 from slipstream.core.types import SamplingParams
 from slipstream.models.causal import CausalModel
+from slipstream.models.rows import Part
 
 
 def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) -> float:
@@ -18,7 +19,7 @@ def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) 
     """
     cache = model.open(len(prefix))
     model.prefill(cache, prefix[:-1])
-    hidden, _ = model.forward(cache, prefix[-1:])
+    hidden, _ = model.forward([Part(cache, prefix[-1:])])
     logits = model.logits(hidden)[0].float()
     scores = LawContext(sampling, len(prefix)).scores(logits, prefix)
     if not sampling.is_greedy:

@@ -12,7 +12,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 
 _LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-_CROWD = 8
+CROWD = 8
 """Sessions of the one forward at the start that tells what a session adds."""
 _PASSES = 5
 _LEAST = 4
@@ -153,12 +153,12 @@ def learn(
     A first forward warms up. `tile` is as in `CostCurve`.
     """
     best = _fastest(forward, clock, tile, budget or Budget())
-    crowd_s = best.pop((_CROWD, _CROWD), None)
+    crowd_s = best.pop((CROWD, CROWD), None)
     points = sorted((rows, seconds) for (rows, _), seconds in best.items())
     if crowd_s is None:
         return CostCurve(points, tile=tile)
-    more_s = crowd_s - CostCurve(points, tile=tile).seconds(_CROWD)
-    return CostCurve(points, tile=tile, session_s=max(more_s, 0.0) / (_CROWD - 1))
+    more_s = crowd_s - CostCurve(points, tile=tile).seconds(CROWD)
+    return CostCurve(points, tile=tile, session_s=max(more_s, 0.0) / (CROWD - 1))
 
 
 def _fastest(
@@ -166,7 +166,7 @@ def _fastest(
 ) -> dict[tuple[int, int], float]:
     """Seconds by rows and sessions. Whatever else runs on the machine only ever adds to them."""
     wanted = [(rows, 1) for rows in sorted(ladder(tile, budget.max_rows), key=_urgency(tile))]
-    wanted.insert(_LEAST, (_CROWD, _CROWD))
+    wanted.insert(_LEAST, (CROWD, CROWD))
     best: dict[tuple[int, int], float] = {}
     start = clock()
     forward(1, 1)

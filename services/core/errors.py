@@ -17,6 +17,7 @@ SlipstreamError
 │   ├── SessionExists     a session that is to begin is there already
 │   └── SessionTaken      another request has taken the session over
 ├── CapacityError         memory or rows that are not there
+│   └── NoRoom            memory that is not free now, but may be soon
 ├── ServiceError          a service that did not answer as it should
 │   ├── Unavailable       it can't be reached, or is about to stop
 │   ├── HandshakeError    it is not the one that was expected
@@ -101,6 +102,10 @@ class SessionTaken(SessionError):
 
 class CapacityError(SlipstreamError):
     """Memory or rows that are not there."""
+
+
+class NoRoom(CapacityError):
+    """Memory that is not free now, but may be soon."""
 
 
 class ServiceError(SlipstreamError):

@@ -12,7 +12,7 @@ import torch
 from slipstream.draft.channels import Channels
 from slipstream.draft.feed import FeedAddress, KvFeed
 from slipstream.draft.mirror import KvMirror
-from slipstream.models.cache import KvLayout
+from slipstream.models.kv_layout import KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions, check_address
 from slipstream.rpc.kv import KvFormat

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.models.cache import KEY_BLOCK, KvLayout, round_up
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.scorer import KvView
 
 Fill = Callable[[Sequence[Tensor]], None]

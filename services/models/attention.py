@@ -1,4 +1,4 @@
-"""Attention of a forward's rows over one session's cache, with a row's own key merged apart.
+"""Attention of a forward's rows over their sessions' keys, with a row's own key merged apart.
 
 A row's result is lerp(attention over earlier keys, own value, w), w the own key's softmax
 weight. Earlier keys are read at the slots of their positions, so an accepted tree node has
@@ -8,7 +8,7 @@ computed the same bits as plain decoding would have, wherever its own key was st
 import torch
 from torch import Tensor
 
-from slipstream.models.cache import round_up
+from slipstream.models.kv_layout import round_up
 from slipstream.models.rows import Look, Rows
 
 _VECTOR = 64
@@ -55,7 +55,10 @@ def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[
     num_rows, num_kv, group, dim = query.shape
     if look.num_padding:
         query = torch.cat([query, query[: look.num_padding]])
-    seen = layer[:, : look.width] if look.slots is None else layer.index_select(1, look.slots)
+    if look.slots is None:
+        seen = layer[:, look.base : look.base + look.width]
+    else:
+        seen = layer.index_select(1, look.slots)
     keys, values = seen.unsqueeze(0).split(num_kv, 1)
     stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
     out, mass = _kernel(stacked, keys, values, look.mask, scale)

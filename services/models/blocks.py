@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.models.attention import attend
-from slipstream.models.cache import KvCache
+from slipstream.models.pool import KvPool
 from slipstream.models.products import Products
 from slipstream.models.rows import Rows
 
@@ -100,12 +100,12 @@ class FastAttention(nn.Module):
         norms = (getattr(block, "q_norm", None), getattr(block, "k_norm", None))
         self._norms = tuple(FastNorm(norm) for norm in norms if norm is not None)
 
-    def run(self, x: Tensor, tables: Tables, rows: Rows, cache: KvCache) -> Tensor:
+    def run(self, x: Tensor, tables: Tables, rows: Rows, pool: KvPool) -> Tensor:
         """Attention of [rows, width]; the rows' keys and values go into the cache."""
         heads = self._qkv(x).view(len(rows), -1, self._dim)
         self._rotate(heads[:, : self._num_rotated], self._rotation.tables(tables))
         query, fresh = heads[:, : self._num_heads], heads[:, self._num_heads :]
-        layer = cache.layer(self.layer_idx)
+        layer = pool.layer(self.layer_idx)
         write(layer, fresh, rows)
         return self._out(attend(query, fresh, layer, rows, self._scale))
 
@@ -124,10 +124,10 @@ class FastAttention(nn.Module):
         position_embeddings: Tables,
         *,
         slip_rows: Rows,
-        slip_cache: KvCache,
+        slip_pool: KvPool,
         **_: object,
     ) -> tuple[Tensor, None]:
-        out = self.run(hidden_states[0], position_embeddings, slip_rows, slip_cache)
+        out = self.run(hidden_states[0], position_embeddings, slip_rows, slip_pool)
         return out.unsqueeze(0), None
 
 
@@ -149,13 +149,13 @@ class FastLayer(nn.Module):
         *,
         position_embeddings: Tables,
         slip_rows: Rows,
-        slip_cache: KvCache,
+        slip_pool: KvPool,
         **_: object,
     ) -> Tensor:
         # Parts are called past nn.Module's hooks: at one row those cost as much as a product.
         x = hidden_states[0]
         normed = self._before_attention.forward(x)
-        x = self._attention.run(normed, position_embeddings, slip_rows, slip_cache).add_(x)
+        x = self._attention.run(normed, position_embeddings, slip_rows, slip_pool).add_(x)
         normed = self._before_mlp.forward(x)
         return self._mlp.forward(normed).add_(x).unsqueeze(0)
 

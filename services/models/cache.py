@@ -1,102 +1,154 @@
-"""Keys and values of one session, in place. Knows positions and slots, not tokens or trees."""
+"""Keys and values of one session: a table of pages. Knows positions and slots, not tokens or trees.
+
+Slots are those of the pool's buffers; position i of the session sits at slot i % 128 of its page
+i // 128. A page that others use as well is copied before anything in it changes.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError
+from slipstream.models.kv_layout import KEY_BLOCK, round_up
+from slipstream.models.pool import KvPool
 from slipstream.models.scorer import KvView
-
-KEY_BLOCK = 128
-"""Key ranges are padded to a multiple of this, so buffers come in multiples of it too."""
-
-
-def round_up(count: int, block: int) -> int:
-    """The smallest multiple of `block` that is at least `count`."""
-    return -(-count // block) * block
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayout:
-    """Shape of a model's cache: one pair of [kv_heads, capacity, head_dim] a layer."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class KvCache:
-    """Preallocated keys and values of one session.
+    """One session's pages in a pool, and how many positions of them hold final tokens.
 
-    Slot i below `count` holds position i. Slots from `count` on are scratch for the rows of
-    one forward. The buffers start at zero: what is masked must still be a finite number.
+    What lies behind `count` is scratch for the rows of one forward.
     """
 
-    def __init__(self, layout: KvLayout, capacity: int, *, limit: int) -> None:
-        """Room for `capacity` tokens now, growing on demand up to `limit` of them."""
-        self.layout = layout
+    def __init__(
+        self, pool: KvPool, *, limit: int, pages: Sequence[int] = (), count: int = 0
+    ) -> None:
+        """Up to `limit` positions. The session becomes a user of `pages`, which hold the first
+        `count` positions already."""
+        self.pool = pool
         self.limit = limit
-        self.count = 0
-        self._slots = 0
-        self._layers: list[Tensor] = []
-        self.reserve(capacity)
+        self.count = count
+        self.pages = list(pages)
+        for page in pages:
+            pool.share(page)
+        self._num_straight = 0
+        self._table: Tensor | None = None
+        self._measure()
+
+    @property
+    def num_slots(self) -> int:
+        """Positions that there are pages for."""
+        return len(self.pages) * KEY_BLOCK
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
-        return self._slots * self.layout.bytes_per_token
+        """Bytes of its pages, those shared with others included."""
+        return len(self.pages) * self.pool.layout.bytes_per_page
 
     def reserve(self, num_slots: int) -> None:
-        """Make room for slots 0..num_slots-1. Raises `CapacityError` above the limit."""
-        if num_slots <= self._slots:
-            return
+        """Have pages for that many positions.
+
+        Raises `CapacityError` above the limit and what `KvPool.take` raises; then nothing changes.
+        """
         if num_slots > self.limit:
             raise CapacityError(
                 f"{num_slots} cache slots are needed, but the limit is {self.limit}"
             )
-        grown = min(max(num_slots, self._slots * 3 // 2), self.limit)
-        self._slots = round_up(grown, KEY_BLOCK)
-        at = self.layout
-        shape = (2 * at.num_kv_heads, self._slots, at.head_dim)
-        old = self._layers
-        self._layers = [
-            torch.zeros(shape, dtype=at.dtype, device=at.device) for _ in range(at.num_layers)
-        ]
-        for source, into in zip(old, self._layers, strict=False):
-            into[:, : self.count] = source[:, : self.count]
+        missing = round_up(num_slots, KEY_BLOCK) // KEY_BLOCK - len(self.pages)
+        if missing > 0:
+            last = self.pages[-1] if self.pages else None
+            self.pages += self.pool.take(missing, after=last)
+            self._measure()
 
-    def layer(self, index: int) -> Tensor:
-        """One layer, [2 * kv_heads, slots, head_dim]: its keys, then its values."""
-        return self._layers[index]
+    def own(self, stop: int) -> None:
+        """Have the pages of positions count..stop-1 alone, so that they may be written.
+
+        Raises `NoRoom` where a copy of a shared page finds no place.
+        """
+        for at in range(self.count // KEY_BLOCK, round_up(stop, KEY_BLOCK) // KEY_BLOCK):
+            page = self.pages[at]
+            if self.pool.num_users(page) > 1:
+                (own,) = self.pool.take(1)
+                self._copy_page(at, own)
+                self.pool.drop(page)
+                self.pages[at] = own
+                self._measure()
+
+    def slot(self, position: int) -> int:
+        """Where a position is in the pool's buffers."""
+        return self.pages[position // KEY_BLOCK] * KEY_BLOCK + position % KEY_BLOCK
+
+    def base(self, width: int) -> int | None:
+        """The first of `width` neighbouring slots that hold the first positions in order; None
+        where they are no neighbours."""
+        if width > self._num_straight * KEY_BLOCK:
+            return None
+        return self.pages[0] * KEY_BLOCK
+
+    def table(self, width: int) -> Tensor:
+        """Slots [width] int64 of the first positions; any slot stands for those without a page."""
+        if self._table is None or len(self._table) < width:
+            device = self.pool.layout.device
+            pages = torch.tensor(self.pages, device=device).unsqueeze(1) * KEY_BLOCK
+            self._table = (pages + torch.arange(KEY_BLOCK, device=device)).flatten()
+            missing = max(width - len(self._table), 0)
+            self._table = torch.cat([self._table, self._table[:1].expand(missing)])
+        return self._table[:width]
+
+    def gather(self, layer: int, start: int, stop: int) -> Tensor:
+        """Positions start..stop-1 of a layer, [2 * kv_heads, n, head_dim]; copied if need be."""
+        buffer, base = self.pool.layer(layer), self.base(stop)
+        if base is not None:
+            return buffer[:, base + start : base + stop]
+        return buffer.index_select(1, self.table(stop)[start:])
 
     def truncate(self, count: int) -> None:
         """Forget every position from `count` on."""
         self.count = min(self.count, count)
 
-    @torch.inference_mode()
     def keep(self, slots: Sequence[int]) -> None:
-        """Make the rows in `slots` the positions that follow `count`, moving them in place."""
-        goal = range(self.count, self.count + len(slots))
+        """Make the rows in `slots` the positions that follow `count`, moving them where needed."""
+        end = self.count + len(slots)
+        self.reserve(end)
+        goal = [self.slot(position) for position in range(self.count, end)]
         moves = [(a, b) for a, b in zip(slots, goal, strict=True) if a != b]
         if moves:
-            source = torch.tensor([a for a, _ in moves], device=self.layout.device)
-            into = torch.tensor([b for _, b in moves], device=self.layout.device)
-            for buffer in self._layers:
-                # The gather is complete before anything is written: the ranges may overlap.
-                buffer.index_copy_(1, into, buffer.index_select(1, source))
-        self.count = goal.stop
+            self.pool.copy([a for a, _ in moves], [b for _, b in moves])
+        self.count = end
 
     def view(self, layers: Sequence[int]) -> KvView:
-        """The final positions of some layers, without a copy."""
-        half = self.layout.num_kv_heads
-        pairs = {at: (self._layers[at][:half], self._layers[at][half:]) for at in layers}
+        """The final positions of some layers, without a copy where the pages are neighbours."""
+        half = self.pool.layout.num_kv_heads
+        if self.base(self.num_slots) is None:
+            seen = {at: self.gather(at, 0, self.count) for at in layers}
+        else:
+            seen = {at: self.gather(at, 0, self.num_slots) for at in layers}
+        pairs = {at: (both[:half], both[half:]) for at, both in seen.items()}
         return KvView(self.count, pairs)
+
+    def trim(self) -> None:
+        """Give back the pages behind the final positions."""
+        needed = round_up(self.count, KEY_BLOCK) // KEY_BLOCK
+        for page in self.pages[needed:]:
+            self.pool.drop(page)
+        del self.pages[needed:]
+        self._measure()
+
+    def close(self) -> None:
+        """Give all pages back. Again is fine."""
+        self.truncate(0)
+        self.trim()
+
+    def _copy_page(self, at: int, into: int) -> None:
+        held = min(self.count - at * KEY_BLOCK, KEY_BLOCK)
+        if held > 0:
+            first, goal = self.pages[at] * KEY_BLOCK, into * KEY_BLOCK
+            self.pool.copy(range(first, first + held), range(goal, goal + held))
+
+    def _measure(self) -> None:
+        """Note what follows from the pages."""
+        self._table = None
+        first = self.pages[0] if self.pages else 0
+        straight = (at for at, page in enumerate(self.pages) if page != first + at)
+        self._num_straight = next(straight, len(self.pages))

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers over our own cache, with trees of rows.
+"""Any causal language model of transformers over our own cache: many sessions, trees of rows.
 
 Weights, configuration and modelling code are transformers' own; the cache, the attention
 kernel and (see `surgery.py`) the form of its products are ours. Knows no sessions or laws.
@@ -13,18 +13,21 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.core.errors import ModelError
-from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.core.options import MAX_NODES
 from slipstream.models.attention import attend
 from slipstream.models.blocks import FastAttention, Rotation, write
-from slipstream.models.cache import KvCache, KvLayout
+from slipstream.models.cache import KvCache
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
+from slipstream.models.pool import SCRATCH_ROWS, KvPool
 from slipstream.models.products import Products
-from slipstream.models.rows import RowPlanner, Rows
+from slipstream.models.rows import Part, RowPlanner, Rows
 from slipstream.models.surgery import operate
 
 Numerics = Literal["invariant", "fast"]
 
 _CHUNK_ROWS = 256
 _ATTENTION = "slipstream"
+_OWN_SCRATCH = MAX_NODES
 _SAMPLE_TOKENS = 24
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
 
@@ -33,11 +36,11 @@ def _attention_interface(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention interface for blocks that keep their own module."""
-    rows, cache = kwargs["slip_rows"], kwargs["slip_cache"]
+    rows, pool = kwargs["slip_rows"], kwargs["slip_pool"]
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     query = query[0].transpose(0, 1)
     fresh = torch.cat([key[0], value[0]]).transpose(0, 1).contiguous()
-    layer = cache.layer(module.layer_idx)
+    layer = pool.layer(module.layer_idx)
     write(layer, fresh, rows)
     out = attend(query, fresh, layer, rows, scale)
     return out.view(1, len(rows), query.shape[1], -1), None
@@ -47,10 +50,10 @@ ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 
 
 class CausalModel:
-    """A target, or a draft, as forward(cache, rows).
+    """A target, or a draft, as a forward of the rows of any number of sessions.
 
     `invariant` numerics make a row's bits depend on its own prefix only; `fast` ones may
-    differ in the last bit with the number of rows and the form of the tree.
+    differ in the last bit with the number of rows, whosever they are, and the form of the tree.
     """
 
     def __init__(self, model: PreTrainedModel, *, numerics: Numerics = "invariant") -> None:
@@ -74,6 +77,7 @@ class CausalModel:
         self._head = products.make([head])
         self._body = model.base_model
         operate(self._body, products, Rotation())
+        self.rule = products.rule
         model.config._attn_implementation = _ATTENTION
         self.layout = _layout(model, self._body)
         group = self.config.num_attention_heads // self.layout.num_kv_heads
@@ -85,62 +89,82 @@ class CausalModel:
         """Number of columns of the logits."""
         return self.head_weight.shape[0]
 
-    def open(self, capacity: int) -> KvCache:
-        """An empty cache with room for `capacity` tokens, growing up to the context length."""
-        slack = 4 * _CHUNK_ROWS
-        return KvCache(self.layout, capacity, limit=self.context_length + slack)
+    def workspace_bytes(self, num_rows: int) -> int:
+        """Bytes that a forward of so many rows needs besides weights and caches, at most.
 
-    @torch.inference_mode()
+        Hidden states and what the widest products make of them, logits in both precisions, and
+        the keys of one layer gathered once.
+        """
+        config = self.config
+        width = 4 * config.hidden_size + 4 * getattr(config, "intermediate_size", 0)
+        row = width * self.dtype.itemsize + self.vocab_size * (self.dtype.itemsize + 4)
+        layer = self.layout.bytes_per_token // self.layout.num_layers
+        return int(num_rows * row + self.context_length * layer)
+
+    def pool(self, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS) -> KvPool:
+        """Memory for the caches of an engine's sessions."""
+        return KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
+
+    def open(self, capacity: int) -> KvCache:
+        """An empty cache with room for `capacity` tokens, in memory of its own."""
+        num_pages = round_up(capacity, KEY_BLOCK) // KEY_BLOCK
+        return self.open_in(self.pool(num_pages, scratch_rows=_OWN_SCRATCH))
+
+    def open_in(self, pool: KvPool) -> KvCache:
+        """An empty cache over an engine's memory, without a page yet."""
+        return KvCache(pool, limit=self.context_length)
+
     def prefill(self, cache: KvCache, tokens: Sequence[int]) -> None:
         """Cache `tokens` at the positions that follow the cache's count, in chunks."""
         for start in range(0, len(tokens), _CHUNK_ROWS):
-            chunk = tokens[start : start + _CHUNK_ROWS]
-            self._forward(cache, self._rows(cache, chunk, EMPTY))
-            cache.count += len(chunk)
+            _, (slots,) = self.forward([Part(cache, tokens[start : start + _CHUNK_ROWS])])
+            cache.keep(slots)
 
     @torch.inference_mode()
-    def forward(
-        self, cache: KvCache, pending: Sequence[int], tree: TokenTree = EMPTY
-    ) -> tuple[Tensor, Rows]:
-        """Final hidden states [pending + nodes, d] in input order, and the rows' places.
+    def forward(self, parts: Sequence[Part]) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
+        """Final hidden states [rows, d] part by part, pending tokens before nodes, and the rows'
+        slots by part.
 
-        Nothing becomes final: the caller tells the cache which slots to `keep`.
+        The parts' caches are different ones of one pool. Nothing becomes final: the caller tells
+        each cache which slots to `keep`. Raises `ModelError` for a position past the context,
+        `CapacityError` for rows that find no room.
         """
-        rows = self._rows(cache, pending, tree)
-        hidden = self._forward(cache, rows)
+        for part in parts:
+            self._make_room(part)
+        rows = self._planner.plan(parts)
+        hidden = self._forward(parts[0].cache.pool, rows)
         if rows.order != tuple(range(len(rows))):
             hidden = hidden[list(rows.order)]
-        return hidden, rows
+        return hidden, rows.places
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
         return self._head(hidden)
 
-    def _rows(self, cache: KvCache, pending: Sequence[int], tree: TokenTree) -> Rows:
-        end = cache.count + len(pending)
-        if end + max(tree.depths(), default=0) > self.context_length:
+    def _make_room(self, part: Part) -> None:
+        end = part.end + max(part.tree.depths(), default=0)
+        if end > self.context_length:
             raise ModelError(
-                f"position {end} is past the model's context of {self.context_length} tokens"
+                f"position {part.end} is past the model's context of {self.context_length} tokens"
             )
-        cache.reserve(self._planner.num_slots(end, len(tree)))
-        return self._planner.plan(cache.count, pending, tree)
+        part.cache.reserve(part.end)
+        part.cache.own(min(end, part.cache.num_slots))
 
-    @torch.inference_mode()
-    def _forward(self, cache: KvCache, rows: Rows) -> Tensor:
+    def _forward(self, pool: KvPool, rows: Rows) -> Tensor:
         out = self._body(
             input_ids=rows.tokens[None],
             position_ids=rows.positions[None],
             use_cache=False,
             slip_rows=rows,
-            slip_cache=cache,
+            slip_pool=pool,
         )
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
     def _check(self, name: str, expected: Tensor) -> None:
         cache = self.open(_SAMPLE_TOKENS)
-        hidden, _ = self.forward(cache, _sample_tokens(self.vocab_size).tolist())
+        hidden, _ = self.forward([Part(cache, _sample_tokens(self.vocab_size).tolist())])
         error = (hidden.float() - expected.float()).norm() / expected.float().norm()
         limit = _TOLERANCE.get(self.dtype, 0.02)
         if not error < limit:

@@ -1,16 +1,21 @@
 """Any causal language model as a draft: the plain draft of speculative decoding."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from slipstream.core.history import apply_delta
+from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.history import num_same
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.scorer import KvView, Scores
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
+from slipstream.models.pool import KvPool
+from slipstream.models.rows import Part
+from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
 
 
 @dataclass(slots=True)
@@ -24,7 +29,11 @@ class _State:
 
 
 class CausalScorer:
-    """`Scorer` over a `CausalModel`. A chain grows in its cache, a tree is scored anew."""
+    """`Scorer` over a `CausalModel`. A chain grows in its cache, a tree is scored anew.
+
+    The rows of a pass share a forward, as far as there is room for their trees; in `fast` numerics
+    a row in company may differ from the same row alone in the last bit.
+    """
 
     vocab: Tensor | None = None
     max_lag: int | None = None
@@ -32,50 +41,101 @@ class CausalScorer:
     def __init__(self, model: CausalModel) -> None:
         self._model = model
         self.hidden_size: int = model.config.hidden_size
+        self.layout: KvLayout = model.layout
 
-    def open(self, capacity: int) -> _State:
+    def pool(self, num_pages: int) -> KvPool:
+        """See `Scorer.pool`."""
+        return self._model.pool(num_pages)
+
+    def open(self, capacity: int, pool: KvPool | None = None) -> _State:
         """See `Scorer.open`."""
-        return _State(self._model.open(capacity))
+        if pool is None:
+            pool = self.pool(round_up(capacity, KEY_BLOCK) // KEY_BLOCK)
+        cache = KvCache(pool, limit=capacity)
+        cache.reserve(capacity)
+        return _State(cache)
 
-    def sync(self, state: _State, tokens: Sequence[int], view: KvView | None) -> Scores:
-        """See `Scorer.sync`; what a plain draft can read of the target is nothing."""
-        _, num_same = apply_delta(state.tokens, Delta(0, tuple(tokens)))
-        # The last token is processed again, if need be: its row is what was asked for.
-        state.cache.truncate(min(num_same, len(tokens) - 1))
-        pending = list(tokens[state.cache.count :])
-        self._model.prefill(state.cache, pending[:-1])
-        state.tokens = list(tokens)
-        state.num_synced = len(tokens)
-        state.nodes.clear()
-        state.parents.clear()
-        return self._append(state, pending[-1])
+    def num_same(self, state: _State, tokens: Sequence[int]) -> int:
+        """See `Scorer.num_same`."""
+        return num_same(state.tokens, Delta(0, tuple(tokens)))
 
-    def grow(self, state: _State, tokens: Sequence[int], parents: Sequence[int]) -> Scores:
-        """See `Scorer.grow`."""
-        is_chain = len(tokens) == 1 and parents[0] == len(state.nodes) - 1
-        is_chain = is_chain and len(state.tokens) == state.num_synced + len(state.nodes)
-        state.nodes += tokens
-        state.parents += parents
-        if is_chain:
-            state.tokens += tokens
-            return self._append(state, tokens[0])
-        del state.tokens[state.num_synced :]
-        state.cache.truncate(state.num_synced)
-        tree = TokenTree(tuple(state.nodes), tuple(state.parents))
-        hidden, _ = self._model.forward(state.cache, [], tree)
-        return self._scores(hidden[-len(tokens) :])
+    def check(self, ask: Ask) -> None:
+        """See `Scorer.check`."""
+        state: _State = ask.state
+        end = len(ask.tokens)
+        if isinstance(ask, Grow):
+            check_nodes(ask, state.parents, state.num_synced)
+            tree = TokenTree((*state.nodes, *ask.tokens), (*state.parents, *ask.parents))
+            end = state.num_synced + max(tree.depths())
+        elif not ask.tokens:
+            raise InvalidRequest("a draft cannot score an empty prefix")
+        limit = min(state.cache.num_slots, self._model.context_length)
+        if end > limit:
+            raise CapacityError(
+                f"the draft's session has room for {limit} tokens, {end} are needed"
+            )
+
+    def score(self, asks: Sequence[Ask]) -> Scores:
+        """See `Scorer.score`; what a plain draft can read of the target is nothing."""
+        for ask in asks:
+            self.check(ask)
+        parts = [_synced(ask) if isinstance(ask, Sync) else _grown(ask) for ask in asks]
+        rows: list[Tensor] = []
+        for group in _groups(parts, len(asks[0].state.cache.pool.scratch)):
+            rows += self._forward(group)
+        pairs = zip(asks, rows, strict=True)
+        hidden = torch.cat([own[len(own) - ask.num_scores :] for ask, own in pairs])
+        return Scores(self._model.logits(hidden).float(), hidden.float())
 
     def num_bytes(self, state: _State) -> int:
         """See `Scorer.num_bytes`."""
         return state.cache.num_bytes
 
     def close(self, state: _State) -> None:
-        """See `Scorer.close`; the cache goes with the state."""
+        """See `Scorer.close`."""
+        state.cache.close()
 
-    def _append(self, state: _State, token: int) -> Scores:
-        hidden, rows = self._model.forward(state.cache, [token])
-        state.cache.keep(rows.slot_list)
-        return self._scores(hidden)
+    def _forward(self, parts: Sequence[Part]) -> Sequence[Tensor]:
+        """Hidden states of each part's rows; what is no tree is kept."""
+        hidden, places = self._model.forward(parts)
+        for part, slots in zip(parts, places, strict=True):
+            if not part.tree:
+                part.cache.keep(slots)
+        return hidden.split([len(slots) for slots in places])
 
-    def _scores(self, hidden: Tensor) -> Scores:
-        return Scores(self._model.logits(hidden).float(), hidden.float())
+
+def _synced(ask: Sync) -> Part:
+    state: _State = ask.state
+    same = num_same(state.tokens, Delta(0, tuple(ask.tokens)))
+    # The last token is processed again, if need be: its row is what is asked for.
+    state.cache.truncate(min(same, len(ask.tokens) - 1))
+    state.tokens = list(ask.tokens)
+    state.num_synced = len(ask.tokens)
+    state.nodes.clear()
+    state.parents.clear()
+    return Part(state.cache, state.tokens[state.cache.count :])
+
+
+def _grown(ask: Grow) -> Part:
+    state: _State = ask.state
+    is_chain = len(ask.tokens) == 1 and ask.parents[0] == len(state.nodes) - 1
+    is_chain = is_chain and len(state.tokens) == state.num_synced + len(state.nodes)
+    state.nodes += ask.tokens
+    state.parents += ask.parents
+    if is_chain:
+        state.tokens += ask.tokens
+        return Part(state.cache, ask.tokens)
+    del state.tokens[state.num_synced :]
+    state.cache.truncate(state.num_synced)
+    return Part(state.cache, (), TokenTree(tuple(state.nodes), tuple(state.parents)))
+
+
+def _groups(parts: Sequence[Part], num_nodes: int) -> Iterator[list[Part]]:
+    """The parts in order, with trees of up to `num_nodes` nodes together."""
+    group: list[Part] = []
+    for part in parts:
+        if group and sum(len(one.tree) for one in (*group, part)) > num_nodes:
+            yield group
+            group = []
+        group.append(part)
+    yield group

@@ -5,23 +5,40 @@ Every row attends to all keys *before* it and to its own. The own key is merged 
 (`attention.py`), so a row only ever reads slots that hold its earlier positions in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from slipstream.core.tree import ROOT, TokenTree
-from slipstream.models.cache import KEY_BLOCK, KvLayout, round_up
+from slipstream.core.errors import CapacityError
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.models.cache import KvCache
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 
 _QUERY_BLOCK = 32
 """Query rows per block of the CPU kernel; a last block of a single row has other bits."""
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What one session adds to a forward: `pending` final tokens behind those its cache holds, and
+    a `tree` below the last of them."""
+
+    cache: KvCache
+    pending: Sequence[int]
+    tree: TokenTree = EMPTY
+
+    @property
+    def end(self) -> int:
+        """The position behind the last pending token."""
+        return self.cache.count + len(self.pending)
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
-    """Rows `start`..`stop`-1 look back on `width` slots: the first ones, or `slots` [width], where
-    ancestors are not at the slots of their positions.
+    """Rows `start`..`stop`-1 look back on `width` slots: neighbours from `base` on, or `slots`
+    [width], where positions or ancestors are scattered.
 
     `mask` is additive, [1, 1, (rows + num_padding) * group, width], for query heads in groups per
     key head. `has_first` says that row `start` is at position 0 and has nothing to look back on.
@@ -32,6 +49,7 @@ class Look:
     width: int
     mask: Tensor
     num_padding: int = 0
+    base: int = 0
     slots: Tensor | None = None
     has_first: bool = False
 
@@ -40,14 +58,15 @@ class Look:
 class Rows:
     """One forward: `tokens`, `positions` and `slots` [R], and the looks that cover the rows.
 
-    `order[i]` is the row of the i-th input (pending tokens first, then nodes);
-    `write_start` is the first slot when the slots are consecutive, else None.
+    `order[i]` is the row of the i-th input, part by part, pending tokens before nodes; `places`
+    are the inputs' slots by part. `write_start` is the first slot when the rows' slots are
+    consecutive, else None.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    slot_list: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
     order: tuple[int, ...]
     looks: tuple[Look, ...]
     write_start: int | None
@@ -80,28 +99,33 @@ class RowPlanner:
         self._group = group
         self._is_invariant = is_invariant
 
-    def num_slots(self, end: int, num_nodes: int) -> int:
-        """Slots that a forward needs whose final tokens end at `end`."""
-        return round_up(end + 2 * num_nodes, KEY_BLOCK)
-
-    def plan(self, count: int, pending: Sequence[int], tree: TokenTree) -> Rows:
-        """Rows for `pending` final tokens at positions `count`.. and `tree` below the last."""
-        inputs = [_Row(token, count + i, count + i, None) for i, token in enumerate(pending)]
-        inputs += _node_rows(count + len(pending), tree)
-        ranked = _ranked(inputs)
-        rows = _lined([inputs[i] for i in ranked])
-        order = [0] * len(rows)
-        for row, index in enumerate(ranked):
-            order[index] = row
+    def plan(self, parts: Sequence[Part]) -> Rows:
+        """Rows for all parts of a forward; their caches share a pool and have room for `end`."""
+        scratch = iter(parts[0].cache.pool.scratch)
+        rows: list[_Row] = []
+        looks: list[Look] = []
+        order: list[int] = []
+        places = []
+        for part in parts:
+            inputs = _inputs(part, scratch)
+            places.append(tuple(row.slot for row in inputs))
+            ranked = _ranked(inputs)
+            own = [0] * len(inputs)
+            for row, index in enumerate(ranked):
+                own[index] = len(rows) + row
+            order += own
+            lined = _lined([inputs[i] for i in ranked])
+            looks += self._looks(lined, part, len(rows))
+            rows += lined
         slots = [row.slot for row in rows]
         is_run = slots == list(range(slots[0], slots[0] + len(slots)))
         return Rows(
             tokens=self._long([row.token for row in rows]),
             positions=self._long([row.position for row in rows]),
             slots=self._long(slots),
-            slot_list=tuple(inputs[i].slot for i in range(len(inputs))),
+            places=tuple(places),
             order=tuple(order),
-            looks=tuple(self._looks(rows, count + len(pending))),
+            looks=tuple(looks),
             write_start=slots[0] if is_run else None,
         )
 
@@ -113,7 +137,8 @@ class RowPlanner:
             return round_up(max(position, 1), KEY_BLOCK)
         return max(position, 1)
 
-    def _looks(self, rows: Sequence[_Row], root_end: int) -> list[Look]:
+    def _looks(self, rows: Sequence[_Row], part: Part, offset: int) -> list[Look]:
+        """The looks of one part's rows, which are those from `offset` on of the forward."""
         looks = []
         start = 0
         while start < len(rows):
@@ -123,12 +148,11 @@ class RowPlanner:
                 if self._is_invariant and self._width(rows[stop].position) != width:
                     break
                 stop += 1
-            looks.append(self._look(rows, slice(start, stop), root_end))
+            looks.append(self._look(rows[start:stop], part, offset + start))
             start = stop
         return looks
 
-    def _look(self, rows: Sequence[_Row], span: slice, root_end: int) -> Look:
-        group = rows[span]
+    def _look(self, group: Sequence[_Row], part: Part, start: int) -> Look:
         width = self._width(group[-1].position)
         hidden = torch.arange(width, device=self._device) >= self._long(
             [row.position for row in group]
@@ -139,13 +163,17 @@ class RowPlanner:
         if padding:
             mask = torch.cat([mask, mask[:1]])
         mask = mask.repeat_interleave(self._group, 0)[None, None]
+        base, line = part.cache.base(width), group[0].line
         slots = None
-        if (line := group[0].line) is not None:
-            slots = torch.arange(width, device=self._device)
-            seen = line[: width - root_end]
-            slots[root_end : root_end + len(seen)] = self._long(seen)
+        if line is not None or base is None:
+            slots = part.cache.table(width)
+        if slots is not None and line is not None:
+            seen = line[: width - part.end]
+            slots = slots.clone()
+            slots[part.end : part.end + len(seen)] = self._long(seen)
         has_first = group[0].position == 0
-        return Look(span.start, span.stop, width, mask, padding, slots, has_first)
+        stop = start + len(group)
+        return Look(start, stop, width, mask, padding, base or 0, slots, has_first)
 
 
 def _ranked(inputs: Sequence[_Row]) -> list[int]:
@@ -179,25 +207,40 @@ def _begins(row: _Row, other: _Row) -> bool:
     return other.line is not None and other.line[: len(row.line)] == row.line
 
 
-def _node_rows(root_end: int, tree: TokenTree) -> list[_Row]:
-    """Nodes on the first-child path take the slot of their position, others a slot behind."""
-    depths = tree.depths()
+def _inputs(part: Part, scratch: Iterator[int]) -> list[_Row]:
+    """Pending tokens at the slots of their positions, then the nodes of the tree."""
+    cache = part.cache
+    rows = [
+        _Row(token, at, cache.slot(at), None)
+        for at, token in enumerate(part.pending, start=cache.count)
+    ]
+    return rows + _node_rows(part, scratch)
+
+
+def _node_rows(part: Part, scratch: Iterator[int]) -> list[_Row]:
+    """Nodes on the first-child path take the slot of their position while the session has one,
+    others a scratch slot."""
+    tree, cache = part.tree, part.cache
     main = _first_path(tree)
-    free = root_end + (max(depths) if depths else 0)
     slots: list[int] = []
+    in_place: list[bool] = []
     rows = []
-    for node, (token, depth) in enumerate(zip(tree.tokens, depths, strict=True)):
-        position = root_end + depth - 1
-        if node in main:
-            slots.append(position)
-        else:
-            slots.append(free)
-            free += 1
+    for node, (token, depth) in enumerate(zip(tree.tokens, tree.depths(), strict=True)):
+        position = part.end + depth - 1
+        in_place.append(node in main and position < cache.num_slots)
+        slots.append(cache.slot(position) if in_place[-1] else _next(scratch))
         above = tree.path(node)[:-1]
-        is_straight = all(step in main for step in above)
+        is_straight = all(in_place[step] for step in above)
         line = None if is_straight else tuple(slots[step] for step in above)
         rows.append(_Row(token, position, slots[node], line))
     return rows
+
+
+def _next(scratch: Iterator[int]) -> int:
+    slot = next(scratch, None)
+    if slot is None:
+        raise CapacityError("the trees of a forward have more nodes than there is scratch room for")
+    return slot
 
 
 def _first_path(tree: TokenTree) -> frozenset[int]:

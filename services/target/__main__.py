@@ -12,7 +12,7 @@ from slipstream.models.loading import load_target_parts
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
-from slipstream.target.build import build_target
+from slipstream.target.build import TargetLimits, build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.describe import describe
 from slipstream.target.engine import LocalTarget
@@ -44,7 +44,9 @@ def _load(config: TargetConfig) -> TargetServicer:
     def load() -> tuple[LocalTarget, target_pb2.DescribeTargetResponse]:
         loaded = load_target_parts(config.model, dtype=config.dtype, device=config.device)
         numerics = cast(Numerics, config.numerics)
-        built = build_target(loaded, numerics=numerics, max_sessions=config.max_sessions)
+        limits = TargetLimits(config.max_sessions)
+        built = build_target(loaded, numerics=numerics, limits=limits)
+        _LOG.info("memory: %s", built.memory)
         return built.target, describe(loaded, built, max_sessions=config.max_sessions)
 
     thread = EngineThread("target")

@@ -4,32 +4,80 @@ from dataclasses import dataclass
 
 from slipstream.core.request import ModelFacts
 from slipstream.models.causal import CausalModel, Numerics
+from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.models.loading import LoadedModel
+from slipstream.models.memory import AUTO, MemoryPlan, num_pages
 from slipstream.target.engine import LocalTarget
+from slipstream.target.memory import KvMemory
+from slipstream.target.metering import LoadMeter
+from slipstream.target.trial import learn_cost
 
-FREE_ROWS = 32
-"""Rows that a CPU verifies at little more than the cost of one."""
+_LEARN_ROWS = 128
+_LEARN_S = 0.5
+"""Time that is spent at the start on what steps cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTarget:
-    """An engine, the model it runs, and the facts that requests are checked against."""
+    """An engine, the model it runs, the facts that requests are checked against, and what memory
+    there is."""
 
     target: LocalTarget
     model: CausalModel
     facts: ModelFacts
+    memory: MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLimits:
+    """How much an engine holds and does at once.
+
+    `kv_memory` is a budget as in `models.memory.num_pages`; `max_cached_bytes` bounds what is kept
+    of it for prompts that begin alike (None: all of it); `max_rows` are those of one step.
+    """
+
+    max_sessions: int = 64
+    kv_memory: str = AUTO
+    max_cached_bytes: int | None = None
+    max_rows: int = 256
 
 
 def build_target(
-    loaded: LoadedModel, *, numerics: Numerics = "invariant", max_sessions: int = 64
+    loaded: LoadedModel, *, numerics: Numerics = "invariant", limits: TargetLimits | None = None
 ) -> BuiltTarget:
-    """Take the loaded model over; it is of no use to anybody else afterwards."""
+    """Take the loaded model over; it is of no use to anybody else afterwards.
+
+    Raises `CapacityError` where the budget holds no page.
+    """
+    limits = limits or TargetLimits()
+    weight_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
     model = CausalModel(loaded.model, numerics=numerics)
-    target = LocalTarget(model, free_rows=FREE_ROWS, max_sessions=max_sessions)
+    memory, plan = plan_memory(model, limits, weight_bytes=weight_bytes)
+    curve = learn_cost(model, max_rows=min(limits.max_rows, _LEARN_ROWS), seconds=_LEARN_S)
+    meter = LoadMeter(curve, max_rows=limits.max_rows)
+    target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions)
     facts = ModelFacts(
         loaded.model_id, model.vocab_size, model.context_length, stop_token_ids(loaded)
     )
-    return BuiltTarget(target, model, facts)
+    return BuiltTarget(target, model, facts, plan)
+
+
+def plan_memory(
+    model: CausalModel, limits: TargetLimits, *, weight_bytes: int = 0
+) -> tuple[KvMemory, MemoryPlan]:
+    """The engine's pages, and the account of all its memory."""
+    layout = model.layout
+    longest = round_up(model.context_length, KEY_BLOCK) // KEY_BLOCK
+    workspace = model.workspace_bytes(limits.max_rows)
+    count = num_pages(
+        limits.kv_memory, layout, workspace_bytes=workspace, most=limits.max_sessions * longest
+    )
+    pool = model.pool(count, scratch_rows=limits.max_rows)
+    kept = limits.max_cached_bytes
+    max_cached = None if kept is None else kept // layout.bytes_per_page
+    memory = KvMemory(pool, limit=model.context_length, max_cached_pages=max_cached)
+    plan = MemoryPlan(weight_bytes, count, layout.bytes_per_page, workspace)
+    return memory, plan
 
 
 def stop_token_ids(loaded: LoadedModel) -> frozenset[int]:

@@ -1,6 +1,6 @@
 """What a target says of itself on the wire. Knows loaded models; nothing of streams."""
 
-from slipstream.models.cache import KvLayout
+from slipstream.models.kv_layout import KvLayout
 from slipstream.models.loading import LoadedModel
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.rpc.kv import DTYPE

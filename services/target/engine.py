@@ -1,89 +1,137 @@
-"""The target as an engine: sessions, their caches, and verification. Knows no wire."""
+"""The target as an engine: sessions, their caches, and verification of many in one forward.
 
+Knows no wire and no queue: who joins which forward is decided elsewhere (`schedule.py`).
+"""
+
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from weakref import WeakSet
 
 from torch import Tensor
 
-from slipstream.core.errors import CapacityError, SessionNotFound
+from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
 from slipstream.core.finish import finish
 from slipstream.core.history import apply_delta
+from slipstream.core.offer import Offer
 from slipstream.core.proposal_check import check_proposal
+from slipstream.core.timing import Clock
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
-from slipstream.models.cache import KvCache, KvLayout
+from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.rows import Rows
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call, check_length
+from slipstream.target.memory import KvMemory
+from slipstream.target.metering import Meter
 from slipstream.target.taps import KvTap
+from slipstream.target.verification import Held, Share, Verification
 
-_LAST_CHUNK = 256
-"""Pending tokens that are processed together with the tree; what is before is prefilled."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """A session as the engine holds it: its final tokens, and keys of at most all but one."""
-
-    tokens: list[int]
-    cache: KvCache
-    roots: tuple[int, ...] = ()
-    """Target-initialised roots of the slot after the tokens."""
-    taps: WeakSet[KvTap] = field(default_factory=WeakSet)
-    """Readers of the cache elsewhere."""
+ALONE_ROWS = 256
+"""Pending tokens that a session alone processes at once."""
 
 
 class LocalTarget:
-    """`core.ports.Target` over a model in this process."""
+    """`core.ports.Target` over a model in this process, for one thread at a time."""
 
-    def __init__(self, model: CausalModel, *, free_rows: int, max_sessions: int = 64) -> None:
-        """`free_rows` is how many rows the model verifies at about the cost of one."""
+    def __init__(
+        self,
+        model: CausalModel,
+        memory: KvMemory,
+        meter: Meter,
+        *,
+        max_sessions: int = 64,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """`meter` says how many rows a session may have in its next round."""
         self._model = model
-        self._free_rows = free_rows
+        self._memory = memory
+        self._meter = meter
         self._max_sessions = max_sessions
-        self._held: dict[str, _Held] = {}
+        self._clock = clock
+        self._held: dict[str, Held] = {}
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
-        """See `core.ports.Target.verify`."""
+        """See `core.ports.Target.verify`. The session has the engine to itself meanwhile."""
+        work = self.begin(session, delta, proposal)
+        while not work.is_done:
+            self.step([Share(work, min(work.num_pending, ALONE_ROWS))])
+        return work.result()
+
+    def begin(self, session: Session, delta: Delta, proposal: Proposal) -> Verification:
+        """Take in what a verification is about. Every `step` with a share of it takes it further.
+
+        What is refused, changes nothing. Raises what `core.ports.Target.verify` does, `NoRoom`
+        while others hold the memory that the session needs, `CapacityError` if it can never be.
+        """
+        model = self._model
         check_call(
             session,
             delta,
             proposal,
-            vocab_size=self._model.vocab_size,
-            context_length=self._model.context_length,
+            vocab_size=model.vocab_size,
+            context_length=model.context_length,
         )
-        held = self._take_in(session, delta, proposal)
-        num_cached = held.cache.count
-        logits, rows, num_pending = self._forward(held, proposal)
-        walk = verify(
-            session,
-            held.tokens,
-            proposal,
-            lambda node: logits[node + 1].float(),
-            roots=held.roots,
+        held = self._held.get(session.session_id)
+        before = held.tokens if held else []
+        tokens, num_same = apply_delta(before, delta)
+        check_length(session, len(tokens))
+        roots = held.roots if held and tokens == before else ()
+        check_proposal(session, proposal, vocab_size=model.vocab_size, roots=roots)
+        held = held or self._new()
+        # The last token is always processed again: its row says what comes next.
+        cache = self._room(session, held, tokens, min(num_same, len(tokens) - 1))
+        self._held[session.session_id] = held
+        held.tokens, held.roots, held.cache = tokens, roots, cache
+        for tap in held.taps:
+            tap.lower(cache.count)
+        return Verification(session, proposal, tokens, cache, held, cache.count)
+
+    def step(self, shares: Sequence[Share]) -> None:
+        """One forward for all shares, of different verifications; those decided by it are done."""
+        began = self._clock()
+        keys = sum(share.num_rows * share.work.cache.count for share in shares)
+        hidden, places = self._model.forward([share.part() for share in shares])
+        logits = self._logits(hidden, shares)
+        offer = self._meter.offer(sum(share.is_last for share in shares))
+        for share, slots in zip(shares, places, strict=True):
+            if share.is_last:
+                num_rows = 1 + share.work.num_nodes
+                self._decide(share, slots, logits[:num_rows], offer)
+                logits = logits[num_rows:]
+            else:
+                share.work.cache.keep(slots)
+        self._meter.record(
+            rows=len(hidden), sessions=len(shares), keys=keys, seconds=self._clock() - began
         )
-        final, reason = self._settle(held, session, walk, proposal, (rows, num_pending))
-        num_accepted = min(len(walk.nodes), len(final))
-        return Verdict(final, num_accepted, reason, held.roots, self._free_rows, num_cached)
+
+    def park(self, session_id: str) -> None:
+        """Let others have a session's memory until its next turn, which finds there what nobody
+        has needed. Unknown ids are fine."""
+        held = self._held.get(session_id)
+        if held is not None:
+            self._leave(held)
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Target.release`."""
         held = self._held.pop(session_id, None)
-        for tap in held.taps if held else ():
-            tap.end()
+        if held is not None:
+            self._leave(held)
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
-        """The keys and values of a session's final tokens, without a copy."""
-        return self._held[session_id].cache.view(layers)
+        """The keys and values of a session's final tokens, without a copy where possible."""
+        return self._cache(session_id).view(layers)
 
     @property
     def layout(self) -> KvLayout:
         """Shape of a session's keys and values."""
         return self._model.layout
+
+    @property
+    def memory(self) -> KvMemory:
+        """Where keys and values are."""
+        return self._memory
 
     def tap(self, session_id: str, layers: Sequence[int], start: int) -> KvTap:
         """Read a session's keys and values slice by slice, from a position on.
@@ -91,71 +139,96 @@ class LocalTarget:
         Raises `SessionNotFound`, and whatever `KvTap` refuses. The tap ends with the session, and
         the engine forgets it when nobody holds it any more.
         """
-        held = self._held.get(session_id)
-        if held is None:
-            raise SessionNotFound(f"no session {session_id} is held")
-        tap = KvTap(held.cache, layers, start)
-        held.taps.add(tap)
+        tap = KvTap(self._cache(session_id), layers, start)
+        self._held[session_id].taps.add(tap)
         return tap
 
     def kv_bytes(self, session_id: str) -> int:
         """Bytes of keys and values that a session holds; 0 for an unknown one. Any thread."""
         held = self._held.get(session_id)
-        return held.cache.num_bytes if held else 0
+        cache = held.cache if held else None
+        return cache.num_bytes if cache else 0
 
     @property
     def num_kv_bytes(self) -> int:
-        """Bytes of keys and values of all sessions. Any thread may ask."""
-        return sum(held.cache.num_bytes for held in list(self._held.values()))
+        """Bytes of keys and values of all sessions, and of those kept. Any thread may ask."""
+        return self._memory.pool.num_used_bytes
 
-    def _take_in(self, session: Session, delta: Delta, proposal: Proposal) -> _Held:
-        """The session with the delta applied. What is refused, changes nothing."""
-        held = self._held.get(session.session_id)
-        before = held.tokens if held else []
-        tokens, num_same = apply_delta(before, delta)
-        check_length(session, len(tokens))
-        roots = held.roots if held and tokens == before else ()
-        check_proposal(session, proposal, vocab_size=self._model.vocab_size, roots=roots)
-        held = held or self._open(session)
-        held.tokens, held.roots = tokens, roots
-        # The last token is always processed again: its row says what comes next.
-        held.cache.truncate(min(num_same, len(tokens) - 1))
-        for tap in held.taps:
-            tap.lower(held.cache.count)
-        return held
-
-    def _open(self, session: Session) -> _Held:
+    def _new(self) -> Held:
         if len(self._held) >= self._max_sessions:
             raise CapacityError(f"{len(self._held)} sessions are open, the limit")
-        held = _Held([], self._model.open(session.num_prompt_tokens + session.max_tokens))
-        self._held[session.session_id] = held
-        return held
+        return Held()
 
-    def _forward(self, held: _Held, proposal: Proposal) -> tuple[Tensor, Rows, int]:
+    def _room(self, session: Session, held: Held, tokens: Sequence[int], num_same: int) -> KvCache:
+        """The session's cache, with room for all that its request may become.
+
+        It holds the first `num_same` of the tokens, or of a parked session's what is left of them.
+        """
+        needed = session.num_prompt_tokens + session.max_tokens
+        if held.cache is None:
+            return self._memory.open(tokens, needed)
+        self._memory.extend(held.cache, needed, count=min(num_same, held.cache.count))
+        return held.cache
+
+    def _cache(self, session_id: str) -> KvCache:
+        held = self._held.get(session_id)
+        if held is None or held.cache is None:
+            raise SessionNotFound(f"no session {session_id} is held")
+        return held.cache
+
+    def _leave(self, held: Held) -> None:
+        for tap in held.taps:
+            tap.end()
+        if held.cache is not None:
+            self._memory.close(held.cache, held.tokens)
+            held.cache = None
+
+    def _logits(self, hidden: Tensor, shares: Sequence[Share]) -> Tensor:
+        """Of the last pending token and the nodes of each share that is decided now."""
+        wanted: list[int] = []
+        end = 0
+        for share in shares:
+            end += share.num_rows
+            if share.is_last:
+                wanted += range(end - 1 - share.work.num_nodes, end)
+        if len(wanted) == len(hidden):
+            return self._model.logits(hidden)
+        return self._model.logits(hidden[wanted]) if wanted else hidden[:0]
+
+    def _decide(self, share: Share, slots: Sequence[int], logits: Tensor, offer: Offer) -> None:
         """Logits [1 + nodes, vocab] after the last final token and after every node."""
-        pending = held.tokens[held.cache.count :]
-        num_last = min(len(pending), _LAST_CHUNK)
-        self._model.prefill(held.cache, pending[:-num_last])
-        hidden, rows = self._model.forward(held.cache, pending[-num_last:], proposal.tree)
-        return self._model.logits(hidden[num_last - 1 :]), rows, num_last
+        work = share.work
+        held = work.held
+        try:
+            walk = verify(
+                work.session,
+                work.tokens,
+                work.proposal,
+                lambda node: logits[node + 1].float(),
+                roots=held.roots,
+            )
+        except SlipstreamError as error:
+            work.error = error
+            return
+        places = slots[: share.num_pending], slots[share.num_pending :]
+        final, reason = self._settle(work, walk, places)
+        num_accepted = min(len(walk.nodes), len(final))
+        work.verdict = Verdict(final, num_accepted, reason, held.roots, offer, work.num_cached)
 
     def _settle(
-        self,
-        held: _Held,
-        session: Session,
-        walk: Walk,
-        proposal: Proposal,
-        place: tuple[Rows, int],
+        self, work: Verification, walk: Walk, slots: tuple[Sequence[int], Sequence[int]]
     ) -> tuple[tuple[int, ...], FinishReason | None]:
-        rows, num_pending = place
-        tokens = [proposal.tree.tokens[node] for node in walk.nodes]
+        """Make final what the walk decided; `slots` are those of pending tokens and of nodes."""
+        held, session = work.held, work.session
+        tokens = [work.proposal.tree.tokens[node] for node in walk.nodes]
         if walk.token is not None:
             tokens.append(walk.token)
         num_output = len(held.tokens) - session.num_prompt_tokens
         final, reason = finish(session, num_output, tokens)
-        accepted = walk.nodes[: len(final)]
-        slots = rows.slot_list[:num_pending]
-        held.cache.keep([*slots, *(rows.slot_list[num_pending + node] for node in accepted)])
+        pending, nodes = slots
+        work.cache.keep([*pending, *(nodes[node] for node in walk.nodes[: len(final)])])
+        if work.cache.count // KEY_BLOCK > work.num_cached // KEY_BLOCK:
+            self._memory.remember(work.cache, held.tokens)
         held.tokens += final
         held.roots = walk.roots if reason is None else ()
         return final, reason

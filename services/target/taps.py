@@ -36,7 +36,7 @@ class KvTap:
     def __init__(self, cache: KvCache, layers: Sequence[int], start: int) -> None:
         """Raises `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a start
         above what is held."""
-        check_layers(layers, cache.layout.num_layers)
+        check_layers(layers, cache.pool.layout.num_layers)
         if not 0 <= start <= cache.count:
             raise SessionOutOfSync(
                 f"keys and values from position {start} on were asked for, but {cache.count}"
@@ -72,8 +72,8 @@ class KvTap:
         if count <= 0:
             return None
         start, end = self._position, self._position + count
-        layers = [cache.layer(at)[:, start:end] for at in self._layers]
-        values = torch.empty((len(layers), *layers[0].shape), dtype=cache.layout.dtype)
+        layers = [cache.gather(at, start, end) for at in self._layers]
+        values = torch.empty((len(layers), *layers[0].shape), dtype=cache.pool.layout.dtype)
         for place, layer in zip(values, layers, strict=True):
             place.copy_(layer)
         self._position = end

@@ -22,7 +22,6 @@ from slipstream.core.types import (
     Verdict,
     Verification,
 )
-from slipstream.target.engine import LocalTarget
 from tiny_services import Models, draft_place, target_place
 
 PROMPT = tuple(tiny.tokens(7) * 3)
@@ -57,7 +56,7 @@ async def model_draft(request, place, models):
 async def made(kind, place, models, tokens=PROMPT):
     """A draft of this kind, and a target that holds the keys of all tokens but the last."""
     if place == "local":
-        target = LocalTarget(models.target, free_rows=16)
+        target = tiny.local_target(models.target, free_rows=16)
         await target.verify(Session("s", len(tokens) - 1, 40), Delta(0, tokens[:-1]), Proposal())
         yield models.drafter(kind, target).draft
         return

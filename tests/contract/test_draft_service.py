@@ -20,7 +20,6 @@ from slipstream.core.types import (
 from slipstream.draft.servicer import DraftSettings
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
-from slipstream.target.engine import LocalTarget
 from tiny_services import Models, draft_place, is_empty, rounds, target_place, until
 
 PROMPT = tuple(tiny.tokens(21))
@@ -58,7 +57,7 @@ async def played(draft, target, session, prompt, plan=PLAN, count=6):
 
 
 async def played_here(models, kind, session, prompt, plan=PLAN):
-    target = LocalTarget(models.target, free_rows=16)
+    target = tiny.local_target(models.target, free_rows=16)
     draft = models.drafter(kind, target).draft
     return await played(draft, target, session, prompt, plan)
 
@@ -171,7 +170,7 @@ async def test_keys_of_tokens_that_were_replaced_meanwhile_are_read_again(models
         proposal = await draft.propose(session, Delta(0, turn), PLAN)
         await draft.release("s")
         await target.release("s")
-    here = LocalTarget(models.target, free_rows=16)
+    here = tiny.local_target(models.target, free_rows=16)
     embedded = models.drafter("glide", here).draft
     await here.verify(
         replace(session, num_prompt_tokens=len(turn) - 1), Delta(0, turn[:-1]), Proposal()

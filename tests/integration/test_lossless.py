@@ -19,7 +19,6 @@ from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verificatio
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DecisionModel
-from slipstream.target.engine import LocalTarget
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLINGS = {
@@ -48,7 +47,7 @@ class World:
     """A target, and every kind of draft for it."""
 
     def __init__(self, dtype):
-        self.target = LocalTarget(tiny.causal(dtype=dtype), free_rows=24)
+        self.target = tiny.local_target(tiny.causal(dtype=dtype), free_rows=24)
         scorer = tiny.glide(dtype=dtype)
         torch.manual_seed(1)
         decision = DecisionModel(scorer.hidden_size, 8)
@@ -217,7 +216,7 @@ def test_a_session_moved_in_the_middle_goes_on_with_the_same_tokens(world):
     """Replay from 0 on an engine that has never heard of the session gives the same tokens."""
     for sampling in SAMPLINGS.values():
         out = plain(world.target, PROMPTS[1], sampling=sampling, max_tokens=MAX_TOKENS)
-        other = LocalTarget(world.target._model, free_rows=24)
+        other = tiny.local_target(world.target._model, free_rows=24)
         at = _session(PROMPTS[1], sampling)
         for length in (1, 9, 10, 11):
             told = (*PROMPTS[1], *out.tokens[:length])

@@ -14,6 +14,7 @@ from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify import choose
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
+from slipstream.models.rows import Part
 from slipstream.text.vocab import vocab_hash
 from tiny import causal, tokens
 from tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
@@ -166,7 +167,7 @@ def test_the_margin_is_that_of_the_token_that_plain_decoding_chose(temperature):
     model, prefix = causal(), tokens(9)
     sampling = SamplingParams(temperature=temperature, seed=5)
     cache = model.open(len(prefix))
-    hidden, _ = model.forward(cache, prefix)
+    hidden, _ = model.forward([Part(cache, prefix)])
     logits = model.logits(hidden)[-1].float()
     gap = margin(model, prefix, sampling)
     chosen = choose(Session("s", len(prefix), 1, sampling), logits, prefix)

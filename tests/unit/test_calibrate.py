@@ -23,7 +23,6 @@ from slipstream.draft.build import DraftModel
 from slipstream.draft.profile_file import Pair
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
-from slipstream.target.engine import LocalTarget
 
 DEPTH, MAX_TOKENS, PROMPTS = 5, 18, 2
 COSTS = Costs(10.0, ((1, 10.0), (16, 11.0), (32, 14.0)), 1.0, 0.9, 0.5)
@@ -47,7 +46,7 @@ PROFILES = {
 @pytest.fixture(scope="module")
 def pair():
     """A target, and a draft that is the same model with noise on its weights: often right."""
-    target = LocalTarget(tiny.causal(), free_rows=32)
+    target = tiny.local_target(tiny.causal(), free_rows=32)
     blurred = tiny.hf_model()
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():

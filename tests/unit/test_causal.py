@@ -8,6 +8,7 @@ import torch
 import tiny
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
+from slipstream.models.rows import Part
 
 CASES = [("llama", torch.bfloat16), ("qwen2", torch.bfloat16), ("qwen3", torch.float32)]
 STARTS = [1, 5, 100, 121, 126, 127, 128, 129, 250, 256]
@@ -22,7 +23,7 @@ def test_logits_are_those_of_transformers(family):
     model = tiny.causal(family)
     cache = model.open(64)
     model.prefill(cache, tokens[:17])
-    hidden, _ = model.forward(cache, tokens[17:])
+    hidden, _ = model.forward([Part(cache, tokens[17:])])
     torch.testing.assert_close(model.logits(hidden), expected[17:], rtol=1e-4, atol=1e-4)
 
 
@@ -32,8 +33,8 @@ def one_by_one(model, tokens, start):
     model.prefill(cache, tokens[:start])
     states = []
     for token in tokens[start:]:
-        hidden, rows = model.forward(cache, [token])
-        cache.keep(rows.slot_list)
+        hidden, (slots,) = model.forward([Part(cache, [token])])
+        cache.keep(slots)
         states.append(hidden[0])
     return states
 
@@ -63,7 +64,7 @@ def test_a_tree_row_has_the_bits_of_plain_decoding(family, dtype, start):
     tree, nodes = bushy(tokens[start + 1 :], seed=start)
     cache = model.open(len(tokens))
     model.prefill(cache, tokens[:start])
-    hidden, _ = model.forward(cache, tokens[start : start + 1], tree)
+    hidden, _ = model.forward([Part(cache, tokens[start : start + 1], tree)])
     for state, row in zip(plain, [0, *(1 + node for node in nodes)], strict=True):
         assert torch.equal(hidden[row], state)
 
@@ -77,9 +78,9 @@ def test_what_follows_an_accepted_path_has_the_bits_of_plain_decoding(family, dt
     tree, nodes = bushy(tokens[start + 1 :], seed=start + 1)
     cache = model.open(len(tokens))
     model.prefill(cache, tokens[:start])
-    _, rows = model.forward(cache, tokens[start : start + 1], tree)
-    cache.keep([rows.slot_list[0], *(rows.slot_list[1 + node] for node in nodes[:4])])
-    hidden, _ = model.forward(cache, tokens[start + 5 :])
+    _, (slots,) = model.forward([Part(cache, tokens[start : start + 1], tree)])
+    cache.keep([slots[0], *(slots[1 + node] for node in nodes[:4])])
+    hidden, _ = model.forward([Part(cache, tokens[start + 5 :])])
     assert torch.equal(hidden, torch.stack(plain[5:]))
 
 
@@ -93,7 +94,7 @@ def test_a_prompt_cut_differently_gives_the_same_bits(family, dtype, chunk):
     for start in range(0, len(tokens), chunk):
         model.prefill(pieces, tokens[start : start + chunk])
     for layer in range(model.layout.num_layers):
-        assert torch.equal(whole.layer(layer)[:, :300], pieces.layer(layer)[:, :300])
+        assert torch.equal(whole.gather(layer, 0, 300), pieces.gather(layer, 0, 300))
 
 
 def test_fast_numerics_agree_up_to_rounding():
@@ -101,7 +102,7 @@ def test_fast_numerics_agree_up_to_rounding():
     states = []
     for numerics in ("invariant", "fast"):
         model = tiny.causal(numerics=numerics)
-        states.append(model.forward(model.open(200), tokens)[0])
+        states.append(model.forward([Part(model.open(200), tokens)])[0])
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
 
 
@@ -110,26 +111,4 @@ def test_a_position_past_the_context_is_refused():
     cache = model.open(512)
     model.prefill(cache, tiny.tokens(510))
     with pytest.raises(ModelError, match="context of 512"):
-        model.forward(cache, tiny.tokens(1), TokenTree.chain(tiny.tokens(2)))
-
-
-def test_a_cache_grows_without_losing_what_it_holds():
-    model = tiny.causal()
-    tokens = tiny.tokens(300)
-    small, large = model.open(8), model.open(300)
-    for cache in (small, large):
-        model.prefill(cache, tokens[:100])
-        model.prefill(cache, tokens[100:])
-    assert torch.equal(small.layer(0)[:, :300], large.layer(0)[:, :300])
-
-
-def test_a_path_is_kept_in_a_cache_that_had_to_grow_for_its_tree():
-    model = tiny.causal()
-    tokens = tiny.tokens(120)
-    tree, nodes = bushy(tokens[101:110], seed=3)
-    small, large = model.open(8), model.open(400)
-    for cache in (small, large):
-        model.prefill(cache, tokens[:100])
-        _, rows = model.forward(cache, tokens[100:101], tree)
-        cache.keep([rows.slot_list[0], *(rows.slot_list[1 + node] for node in nodes)])
-    assert torch.equal(small.layer(2)[:, :110], large.layer(2)[:, :110])
+        model.forward([Part(cache, tiny.tokens(1), TokenTree.chain(tiny.tokens(2)))])

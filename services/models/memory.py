@@ -1,0 +1,126 @@
+"""How much memory keys and values get, and what else there is: accounted before anything is served.
+
+Knows devices and sizes; not who uses the memory.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.models.kv_layout import KvLayout
+
+AUTO = "auto"
+_AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
+"""Of what is free: a CPU's memory belongs to others, too."""
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = re.compile(r"(\d+)(\.\d+)?\s*(B|KiB|MiB|GiB|TiB)?")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of a process's weights, of its pages of keys and values, and of what a step needs."""
+
+    weight_bytes: int
+    num_pages: int
+    page_bytes: int
+    workspace_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all pages."""
+        return self.num_pages * self.page_bytes
+
+    def __str__(self) -> str:
+        total = self.weight_bytes + self.kv_bytes + self.workspace_bytes
+        return (
+            f"weights {shown(self.weight_bytes)}, keys and values {shown(self.kv_bytes)}"
+            f" ({self.num_pages} pages), workspace {shown(self.workspace_bytes)},"
+            f" {shown(total)} in all"
+        )
+
+
+def check_budget(budget: str) -> None:
+    """Raises `InvalidRequest` unless it is "auto", a share of what is free, or a size."""
+    if budget != AUTO:
+        _parse(budget)
+
+
+def num_pages(
+    budget: str, layout: KvLayout, *, workspace_bytes: int = 0, most: int | None = None
+) -> int:
+    """Pages that fit a budget: a size ("2GiB"), a share of the free memory ("0.5"), or "auto".
+
+    A share leaves room for the workspace. No more than `most`, which is all that could be used.
+    Raises `InvalidRequest` for what is no budget, `CapacityError` for less than a page.
+    """
+    size = budget_bytes(budget, layout.device, workspace_bytes=workspace_bytes)
+    count = size // layout.bytes_per_page
+    if count < 1:
+        raise CapacityError(
+            f"a budget of {budget} is {shown(size)} for keys and values, but a page takes"
+            f" {shown(layout.bytes_per_page)}"
+        )
+    return count if most is None else min(count, most)
+
+
+def budget_bytes(budget: str, device: torch.device, *, workspace_bytes: int = 0) -> int:
+    """Bytes that a budget means on this device now. Raises `InvalidRequest` for what is none."""
+    value: int | float = _AUTO_SHARE[device.type] if budget == AUTO else _parse(budget)
+    if isinstance(value, int):
+        return value
+    return int(max(free_bytes(device) - workspace_bytes, 0) * value)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that a process may still take on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_available(), _group_bytes())
+
+
+def shown(size: int) -> str:
+    """A number of bytes for people."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size >= _UNITS[unit]:
+            return f"{size / _UNITS[unit]:.1f} {unit}"
+    return f"{size} B"
+
+
+def _parse(budget: str) -> int | float:
+    found = _SIZE.fullmatch(budget.strip())
+    if not found:
+        raise InvalidRequest(
+            f"a memory budget is {budget!r}, but must be auto, a share such as 0.5 or a size such"
+            " as 2GiB"
+        )
+    whole, fraction, unit = found.groups()
+    value = float(whole + (fraction or ""))
+    if unit is None and fraction is not None:
+        if not 0 < value < 1:
+            raise InvalidRequest(
+                f"a memory budget is the share {budget}, but must be between 0 and 1"
+            )
+        return value
+    return int(value * _UNITS[unit or ""])
+
+
+def _available() -> int:
+    """What Linux says is available without swapping."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 1 << 62
+
+
+def _group_bytes() -> int:
+    """What the process's control group leaves, where there is a limit."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        return max(int(limit) - used, 0)
+    except (OSError, ValueError):  # no such group, or "max"
+        return 1 << 62

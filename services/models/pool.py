@@ -1,0 +1,115 @@
+"""All keys and values of an engine: pages of one preallocated buffer a layer, counted by user.
+
+Knows neither sessions nor tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import CapacityError, NoRoom
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
+from slipstream.models.page_list import PageList
+
+SCRATCH_ROWS = 512
+
+
+class KvPool:
+    """Pages of `KEY_BLOCK` slots in buffers [2 * kv_heads, slots, head_dim], one a layer.
+
+    A page may have several users; who wants to write to one needs it alone. Behind the pages lie
+    scratch slots for the rows of one forward that become nobody's, or not in place. Memory is
+    reserved at once, but pages are cleared when they are first handed out: what is masked must be
+    a finite number, and an untouched page of a CPU costs nothing.
+    """
+
+    def __init__(
+        self, layout: KvLayout, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS
+    ) -> None:
+        self.layout = layout
+        self.num_pages = num_pages
+        self.scratch = range(
+            num_pages * KEY_BLOCK, num_pages * KEY_BLOCK + round_up(scratch_rows, KEY_BLOCK)
+        )
+        shape = (2 * layout.num_kv_heads, self.scratch.stop, layout.head_dim)
+        self._layers = [
+            torch.empty(shape, dtype=layout.dtype, device=layout.device)
+            for _ in range(layout.num_layers)
+        ]
+        self._free = PageList(num_pages)
+        self._num_users = [0] * num_pages
+        self._is_clear = bytearray(num_pages)
+        self._clear(slice(self.scratch.start, self.scratch.stop))
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody uses."""
+        return len(self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes reserved, scratch included."""
+        return self.scratch.stop * self.layout.bytes_per_token
+
+    @property
+    def num_used_bytes(self) -> int:
+        """Bytes of the pages in use. Any thread may ask."""
+        return (self.num_pages - self.num_free) * self.layout.bytes_per_page
+
+    def layer(self, index: int) -> Tensor:
+        """One layer's buffer, [2 * kv_heads, slots, head_dim]: keys, then values."""
+        return self._layers[index]
+
+    def take(self, count: int, *, after: int | None = None) -> list[int]:
+        """Pages for one user, neighbours where possible, behind page `after` best of all.
+
+        Raises `CapacityError` for more than there are at all, `NoRoom` for more than are free.
+        """
+        if count > self.num_pages:
+            raise CapacityError(
+                f"{count * KEY_BLOCK} slots of keys and values are needed, but there are"
+                f" {self.num_pages * KEY_BLOCK} in all"
+            )
+        if count > self.num_free:
+            raise NoRoom(
+                f"{count * KEY_BLOCK} slots of keys and values are needed, but"
+                f" {self.num_free * KEY_BLOCK} are free"
+            )
+        pages = self._free.take(count, after=after)
+        for page in pages:
+            self._num_users[page] = 1
+            if not self._is_clear[page]:
+                self._is_clear[page] = True
+                self._clear(slice(page * KEY_BLOCK, (page + 1) * KEY_BLOCK))
+        return pages
+
+    def num_users(self, page: int) -> int:
+        """How many hold a page."""
+        return self._num_users[page]
+
+    def share(self, page: int) -> None:
+        """One more user of a page that is in use."""
+        assert self._num_users[page] > 0
+        self._num_users[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One user less; the last one's page is free."""
+        self._num_users[page] -= 1
+        assert self._num_users[page] >= 0
+        if not self._num_users[page]:
+            self._free.give(page)
+
+    @torch.inference_mode()
+    def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
+        """Copy slots; all are read before any is written."""
+        device = self.layout.device
+        from_slots = torch.tensor(source, device=device)
+        to_slots = torch.tensor(into, device=device)
+        for buffer in self._layers:
+            buffer.index_copy_(1, to_slots, buffer.index_select(1, from_slots))
+
+    @torch.inference_mode()
+    def _clear(self, slots: slice) -> None:
+        for buffer in self._layers:
+            buffer[:, slots].zero_()
