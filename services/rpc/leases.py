@@ -73,6 +73,11 @@ class Leases:
         """Sessions kept for a next turn."""
         return len(self._parked)
 
+    @property
+    def held_bytes(self) -> int:
+        """What all of them hold in the engine."""
+        return sum(self._num_bytes(session_id) for session_id in (*self._active, *self._parked))
+
     async def open(self, session_id: str, fence: int) -> Lease:
         """Take a session, parked or not, over or begin it.
 

@@ -12,10 +12,10 @@ from slipstream.models.loading import load_target_parts
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
-from slipstream.target.build import TargetLimits, build_target
+from slipstream.target.batcher import BatchLimits
+from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.describe import describe
-from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 
 _LOG = logging.getLogger("slipstream.target")
@@ -41,18 +41,18 @@ async def _serve(config: TargetConfig) -> None:
 
 
 def _load(config: TargetConfig) -> TargetServicer:
-    def load() -> tuple[LocalTarget, target_pb2.DescribeTargetResponse]:
+    def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
         loaded = load_target_parts(config.model, dtype=config.dtype, device=config.device)
         numerics = cast(Numerics, config.numerics)
-        limits = TargetLimits(config.max_sessions)
-        built = build_target(loaded, numerics=numerics, limits=limits)
-        _LOG.info("memory: %s", built.memory)
-        return built.target, describe(loaded, built, max_sessions=config.max_sessions)
+        built = build_target(loaded, numerics=numerics, limits=config.target_limits())
+        return built, describe(loaded, built, max_sessions=config.max_sessions)
 
     thread = EngineThread("target")
-    target, about = load_on(thread.call, load, Cores(config.threads, config.pin_threads))
+    built, about = load_on(thread.call, load, Cores(config.threads, config.pin_threads))
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
-    return TargetServicer(target, about, config.lease_limits(), thread=thread)
+    _LOG.info("memory: %s", built.memory)
+    batch = BatchLimits(built.rows, config.max_waiting)
+    return TargetServicer(built.target, about, config.lease_limits(), thread=thread, batch=batch)
 
 
 if __name__ == "__main__":

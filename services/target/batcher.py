@@ -18,7 +18,7 @@ from slipstream.core.types import Delta, Proposal, Session, Verdict
 from slipstream.engine.gathering import Gathering
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.target.engine import LocalTarget
-from slipstream.target.schedule import RowBudget, Schedule, Seconds
+from slipstream.target.schedule import RowBudget, Schedule
 from slipstream.target.works import Ran, Work, Works
 
 _LOG = logging.getLogger("slipstream.target")
@@ -51,15 +51,14 @@ class BatchedTarget:
         thread: EngineThread,
         limits: BatchLimits | None = None,
         *,
-        seconds: Seconds | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`engine` belongs to `thread`; `seconds` is what a step of so many rows takes."""
+        """`engine` belongs to `thread`."""
         limits = limits or BatchLimits()
         self._engine = engine
         self._thread = thread
         self._clock = clock
-        schedule: Schedule[Work] = Schedule(limits.rows, seconds=seconds)
+        schedule: Schedule[Work] = Schedule(limits.rows)
         self._works = Works(engine, schedule, max_waiting=limits.max_waiting, clock=clock)
         self._gathering: Gathering[str] = Gathering()
         self._arrivals: deque[Work] = deque()

@@ -5,13 +5,21 @@ from dataclasses import dataclass
 from slipstream.core.request import ModelFacts
 from slipstream.models.causal import CausalModel, Numerics
 from slipstream.models.kv_layout import KEY_BLOCK, round_up
+from slipstream.models.leading import Team
 from slipstream.models.loading import LoadedModel
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
+from slipstream.models.ranks import ALONE
+from slipstream.models.shards import own_bytes
 from slipstream.target.engine import LocalTarget
 from slipstream.target.memory import KvMemory
 from slipstream.target.metering import LoadMeter
+from slipstream.target.schedule import RowBudget
 from slipstream.target.trial import learn_cost
 
+MAX_ROWS = 256
+"""Of a step, where nobody says."""
+_TILE = 32
+"""Rows that are worth filling up where no product has a size of its own."""
 _LEARN_ROWS = 128
 _LEARN_S = 0.5
 """Time that is spent at the start on what steps cost."""
@@ -19,13 +27,14 @@ _LEARN_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BuiltTarget:
-    """An engine, the model it runs, the facts that requests are checked against, and what memory
-    there is."""
+    """An engine, the model it runs, the facts that requests are checked against, what memory there
+    is, and what a step may hold."""
 
     target: LocalTarget
     model: CausalModel
     facts: ModelFacts
     memory: MemoryPlan
+    rows: RowBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +48,26 @@ class TargetLimits:
     max_sessions: int = 64
     kv_memory: str = AUTO
     max_cached_bytes: int | None = None
-    max_rows: int = 256
+    max_rows: int = MAX_ROWS
 
 
 def build_target(
-    loaded: LoadedModel, *, numerics: Numerics = "invariant", limits: TargetLimits | None = None
+    loaded: LoadedModel,
+    *,
+    numerics: Numerics = "invariant",
+    limits: TargetLimits | None = None,
+    team: Team | None = None,
 ) -> BuiltTarget:
     """Take the loaded model over; it is of no use to anybody else afterwards.
 
+    With a `team` this is rank 0 of it, which leads the others.
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
-    weight_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
-    model = CausalModel(loaded.model, numerics=numerics)
+    weight_bytes = own_bytes(loaded.model)
+    model = CausalModel(loaded.model, numerics=numerics, ranks=team.ranks if team else ALONE)
+    if team:
+        model.lead(team.followers)
     memory, plan = plan_memory(model, limits, weight_bytes=weight_bytes)
     curve = learn_cost(model, max_rows=min(limits.max_rows, _LEARN_ROWS), seconds=_LEARN_S)
     meter = LoadMeter(curve, max_rows=limits.max_rows)
@@ -59,7 +75,8 @@ def build_target(
     facts = ModelFacts(
         loaded.model_id, model.vocab_size, model.context_length, stop_token_ids(loaded)
     )
-    return BuiltTarget(target, model, facts, plan)
+    rows = RowBudget(limits.max_rows, min(model.rule.max_rows, _TILE), seconds=curve.seconds)
+    return BuiltTarget(target, model, facts, plan, rows)
 
 
 def plan_memory(

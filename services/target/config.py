@@ -6,15 +6,20 @@ from typing import get_args
 
 from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.options import MAX_NODES
 from slipstream.models.causal import Numerics
+from slipstream.models.memory import AUTO, check_budget
 from slipstream.rpc.channel import check_address
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import server_tls
 from slipstream.rpc.server import ServerOptions
+from slipstream.target.build import MAX_ROWS, TargetLimits
 
 _ANY_HOST = ("0.0.0.0", "[::]")
 _POSITIVE = ("max_sessions", "max_park_ttl_s")
-_NOT_NEGATIVE = ("max_parked_bytes", "grace_s")
+_NOT_NEGATIVE = ("max_waiting", "max_parked_bytes", "grace_s")
+_LEAST_ROWS = MAX_NODES + 1
+"""Of a step: the largest proposal, and the token above it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,16 @@ class TargetConfig:
         False, "Keep each of them on a core of its own; for cores that services share."
     )
     max_sessions: int = option(64, "Sessions held at once, parked ones included.")
+    max_waiting: int = option(64, "Requests that may wait for memory; more are refused.")
+    max_rows_per_step: int | None = option(
+        None, "Tokens of all sessions that one step computes; unset, 256."
+    )
+    kv_memory: str = option(
+        AUTO, "Memory for keys and values: a size such as 2GiB, a share of what is free, or auto."
+    )
     max_parked_bytes: int = option(
-        1 << 30, "Bytes kept for next turns; the longest parked go first."
+        1 << 30,
+        "Bytes kept for next turns and prompts that begin alike, until they are needed.",
     )
     max_park_ttl_s: float = option(600.0, "Longest time that a router may ask to keep them.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
@@ -51,6 +64,7 @@ class TargetConfig:
         if self.numerics not in get_args(Numerics):
             known = " or ".join(get_args(Numerics))
             raise InvalidRequest(f"numerics is {self.numerics!r}, but must be {known}")
+        check_budget(self.kv_memory)
         self._check_advertised()
         self.server_options()
 
@@ -71,6 +85,9 @@ class TargetConfig:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
         if self.threads is not None and self.threads < 1:
             raise InvalidRequest(f"threads is {self.threads}, but must be at least 1")
+        rows = self.max_rows_per_step
+        if rows is not None and rows < _LEAST_ROWS:
+            raise InvalidRequest(f"max_rows_per_step is {rows}, but must be at least {_LEAST_ROWS}")
 
     def server_options(self) -> ServerOptions:
         """Where and how to serve."""
@@ -83,5 +100,10 @@ class TargetConfig:
         )
 
     def lease_limits(self) -> LeaseLimits:
-        """How much is held and kept."""
+        """How many sessions are held, and for how long. What is parked takes no memory away."""
         return LeaseLimits(self.max_sessions, self.max_parked_bytes, self.max_park_ttl_s)
+
+    def target_limits(self) -> TargetLimits:
+        """How much the engine holds and computes at once."""
+        max_rows = self.max_rows_per_step or MAX_ROWS
+        return TargetLimits(self.max_sessions, self.kv_memory, self.max_parked_bytes, max_rows)

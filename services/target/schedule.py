@@ -5,6 +5,7 @@ reads along. Prompts go in chunks beside them, in turn. Knows neither tensors no
 cost is a function that it is given.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -31,6 +32,8 @@ class RowBudget:
     max_rows: int = 256
     tile: int = 32
     max_slowdown: float = 1.8
+    seconds: Seconds | None = None
+    """None: every tile costs the same."""
 
     def __post_init__(self) -> None:
         if self.max_rows < 1:
@@ -44,6 +47,10 @@ class RowBudget:
     def few_rows(self) -> int:
         """The least that waiting prompts get every other step."""
         return min(_FEW_ROWS, max(self.max_rows // 2, 1))
+
+    def cost_s(self, rows: int) -> float:
+        """What a step of so many rows takes; never less for more."""
+        return float(self.border(rows)) if self.seconds is None else self.seconds(rows)
 
     def border(self, rows: int) -> int:
         """The end of the tile that `rows` end in, or of the budget."""
@@ -75,10 +82,8 @@ class _Work(Generic[K]):
 class Schedule(Generic[K]):
     """The work that waits for a target. `next` takes what joins a step out of it."""
 
-    def __init__(self, budget: RowBudget, *, seconds: Seconds | None = None) -> None:
-        """Without `seconds` every tile costs the same."""
+    def __init__(self, budget: RowBudget) -> None:
         self._budget = budget
-        self._seconds = seconds or (lambda rows: float(budget.border(rows)))
         self._works: dict[K, _Work[K]] = {}
         self._num_places = 0
         self._is_owed = False
@@ -136,20 +141,20 @@ class Schedule(Generic[K]):
     def _chunk(self, num_rows: int, is_shared: bool) -> int:
         """How many rows of prompts join `num_rows` others.
 
-        Up to the end of the tile they are free; further tiles may slow the step down as far as
-        allowed, and what is owed is given at any price.
+        As many as may slow the step down, in whole tiles where that is not too few: the rest of a
+        tile costs next to nothing. What is owed is given at any price.
         """
         budget = self._budget
         if not is_shared or num_rows >= budget.max_rows:
             return max(budget.max_rows - num_rows, 0)
         base = max(num_rows, 1)
-        allowed_s = budget.max_slowdown * self._seconds(base)
-        end = budget.border(base)
+        allowed_s = budget.max_slowdown * budget.cost_s(base)
+        choices = range(base, budget.max_rows + 1)
+        end = choices[bisect_right(choices, allowed_s, key=budget.cost_s) - 1]
         if self._is_owed:
             end = max(end, budget.border(num_rows + budget.few_rows))
-        while end < budget.max_rows and self._seconds(budget.border(end + 1)) <= allowed_s:
-            end = budget.border(end + 1)
-        return end - num_rows
+        whole = end // budget.tile * budget.tile
+        return (whole if whole - num_rows >= budget.few_rows else end) - num_rows
 
     def _chunks(self, prompts: Sequence[_Work[K]], limit: int) -> list[Portion[K]]:
         """`limit` rows for the prompts, in turn: who got some goes to the end of the queue."""

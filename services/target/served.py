@@ -33,6 +33,8 @@ class Served:
     def __init__(self, lease: Lease, *, linger_s: float = LINGER_S) -> None:
         self.lease = lease
         self.credential = secrets.token_urlsafe(24)
+        self.has_begun = False
+        """Whether a verification of it was answered."""
         self._linger_s = linger_s
         self._is_over = False
         self._readers: set[Reader] = set()

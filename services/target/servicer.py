@@ -1,4 +1,4 @@
-"""The target's side of the wire: unpacks, hands to the engine's thread, packs.
+"""The target's side of the wire: unpacks, hands to the engine, packs.
 
 A `Verify` stream is a lease on its session: when it ends, for whatever reason, the engine frees
 what it held, unless the session was parked. Knows no models.
@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
-from slipstream.core.inline import finished
 from slipstream.core.types import ReplyTiming, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.rpc.convert import (
@@ -26,6 +25,7 @@ from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
+from slipstream.target.batcher import BatchedTarget, BatchLimits
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_streams import KvStreams
 from slipstream.target.served import Served, ServedSessions
@@ -48,6 +48,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         limits: LeaseLimits,
         *,
         thread: EngineThread | None = None,
+        batch: BatchLimits | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`about` is what `DescribeTarget` answers, its tokenizer included; `thread`, closed here,
@@ -56,10 +57,11 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._about = about
         self._clock = clock
         self._thread = thread or EngineThread("target")
-        self._leases = Leases(self._release, target.kv_bytes, limits)
+        self._batched = BatchedTarget(target, self._thread, batch)
+        self._leases = Leases(self._batched.release, target.kv_bytes, limits)
         self._sessions = ServedSessions()
         self._kv = KvStreams(target, self._thread, self._sessions, about.identity.incarnation)
-        self._num_rounds = 0
+        self._num_rounds = self._num_cached_tokens = 0
 
     def advertise(self, address: str) -> None:
         """Where drafts reach this target; known once it listens."""
@@ -68,6 +70,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def close(self) -> None:
         """Free what is parked and end the engine's thread. The calls must have ended."""
         await self._leases.clear()
+        await self._batched.close()
         self._thread.close()
 
     async def Verify(
@@ -125,14 +128,20 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         context: Context,
     ) -> target_pb2.GetTargetLoadResponse:
         """See target.proto."""
+        memory = self._target.memory
         load = common_pb2.Load(
             num_sessions=self._leases.num_active,
             num_parked=self._leases.num_parked,
-            kv_bytes=self._target.num_kv_bytes,
+            kv_bytes=self._leases.held_bytes,
             num_kv_streams=self._kv.num_open,
             kv_streamed_bytes=self._kv.num_bytes,
-            num_waiting=self._thread.num_waiting,
+            num_waiting=self._batched.num_waiting,
             num_rounds=self._num_rounds,
+            num_steps=self._batched.num_steps,
+            num_rows=self._batched.num_rows,
+            kv_capacity_bytes=memory.pool.num_pages * memory.pool.layout.bytes_per_page,
+            kv_cached_bytes=memory.num_cached_bytes,
+            num_cached_tokens=self._num_cached_tokens,
         )
         return target_pb2.GetTargetLoadResponse(load=load)
 
@@ -160,6 +169,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 return await self._verify(message.verify, session, served)
             case "park":
                 self._sessions.end(served)
+                if not served.lease.is_revoked:
+                    await self._batched.park(session.session_id)
                 await self._leases.park(served.lease, message.park.ttl_ms / 1000)
                 return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
             case _:
@@ -170,16 +181,14 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> target_pb2.VerifyResponse:
         arrived = self._clock()
         delta, proposal = delta_from_pb(message.delta), proposal_from_pb(message.proposal)
-        done = await self._thread.run(
-            lambda: finished(self._target.verify(session, delta, proposal))
-        )
+        done = await self._batched.run(session, delta, proposal)
+        if not served.has_begun:
+            served.has_begun = True
+            self._num_cached_tokens += done.value.num_cached
         self._num_rounds += 1
         served.tell()
         timing = ReplyTiming(self._clock() - arrived, done.queue_s, done.engine_s)
         return target_pb2.VerifyResponse(verdict=verdict_to_pb(done.value, timing))
-
-    async def _release(self, session_id: str) -> None:
-        await self._thread.run(lambda: finished(self._target.release(session_id)))
 
 
 def register(servicer: TargetServicer) -> Register:

@@ -139,13 +139,11 @@ def test_a_prompt_leaves_room_for_sessions_that_are_not_back_yet():
 @settings(deadline=None)
 @given(st.integers(1, 224), st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_a_chunk_slows_a_step_down_as_far_as_allowed_and_ends_where_a_tile_does(rows, costs):
-    budget = RowBudget()
-
     def seconds(num_rows: int) -> float:
         tiles = -(-num_rows // 32)
         return 3.0 + sum((costs * 9)[:tiles])
 
-    schedule = Schedule(budget, seconds=seconds)
+    schedule = Schedule(RowBudget(seconds=seconds))
     schedule.add("session", num_pending=1, num_nodes=rows - 1)
     schedule.add("prompt", num_pending=10_000, num_nodes=0)
     portions = {portion.key: portion for portion in schedule.next()}

@@ -8,6 +8,7 @@ from slipstream.config import load_config
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import ServerTls
+from slipstream.target.build import TargetLimits
 from slipstream.target.config import TargetConfig
 
 
@@ -16,6 +17,7 @@ def test_the_defaults_are_a_target():
     assert config == TargetConfig()
     assert config.server_options().tls is None
     assert config.lease_limits() == LeaseLimits()
+    assert config.target_limits() == TargetLimits(max_cached_bytes=1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,9 @@ def test_the_defaults_are_a_target():
         ({"threads": 0}, "threads is 0"),
         ({"max_sessions": 0}, "max_sessions is 0"),
         ({"max_park_ttl_s": float("nan")}, "max_park_ttl_s is nan"),
+        ({"max_waiting": -1}, "max_waiting is -1"),
+        ({"max_rows_per_step": 127}, "max_rows_per_step is 127, but must be at least 128"),
+        ({"kv_memory": "lots"}, "a memory budget is 'lots'"),
         ({"max_parked_bytes": -1}, "max_parked_bytes is -1"),
         ({"grace_s": -1.0}, "grace_s is -1"),
         ({"numerics": "exact"}, "numerics is 'exact'"),
@@ -42,3 +47,10 @@ def test_what_makes_no_sense_is_refused(values, sentence):
 def test_files_of_certificates_become_the_server_s():
     config = TargetConfig(tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path("a"))
     assert config.server_options().tls == ServerTls(Path("c"), Path("k"), Path("a"))
+
+
+def test_the_engine_s_limits_are_what_was_told():
+    config = TargetConfig(
+        max_sessions=3, kv_memory="2GiB", max_parked_bytes=0, max_rows_per_step=512
+    )
+    assert config.target_limits() == TargetLimits(3, "2GiB", 0, 512)
