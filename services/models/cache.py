@@ -36,6 +36,14 @@ class KvCache:
         self._table: Tensor | None = None
         self._measure()
 
+    @classmethod
+    def over(cls, pool: KvPool, pages: Sequence[int], *, limit: int, count: int) -> "KvCache":
+        """A table of pages whose users somebody else counts."""
+        cache = cls(pool, limit=limit, count=count)
+        cache.pages += pages
+        cache._measure()
+        return cache
+
     @property
     def num_slots(self) -> int:
         """Positions that there are pages for."""
@@ -100,8 +108,12 @@ class KvCache:
         """Positions start..stop-1 of a layer, [2 * kv_heads, n, head_dim]; copied if need be."""
         buffer, base = self.pool.layer(layer), self.base(stop)
         if base is not None:
-            return buffer[:, base + start : base + stop]
-        return buffer.index_select(1, self.table(stop)[start:])
+            own = buffer[:, base + start : base + stop]
+        else:
+            own = buffer.index_select(1, self.table(stop)[start:])
+        if self.pool.peers is None:
+            return own
+        return self.pool.peers.heads(own, self.pages, layer, range(start, stop))
 
     def truncate(self, count: int) -> None:
         """Forget every position from `count` on."""

@@ -18,9 +18,12 @@ from slipstream.models.attention import attend
 from slipstream.models.blocks import FastAttention, Rotation, write
 from slipstream.models.cache import KvCache
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
+from slipstream.models.leading import Followers, Leader
 from slipstream.models.pool import SCRATCH_ROWS, KvPool
 from slipstream.models.products import Products
+from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.rows import Part, RowPlanner, Rows
+from slipstream.models.shards import localise
 from slipstream.models.surgery import operate
 
 Numerics = Literal["invariant", "fast"]
@@ -56,8 +59,14 @@ class CausalModel:
     differ in the last bit with the number of rows, whosever they are, and the form of the tree.
     """
 
-    def __init__(self, model: PreTrainedModel, *, numerics: Numerics = "invariant") -> None:
-        """Takes the model over: its modules are swapped in place.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        numerics: Numerics = "invariant",
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Takes the model over: its modules are swapped in place. All `ranks` do so together.
 
         Raises `ModelError` when the architecture has parts that this cache can't serve.
         """
@@ -73,15 +82,20 @@ class CausalModel:
             raise ModelError(f"{type(model).__name__} has no language-model head")
         self.head_weight: Tensor = head.weight
         expected = _sample_hidden(model)
-        products = Products(is_invariant=numerics == "invariant")
-        self._head = products.make([head])
+        is_invariant = numerics == "invariant"
+        if ranks.size > 1:
+            localise(model, ranks, in_order=is_invariant)
+        products = Products(is_invariant=is_invariant)
+        self._head = products.make([model.get_output_embeddings()])
         self._body = model.base_model
         operate(self._body, products, Rotation())
-        self.rule = products.rule
+        products.rule = self.rule = ranks.meet(products.rule, self.device)
         model.config._attn_implementation = _ATTENTION
-        self.layout = _layout(model, self._body)
+        self._ranks = ranks
+        self._leader: Leader | None = None
+        self.layout = _layout(model, self._body, ranks)
         group = self.config.num_attention_heads // self.layout.num_kv_heads
-        self._planner = RowPlanner(self.layout, group, is_invariant=numerics == "invariant")
+        self._planner = RowPlanner(self.layout, group, is_invariant=is_invariant)
         self._check(type(model).__name__, expected)
 
     @property
@@ -103,7 +117,14 @@ class CausalModel:
 
     def pool(self, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS) -> KvPool:
         """Memory for the caches of an engine's sessions."""
-        return KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
+        pool = KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
+        if self._leader is not None:
+            self._leader.open(pool)
+        return pool
+
+    def lead(self, followers: Followers) -> None:
+        """Have the other ranks follow this one, rank 0, from now on."""
+        self._leader = Leader(self._ranks, followers)
 
     def open(self, capacity: int) -> KvCache:
         """An empty cache with room for `capacity` tokens, in memory of its own."""
@@ -132,7 +153,11 @@ class CausalModel:
         for part in parts:
             self._make_room(part)
         rows = self._planner.plan(parts)
-        hidden = self._forward(parts[0].cache.pool, rows)
+        pool = parts[0].cache.pool
+        if self._leader is None:
+            hidden = self._forward(pool, rows)
+        else:
+            hidden = self._leader.forward(pool, parts, lambda: self._forward(pool, rows))
         if rows.order != tuple(range(len(rows))):
             hidden = hidden[list(rows.order)]
         return hidden, rows.places
@@ -140,6 +165,8 @@ class CausalModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
+        if self._leader is not None:
+            return self._leader.logits(hidden, self._head)
         return self._head(hidden)
 
     def _make_room(self, part: Part) -> None:
@@ -202,10 +229,10 @@ def context_length(config: Any) -> int:
     return limit
 
 
-def _layout(model: PreTrainedModel, body: nn.Module) -> KvLayout:
+def _layout(model: PreTrainedModel, body: nn.Module, ranks: Ranks) -> KvLayout:
     config = model.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     count = sum(isinstance(module, FastAttention) for module in body.modules())
     assert count in (0, config.num_hidden_layers), "attention blocks of one form"
-    return KvLayout(config.num_hidden_layers, num_kv, dim, model.dtype, model.device)
+    return KvLayout(config.num_hidden_layers, num_kv, dim, model.dtype, model.device, ranks.size)

@@ -15,18 +15,27 @@ def round_up(count: int, block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Shape of a model's cache: [2 * kv_heads, slots, head_dim] a layer, keys before values."""
+    """Shape of a model's cache: [2 * kv_heads, slots, head_dim] a layer, keys before values.
+
+    A model that is split among ranks has `num_kv_heads` in all, and each rank an equal part.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    num_ranks: int = 1
+
+    @property
+    def num_own_heads(self) -> int:
+        """Key heads of one rank."""
+        return self.num_kv_heads // self.num_ranks
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token takes."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of keys and values that one token takes, on each rank."""
+        return 2 * self.num_layers * self.num_own_heads * self.head_dim * self.dtype.itemsize
 
     @property
     def bytes_per_page(self) -> int:

@@ -15,7 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
 )
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.quiet import quiet_transformers

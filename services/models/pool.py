@@ -4,6 +4,7 @@ Knows neither sessions nor tokens.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,19 @@ from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.page_list import PageList
 
 SCRATCH_ROWS = 512
+
+
+class Peers(Protocol):
+    """The same pool at the other ranks of a model that is split."""
+
+    def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
+        """Copy the same slots there."""
+        ...
+
+    def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor:
+        """All heads [2 * kv_heads, n, head_dim] of a layer at the positions of `span`, which lie
+        in `pages`; `own` are those that are here."""
+        ...
 
 
 class KvPool:
@@ -28,11 +42,12 @@ class KvPool:
         self, layout: KvLayout, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS
     ) -> None:
         self.layout = layout
+        self.peers: Peers | None = None
         self.num_pages = num_pages
         self.scratch = range(
             num_pages * KEY_BLOCK, num_pages * KEY_BLOCK + round_up(scratch_rows, KEY_BLOCK)
         )
-        shape = (2 * layout.num_kv_heads, self.scratch.stop, layout.head_dim)
+        shape = (2 * layout.num_own_heads, self.scratch.stop, layout.head_dim)
         self._layers = [
             torch.empty(shape, dtype=layout.dtype, device=layout.device)
             for _ in range(layout.num_layers)
@@ -103,6 +118,8 @@ class KvPool:
     @torch.inference_mode()
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         """Copy slots; all are read before any is written."""
+        if self.peers is not None:
+            self.peers.copy(source, into)
         device = self.layout.device
         from_slots = torch.tensor(source, device=device)
         to_slots = torch.tensor(into, device=device)

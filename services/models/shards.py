@@ -32,7 +32,8 @@ class ShardedLinear(nn.Linear):
         out_features, in_features = weight.shape
         super().__init__(in_features, out_features, bias=False, device="meta")
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        if bias is not None:
+            self.bias = nn.Parameter(bias, requires_grad=False)
         self.join = join
 
 
@@ -95,6 +96,11 @@ def localise(model: Any, ranks: Ranks, *, in_order: bool) -> None:
             continue
         above, _, last = name.rpartition(".")
         setattr(model.get_submodule(above), last, part)
+
+
+def own_bytes(model: nn.Module) -> int:
+    """Bytes of a model's weights on this rank."""
+    return sum(_own(weight).nbytes for weight in model.parameters())
 
 
 def _linear(
