@@ -4,30 +4,38 @@
 class Backoff:
     """Turns speculation off while it does not pay, and tries again at growing intervals.
 
-    The gain of a round is its tokens over its time in plain rounds; a running average of it
-    below 1 means that plain decoding is faster.
+    The gain of a round is its tokens over its time in plain rounds; where the average of it is
+    clearly below 1, plain decoding is faster. Near 1 speculation goes on: sessions that share
+    steps wait for each other, so that some of them giving up is worse than either.
     """
 
-    WEIGHT = 0.2
     FIRST_GAIN = 2.0
+    PRIOR_ROUNDS = 3
+    """Rounds that the first gain, which is only assumed, counts for."""
+    WEIGHT = 0.08
+    """Of a round in the long run. Single rounds say little: they bring one token or many."""
+    TOLERANCE = 0.96
     FIRST_PAUSE = 4
     LONGEST_PAUSE = 64
 
     def __init__(self) -> None:
         self._gain = self.FIRST_GAIN
+        self._num_rounds = self.PRIOR_ROUNDS
         self._pause = self.FIRST_PAUSE
         self._plain_rounds_left = 0
 
     @property
     def gain(self) -> float:
-        """Running average of tokens per round over cost per round."""
+        """Average of tokens per round over cost per round, the last ones counting more."""
         return self._gain
 
     def record(self, gain: float) -> None:
         """Take in a round that speculated."""
-        self._gain += self.WEIGHT * (gain - self._gain)
+        self._num_rounds += 1
+        self._gain += max(self.WEIGHT, 1 / self._num_rounds) * (gain - self._gain)
         if self._gain >= 1:
             self._pause = self.FIRST_PAUSE
+        if self._gain >= self.TOLERANCE:
             return
         self._plain_rounds_left = self._pause
         self._pause = min(2 * self._pause, self.LONGEST_PAUSE)

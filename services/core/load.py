@@ -68,6 +68,33 @@ class Yield:
         return 1 + self.kept * math.log2(rows)
 
 
+class Probes:
+    """When to try what seems not to pay: all sessions at once, at growing intervals.
+
+    Apart from each other they would try in every step, and each time cost all of them.
+    """
+
+    FIRST_PAUSE = 32
+    LONGEST_PAUSE = 512
+
+    def __init__(self) -> None:
+        self._pause = self.FIRST_PAUSE
+        self._left = self._pause
+
+    def reset(self) -> None:
+        """It pays again."""
+        self._pause = self._left = self.FIRST_PAUSE
+
+    def is_due(self) -> bool:
+        """Whether to try in this step."""
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
+        self._left = self._pause
+        return True
+
+
 class Allowance:
     """Decides on the rows of a session, and keeps to it until another number is clearly better."""
 
@@ -75,6 +102,7 @@ class Allowance:
         """A step has room for `max_rows` rows of all sessions."""
         self._max_rows = max_rows
         self._rows = 1
+        self._probes = Probes()
 
     def decide(self, curve: CostCurve, yields: Yield, *, sessions: int, keys: float) -> Offer:
         """For each of `sessions` sessions, whose rows read `keys` keys each."""
@@ -87,9 +115,13 @@ class Allowance:
         best = max(speeds, key=lambda rows: speeds[rows])
         if speeds[best] > _BETTER * speeds.get(self._rows, 0.0):
             self._rows = best
-        more = self._rows - 1
-        row_cost = (cost(self._rows) - 1) / more if more else cost(2) - 1
-        return Offer(self._rows, max(row_cost, 0.0), _plain_s(curve, sessions, keys))
+        rows = self._rows
+        if rows > 1:
+            self._probes.reset()
+        elif cost(2) < 2 and self._probes.is_due():  # two rows bring two tokens at most
+            rows = 2
+        row_cost = (cost(rows) - 1) / (rows - 1) if rows > 1 else 0.0
+        return Offer(rows, max(row_cost, 0.0), _plain_s(curve, sessions, keys))
 
 
 def _cost(curve: CostCurve, sessions: int, keys: float) -> Callable[[int], float]:

@@ -22,6 +22,8 @@ from slipstream.core.options import (
     fitting_stop,
     num_product_nodes,
 )
+from slipstream.core.prices import Prices
+from slipstream.core.stats import num_copied_accepted
 from slipstream.core.stop import MAX_DRAFT_TOKENS, HeuristicLength, make_stop
 from slipstream.core.types import (
     Plan,
@@ -30,7 +32,6 @@ from slipstream.core.types import (
     StopPolicy,
     Verdict,
     Verification,
-    num_copied_accepted,
 )
 
 DEFAULT_NUM_ROOTS = 4
@@ -164,6 +165,7 @@ class Planner:
         cap = settings.max_draft_tokens
         self._length = HeuristicLength(min(HeuristicLength().length, cap), cap)
         self._backoff = Backoff()
+        self._prices = Prices(step_cost=settings.step_cost, row_cost=settings.row_cost)
 
     @property
     def settings(self) -> Settings:
@@ -175,6 +177,7 @@ class Planner:
         A plan of depth 0 is a plain round: when speculation is off, does not pay, has no rows
         to spare, or when the target's own token is the last one allowed.
         """
+        self._prices.take(verdict.offer)
         if self._settings.verification is Verification.TARGET_INIT:
             return self._forest(remaining, verdict)
         nodes = self._free_nodes(verdict)
@@ -196,8 +199,9 @@ class Planner:
         copied = num_copied_accepted(proposal, verdict)
         self._length = self._length.after(all_accepted=verdict.num_accepted - copied == depth)
         if verdict.finish_reason is None:  # a last round is cut short for reasons of its own
-            costs = self._settings
-            cost = 1 + depth * costs.step_cost + len(tree) * costs.row_cost
+            prices = self._prices
+            prices.drafted(depth, proposal.waited_s)
+            cost = 1 + depth * prices.step + len(tree) * prices.row
             self._backoff.record((len(verdict.tokens) - copied) / cost)
 
     def _copying(self, limit: int) -> Copying | None:
@@ -205,7 +209,14 @@ class Planner:
         copying = self._settings.lookup
         if copying is None or limit < 1:
             return None
-        return replace(copying, max_depth=min(copying.max_depth, limit))
+        worth = max(copying.worth, self._worth() or 0.0)
+        return replace(copying, max_depth=min(copying.max_depth, limit), worth=worth)
+
+    def _worth(self) -> float | None:
+        """What a row costs under load, in tokens: those that its time brings elsewhere."""
+        if not self._prices.is_loaded:
+            return None
+        return min(self._prices.row * max(self._backoff.gain, 1.0), 1.0)
 
     def _speculates(self) -> bool:
         if self._settings.mode is Mode.AUTO:
@@ -250,6 +261,7 @@ class Planner:
             threshold=settings.threshold,
             widths=settings.widths[:depth],
             roots=roots,
+            worth=self._worth(),
         )
 
 

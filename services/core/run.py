@@ -11,10 +11,10 @@ from slipstream.core.planner import Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Request
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Timings
-from slipstream.core.stats import Outcomes
+from slipstream.core.stats import Outcomes, num_copied_accepted
 from slipstream.core.text import Piece, TextStream
 from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
-from slipstream.core.types import FinishReason, num_copied_accepted
+from slipstream.core.types import FinishReason
 
 
 class Run:

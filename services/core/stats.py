@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slipstream.core.types import Proposal, Verdict
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
@@ -123,3 +125,11 @@ class Outcomes:
             num_lookup_tokens=self._num_lookup,
             num_accepted_lookup_tokens=self._num_lookup_accepted,
         )
+
+
+def num_copied_accepted(proposal: Proposal, verdict: Verdict) -> int:
+    """How many accepted tokens only a copy proposed; a path's copied nodes are its last ones."""
+    if not proposal.num_copied:
+        return 0
+    accepted = verdict.tokens[: verdict.num_accepted]
+    return verdict.num_accepted - len(proposal.drafted.matching(accepted))

@@ -1,7 +1,7 @@
 """Ports that keep the time they take. The clock is an argument."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Delta, Plan, Proposal, ReplyTiming, Session, Verdict
@@ -41,8 +41,9 @@ class TimedDraft:
         """See `Draft.propose`."""
         start = self._clock()
         proposal = await self._draft.propose(session, delta, plan)
-        self.spent.add(self._clock() - start, proposal.timing)
-        return proposal
+        waited_s = self._clock() - start
+        self.spent.add(waited_s, proposal.timing)
+        return replace(proposal, waited_s=waited_s)
 
     async def release(self, session_id: str) -> None:
         """See `Draft.release`."""

@@ -196,6 +196,8 @@ class Plan:
     """Target-initialised root tokens the tree hangs under, for `fork`."""
     lookup: Copying | None = None
     """What may be copied beside the draft. No draft sees it: `LookupDraft` acts on it."""
+    worth: float | None = None
+    """Least chance to become final that makes a node worth its row; None: as calibrated."""
 
     @property
     def draft_depth(self) -> int:
@@ -256,12 +258,14 @@ class Proposal:
     stats: tuple[NodeStats, ...] = ()
     laws: tuple[SparseLaw | None, ...] = ()
     stopped_by: str = "none"
-    """What ended the drafting: depth, nodes, policy, eos, lag or none."""
+    """What ended the drafting: depth, nodes, policy, load, eos, lag or none."""
     fallback: str | None = None
     """Why no draft answered, where a plain round stands in for a lost draft."""
     staleness: int | None = None
     """Positions by which the target's keys lagged behind; None for a draft that reads none."""
     timing: ReplyTiming | None = field(default=None, compare=False)
+    waited_s: float | None = field(default=None, compare=False)
+    """Seconds that whoever asked waited for it, where that was timed."""
     num_copied: int = 0
     """How many nodes, the last ones, no draft proposed: they were copied from the session."""
 
@@ -289,11 +293,3 @@ class Verdict:
     offer: Offer | None = None
     num_cached: int = field(default=0, compare=False)
     timing: ReplyTiming | None = field(default=None, compare=False)
-
-
-def num_copied_accepted(proposal: Proposal, verdict: Verdict) -> int:
-    """How many accepted tokens only a copy proposed; a path's copied nodes are its last ones."""
-    if not proposal.num_copied:
-        return 0
-    accepted = verdict.tokens[: verdict.num_accepted]
-    return verdict.num_accepted - len(proposal.drafted.matching(accepted))

@@ -100,6 +100,7 @@ def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
         widths=plan.widths,
         roots=plan.roots,
         feed=feed,
+        worth=plan.worth,
     )
 
 
@@ -113,6 +114,7 @@ def plan_from_pb(message: draft_pb2.Plan) -> Plan:
         threshold=message.threshold if message.HasField("threshold") else None,
         widths=tuple(message.widths),
         roots=tuple(message.roots),
+        worth=message.worth if message.HasField("worth") else None,
     )
 
 

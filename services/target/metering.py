@@ -9,6 +9,7 @@ from slipstream.core.offer import Offer
 _KEYS_WEIGHT = 0.1
 _REFRESH = 16
 """Steps after which an offer is decided anew; a crowd of another size has it at once."""
+_SCARCE = 2
 
 
 class Meter(Protocol):
@@ -63,7 +64,9 @@ class LoadMeter:
         self._crowd.count(num_verdicts)
         self._age += 1
         size = self._crowd.size
-        if self._offer is None or size != self._size or self._age >= _REFRESH:
+        # Where hardly anything is offered, every step may be one to try more in.
+        is_scarce = self._offer is not None and self._offer.rows <= _SCARCE
+        if self._offer is None or is_scarce or size != self._size or self._age >= _REFRESH:
             self._size, self._age = size, 0
             self._offer = self._allowance.decide(
                 self.curve, self._yields, sessions=size, keys=self._keys_per_row

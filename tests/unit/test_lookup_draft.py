@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from slipstream.core.copying import Copying
 from slipstream.core.errors import SessionOutOfSync
 from slipstream.core.lookup_draft import LOOKUP, LookupDraft, with_copy
+from slipstream.core.stats import num_copied_accepted
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     Delta,
@@ -15,7 +16,6 @@ from slipstream.core.types import (
     Proposal,
     Session,
     Verdict,
-    num_copied_accepted,
 )
 
 BESIDE = Plan(8, 15, lookup=Copying(1, 4))

@@ -137,6 +137,7 @@ class Plan(_message.Message):
     WIDTHS_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
     FEED_FIELD_NUMBER: _builtins.int
+    WORTH_FIELD_NUMBER: _builtins.int
     max_depth: _builtins.int
     """Bound on the tokens of any path, at least 1."""
     max_nodes: _builtins.int
@@ -147,6 +148,8 @@ class Plan(_message.Message):
     """When to stop within the round."""
     threshold: _builtins.float
     """Of the stop policy; unset takes the policy's default."""
+    worth: _builtins.float
+    """Least chance to become final that makes a node worth its row; unset: as calibrated."""
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Children per depth, for the product shape."""
@@ -170,14 +173,20 @@ class Plan(_message.Message):
         widths: _abc.Iterable[_builtins.int] | None = ...,
         roots: _abc.Iterable[_builtins.int] | None = ...,
         feed: Global___KvFeed | None = ...,
+        worth: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "feed", b"feed", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "threshold", b"threshold", "worth", b"worth"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "feed", b"feed", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths", "worth", b"worth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__worth: _TypeAlias = _typing.Literal["worth"]  # noqa: Y015
+    _WhichOneofArgType__worth: _TypeAlias = _typing.Literal["_worth", b"_worth"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__worth) -> _WhichOneofReturnType__worth | None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
