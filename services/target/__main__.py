@@ -1,6 +1,7 @@
 """`python -m slipstream.target`: the target as a process."""
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import cast
@@ -9,12 +10,13 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import Numerics
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import load_target_parts
-from slipstream.rpc.process import run_service, say_ready, with_port
+from slipstream.rpc.process import BAD_INPUT, FAILED, run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
+from slipstream.target.crew import Crew, rank_threads, start_crew
 from slipstream.target.describe import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 
@@ -27,7 +29,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _serve(config: TargetConfig) -> None:
-    servicer = _load(config)
+    with start_crew(config, _lost) as crew:
+        await _serve_with(crew, config)
+
+
+async def _serve_with(crew: Crew | None, config: TargetConfig) -> None:
+    servicer = _load(config, crew)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
@@ -40,15 +47,28 @@ async def _serve(config: TargetConfig) -> None:
         await servicer.close()
 
 
-def _load(config: TargetConfig) -> TargetServicer:
+def _lost(reason: str, is_input: bool) -> None:
+    """End here and now: a thread may wait for the lost rank for ever."""
+    sys.stderr.write(f"error: {reason}\n")
+    sys.stderr.flush()
+    os._exit(BAD_INPUT if is_input else FAILED)
+
+
+def _load(config: TargetConfig, crew: Crew | None) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
-        loaded = load_target_parts(config.model, dtype=config.dtype, device=config.device)
+        team = crew.meet() if crew else None
+        loaded = load_target_parts(
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            num_ranks=config.tensor_parallel,
+        )
         numerics = cast(Numerics, config.numerics)
-        built = build_target(loaded, numerics=numerics, limits=config.target_limits())
+        built = build_target(loaded, numerics=numerics, limits=config.target_limits(), team=team)
         return built, describe(loaded, built, max_sessions=config.max_sessions)
 
     thread = EngineThread("target")
-    built, about = load_on(thread.call, load, Cores(config.threads, config.pin_threads))
+    built, about = load_on(thread.call, load, Cores(rank_threads(config), config.pin_threads))
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
     batch = BatchLimits(built.rows, config.max_waiting)

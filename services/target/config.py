@@ -16,7 +16,7 @@ from slipstream.rpc.server import ServerOptions
 from slipstream.target.build import MAX_ROWS, TargetLimits
 
 _ANY_HOST = ("0.0.0.0", "[::]")
-_POSITIVE = ("max_sessions", "max_park_ttl_s")
+_POSITIVE = ("max_sessions", "tensor_parallel", "max_park_ttl_s")
 _NOT_NEGATIVE = ("max_waiting", "max_parked_bytes", "grace_s")
 _LEAST_ROWS = MAX_NODES + 1
 """Of a step: the largest proposal, and the token above it."""
@@ -36,6 +36,9 @@ class TargetConfig:
         "invariant: a token depends on its prefix only, whatever is computed beside it; or fast.",
     )
     threads: int | None = option(None, "CPU threads to compute with; unset, every core.")
+    tensor_parallel: int = option(
+        1, "Processes that share the model, each with a part of every layer and a GPU of its own."
+    )
     pin_threads: bool = option(
         False, "Keep each of them on a core of its own; for cores that services share."
     )
@@ -83,6 +86,11 @@ class TargetConfig:
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        if self.tensor_parallel > 1 and self.pin_threads:
+            raise InvalidRequest(
+                f"tensor_parallel is {self.tensor_parallel}, but pin_threads would put every"
+                " process on the same cores"
+            )
         if self.threads is not None and self.threads < 1:
             raise InvalidRequest(f"threads is {self.threads}, but must be at least 1")
         rows = self.max_rows_per_step
