@@ -1,4 +1,4 @@
-"""Every command line of docs/train-your-own.md is one that the program takes."""
+"""Every command line of these pages is one that the program takes."""
 
 import re
 import shlex
@@ -10,13 +10,14 @@ import typer
 
 from slipstream.draft.config import DraftConfig
 
-PAGE = Path(__file__).parents[1] / "docs" / "train-your-own.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ["train-your-own.md", "benchmarks.md"]
 INLINE = re.compile(r"`(slipstream (?:train|calibrate|serve|generate|up|bench) [^`]*)`")
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def lines():
-    text = PAGE.read_text()
+def lines(page):
+    text = (DOCS / page).read_text()
     blocks = [line for block in BLOCK.findall(text) for line in block.splitlines()]
     found = [line for line in blocks if line.startswith("slipstream ")]
     return sorted({*found, *INLINE.findall(BLOCK.sub("", text))})
@@ -37,14 +38,15 @@ def command(words):
     return {name for at in found.params for name in (*at.opts, *at.secondary_opts)}, words
 
 
-@pytest.mark.parametrize("line", lines())
-def test_a_command_of_the_page_has_the_options_it_is_given(line):
+@pytest.mark.parametrize("line", [line for page in PAGES for line in lines(page)])
+def test_a_command_of_a_page_has_the_options_it_is_given(line):
     known, words = command(shlex.split(line, comments=True)[1:])
     given = {word for word in words if word.startswith("--")}
     assert given <= known
 
 
-def test_options_that_the_page_names_alone_exist():
-    known = {option for line in lines() for option in command(shlex.split(line)[1:])[0]}
-    named = set(re.findall(r"`(--[a-z-]+)", PAGE.read_text()))
+@pytest.mark.parametrize("page", PAGES)
+def test_options_that_a_page_names_alone_exist(page):
+    known = {option for line in lines(page) for option in command(shlex.split(line)[1:])[0]}
+    named = set(re.findall(r"`(--[a-z-]+)", (DOCS / page).read_text()))
     assert named <= known

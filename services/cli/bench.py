@@ -18,6 +18,7 @@ from slipstream.cli.bench_flags import (
 from slipstream.cli.bench_kv import kv
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.bench_rounds import rounds
+from slipstream.cli.bench_serve import serve
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.types import SamplingParams
@@ -31,6 +32,7 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 
 app.command()(rounds)
 app.command()(kv)
+app.command()(serve)
 
 
 @app.callback()

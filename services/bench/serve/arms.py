@@ -1,0 +1,77 @@
+"""What is compared under load: ways to speculate that one engine or router takes per request.
+
+Pure. Names are those of `bench speed`, and `auto` (the default) and `forced` (the same in every
+round); what needs another engine, another draft model or other numerics is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from slipstream.bench.methods import PLAIN, Method, parse_method
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.options import SpeculationOptions
+
+AUTO = "auto"
+FORCED = "forced"
+BASELINES = (PLAIN, FORCED)
+"""What the others are measured against, where they are asked for."""
+
+_MEANING = {AUTO: "best", FORCED: "best+forced"}
+_NUMERICS = frozenset({"fast", "invariant"})
+_NEEDS_ENGINE = frozenset({"hf", "vanilla"})
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to speculate, under the name it was asked for by."""
+
+    name: str
+    options: SpeculationOptions
+    method: Method
+
+    def is_comparable(self, *, is_greedy: bool) -> bool:
+        """Whether the tokens of plain decoding are to be expected."""
+        return self.method.is_comparable(is_greedy=is_greedy)
+
+
+def parse_arms(text: str) -> tuple[Arm, ...]:
+    """The arms in a list with commas. Raises `InvalidRequest` for what no request can ask for."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"method {name!r} is named twice")
+    return tuple(map(parse_arm, names))
+
+
+def parse_arm(name: str) -> Arm:
+    """One arm by name. See `parse_arms`."""
+    head, *modifiers = name.split("+")
+    if numerics := sorted(_NUMERICS.intersection(modifiers)):
+        raise UnsupportedCombination(
+            f"method {name!r} asks for numerics {numerics[0]}, but numerics are the engine's, not"
+            " a request's"
+        )
+    method = parse_method("+".join([_MEANING.get(head, head), *modifiers]))
+    if method.base in _NEEDS_ENGINE:
+        raise UnsupportedCombination(
+            f"method {name!r} needs an engine of its own; under load the methods are plain, auto,"
+            " forced, and glide or ngram where that is the draft"
+        )
+    options = method.options
+    if method.base in ("glide", "ngram"):
+        options = replace(options, drafter=method.base)
+    return Arm(name, options, method)
+
+
+def baselines(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Who is measured against whom: subjects, and baselines among these arms.
+
+    `forced` is a subject where there is no other.
+    """
+    bases = tuple(name for name in BASELINES if name in names)
+    subjects = tuple(name for name in names if name not in bases)
+    if subjects or len(bases) < 2:
+        return subjects, bases
+    return (FORCED,), (PLAIN,)

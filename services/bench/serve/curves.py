@@ -1,0 +1,77 @@
+"""The figures under load as plots: one line an arm, over concurrency and over rate."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.plots import check_plot, save_plot
+
+Figures = Mapping[str, Any]
+Value = Callable[[Figures], float | None]
+
+_AXES = {"concurrency": "users who wait for their answers", "rate": "users a second"}
+_TITLES = {
+    "tokens-per-s": ("Output tokens of all requests", "tokens per second"),
+    "ttft": ("Time to the first token", "ms"),
+    "tpot": ("Time per output token", "ms"),
+}
+_LATENCIES = {"ttft": "ttft_ms", "tpot": "tpot_ms"}
+
+
+def check_folder(folder: Path) -> None:
+    """Raises `InvalidRequest` for what can't become a folder, and what `check_plot` does."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidRequest(f"{folder} is a file, but plots go into a directory")
+    check_plot(folder / "plot.png")
+
+
+def save_curves(figures: Figures, folder: Path) -> list[Path]:
+    """Write every plot that there are figures for; where they are."""
+    written = []
+    for kind, axis in _AXES.items():
+        points = [point for point in figures["points"] if point["kind"] == kind]
+        if not points:
+            continue
+        for name, (title, unit) in _TITLES.items():
+            path = folder / f"{kind}-{name}.png"
+            save_plot(path, partial(_draw, points, name), title=title, x=axis, y=unit)
+            written.append(path)
+    return written
+
+
+def lines(points: Sequence[Figures], name: str) -> dict[str, tuple[list[float], list[float]]]:
+    """Load and value of every point that has one, by the label of the line."""
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for label, value in _values(name).items():
+        for arm in points[0]["arms"]:
+            pairs = [(point["value"], value(point["arms"][arm])) for point in points]
+            known = sorted((x, y) for x, y in pairs if y is not None)
+            found[f"{arm}{label}"] = ([x for x, _ in known], [y for _, y in known])
+    return found
+
+
+def _values(name: str) -> dict[str, Value]:
+    key = _LATENCIES.get(name)
+    if key is None:
+        return {"": lambda of: of["tokens_per_s"]}
+    return {f" {rank}": partial(_ranked, key, rank) for rank in ("p50", "p99")}
+
+
+def _ranked(key: str, rank: str, of: Figures) -> float | None:
+    found: Mapping[str, float] | None = of[key]
+    return None if found is None else found[rank]
+
+
+def _draw(points: Sequence[Figures], name: str, axes: Any) -> None:
+    """Both percentiles of an arm have its colour; loads are usually doubled, so is the axis."""
+    colours = {arm: f"C{number}" for number, arm in enumerate(points[0]["arms"])}
+    for label, (x, y) in lines(points, name).items():
+        style = "--" if label.endswith(" p99") else "-"
+        colour = colours[label.partition(" ")[0]]
+        axes.plot(x, y, style, color=colour, marker="o", markersize=3, label=label)
+    loads = sorted(point["value"] for point in points)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, labels=[f"{load:g}" for load in loads])
+    axes.set_ylim(bottom=0)
