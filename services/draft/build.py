@@ -17,7 +17,7 @@ from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.glide_config import WEIGHTS_NAME
-from slipstream.models.glide_scorer import load_glide
+from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_target import TargetParts
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 from slipstream.models.scorer import Scorer

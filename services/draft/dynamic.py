@@ -6,14 +6,14 @@ from slipstream.core.dynamic import DynamicTree
 from slipstream.core.stop import Stop, StopSignal
 from slipstream.core.tree import ROOT
 from slipstream.core.types import NodeStats, Plan, Proposal
-from slipstream.draft.growth import Growth
+from slipstream.draft.growth import Growing, Grown, Growth
 from slipstream.draft.slots import Slot
 
 FRONTIER = 10
 """Nodes expanded per level, and candidates of each (EAGLE-2, appendix A)."""
 
 
-def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
+def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> Grown:
     """Expand level by level to the plan's depth, then re-rank (EAGLE-2, sections 4.1 and 4.2).
 
     A stop policy is asked about the likeliest path of each level.
@@ -22,10 +22,10 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
     tree, stats = DynamicTree(), list[NodeStats]()
     limit = min(plan.max_depth, growth.max_depth)
     rows = {ROOT: ROOT}
+    slots = {ROOT: (yield from growth.first(width))}
     stopped_by = "lag" if limit == growth.max_depth else "depth"
     depth = 1
     while True:
-        slots = {node: growth.read(row, width) for node, row in rows.items()}
         for node, slot in slots.items():
             # A probability may round to a hair above 1.
             tree.grow(node, slot.tokens, [min(_log(prob), 0.0) for prob in slot.probs])
@@ -35,8 +35,8 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
         if stop.should_stop(_signal(growth, tree, slots, depth)):
             stopped_by = "policy"
             break
-        rows = _expanded(growth, tree, rows, width)
-        if not rows:
+        slots = yield from _expanded(growth, tree, rows, width)
+        if not slots:
             stopped_by = "eos"
             break
         depth += 1
@@ -53,14 +53,16 @@ def _signal(growth: Growth, tree: DynamicTree, slots: dict[int, Slot], depth: in
 
 def _expanded(
     growth: Growth, tree: DynamicTree, rows: dict[int, int], width: int
-) -> dict[int, int]:
-    """Score the next frontier; its nodes by creation index, with their rows in `growth`."""
+) -> Growing[dict[int, Slot]]:
+    """The slots below the next frontier, by creation index; `rows` then has its nodes' own in
+    `growth`."""
     nodes = [node for node in tree.frontier(width) if not growth.ends_with(tree.token(node))]
     if not nodes:
         return {}
     parents = [rows[tree.parent(node)] for node in nodes]
-    grown = growth.extend([tree.token(node) for node in nodes], parents)
-    return dict(zip(nodes, grown, strict=True))
+    rows.update({node: growth.num_grown + at for at, node in enumerate(nodes)})
+    slots = yield from growth.extend([tree.token(node) for node in nodes], parents, width)
+    return dict(zip(nodes, slots, strict=True))
 
 
 def _log(prob: float) -> float:

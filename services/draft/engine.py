@@ -1,29 +1,39 @@
-"""The draft as an engine: sessions, the model's state, and the shape of proposals. No wire."""
+"""The draft as an engine: sessions, the model's state, and the shape of proposals. No wire.
+
+Drafts of many sessions go forward together, a step of each at a time. Knows neither threads nor
+which of them are to go together.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import Cancelled, InvalidRequest, SlipstreamError
 from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.planner import Profile
 from slipstream.core.stop import Stop, make_stop
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.chains import grow_cape, grow_chain
+from slipstream.draft.drafting import Drafting
 from slipstream.draft.dynamic import grow_dynamic
-from slipstream.draft.growth import Growth, Prefix
-from slipstream.draft.slots import Score, SlotReader
+from slipstream.draft.growth import Grown, Growth, Prefix, Step
+from slipstream.draft.slots import Score, SlotReader, read_each
 from slipstream.draft.trees import grow_fork, grow_product
+from slipstream.models.pool import KvPool
 from slipstream.models.scorer import KvView, Scorer
 
-_GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Proposal]] = {
+_GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Grown]] = {
     Shape.CHAIN: grow_chain,
     Shape.CAPE: grow_cape,
     Shape.DYNAMIC: grow_dynamic,
     Shape.PRODUCT: grow_product,
     Shape.FORK: grow_fork,
 }
+
+
+NUM_PAGES = 64
+"""Memory of a draft that nobody gives a budget: pages for some 8,000 tokens."""
 
 
 class KvSource(Protocol):
@@ -47,6 +57,7 @@ class _Held:
     tokens: list[int]
     state: Any
     capacity: int
+    drafting: Drafting | None = None
 
 
 class LocalDraft:
@@ -59,22 +70,57 @@ class LocalDraft:
         *,
         decision: Score | None = None,
         profile: Profile | None = None,
+        pool: KvPool | None = None,
     ) -> None:
-        """`decision` is the decision model's; `profile` holds what was calibrated."""
+        """`decision` is the decision model's; `profile` holds what was calibrated; `pool`, which is
+        the scorer's, is the memory of all sessions, by default a small one."""
         self._scorer = scorer
         self._feed = feed
         self._decision = decision
         self._profile = profile or Profile()
+        self.pool = pool or scorer.pool(NUM_PAGES)
         self._held: dict[str, _Held] = {}
 
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
+        drafting = self.begin(session, delta, plan)
+        while not drafting.is_done:
+            self.step([drafting])
+        return drafting.result()
+
+    def begin(self, session: Session, delta: Delta, plan: Plan) -> Drafting:
+        """Take the delta in and begin to draft. What was under way for the session is at an end.
+
+        Raises what `propose` raises of the delta.
+        """
         held = self._update(session, delta)
-        if self._feed is None:
-            return self._propose(session, plan, held, None)
-        view = self._feed.source.view(session.session_id, self._feed.layers)
-        proposal = self._propose(session, plan, held, view)
-        return replace(proposal, staleness=_staleness(held, view))
+        self._abandon(held)
+        held.drafting = Drafting(session.session_id, self._grow(session, plan, held))
+        return held.drafting
+
+    def step(self, draftings: Sequence[Drafting]) -> None:
+        """Take one step of each that is not done, in one pass. Raises nothing.
+
+        What fails of one session ends its drafting alone; while one is refused, the others stay
+        where they are. Where the pass fails, it ends all of them, and what their sessions hold is
+        forgotten.
+        """
+        open_ = [(drafting, drafting.step) for drafting in draftings if drafting.step is not None]
+        if not open_:
+            return
+        try:
+            scores = self._scorer.score([step.ask for _, step in open_])
+        except Exception as error:
+            self._fail(open_, error)
+            return
+        readings = [step.reading for _, step in open_ if step.reading is not None]
+        slots = iter(read_each(scores, readings))
+        for drafting, step in open_:
+            drafting.take([] if step.reading is None else next(slots))
+
+    def abandon(self, drafting: Drafting) -> None:
+        """End one whose proposal nobody waits for."""
+        drafting.fail(_abandoned(drafting.session_id))
 
     def num_same(self, session_id: str, delta: Delta) -> int:
         """Leading tokens of those held for the session that `delta` leaves as they are.
@@ -96,23 +142,51 @@ class LocalDraft:
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
+        self._forget(session_id)
+
+    def _forget(self, session_id: str) -> None:
         held = self._held.pop(session_id, None)
         if held is not None:
+            self._abandon(held)
             self._scorer.close(held.state)
 
-    def _propose(self, session: Session, plan: Plan, held: _Held, view: KvView | None) -> Proposal:
+    def _abandon(self, held: _Held) -> None:
+        if held.drafting is not None:
+            self.abandon(held.drafting)
+
+    def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: Exception) -> None:
+        num_refused = 0
+        for drafting, step in open_:
+            try:
+                self._scorer.check(step.ask)
+            except SlipstreamError as refusal:
+                drafting.fail(refusal)
+                num_refused += 1
+        if num_refused:
+            return
+        for drafting, _ in open_:
+            drafting.fail(error)
+            self._forget(drafting.session_id)
+
+    def _grow(self, session: Session, plan: Plan, held: _Held) -> Grown:
+        """What is proposed, step by step."""
+        view = None
+        if self._feed is not None:
+            view = self._feed.source.view(session.session_id, self._feed.layers)
+        staleness = 0 if view is None else max(len(held.tokens) - 1 - view.count, 0)
         max_depth = self._max_depth(len(held.tokens), view)
         if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
-            return Proposal(stopped_by="lag" if max_depth < 1 else "none")
-        first = self._scorer.sync(held.state, held.tokens, view)
-        growth = Growth(
-            session,
-            Prefix(self._scorer, held.state, len(held.tokens), first, _staleness(held, view)),
-            reader=SlotReader(session, self._scorer.vocab, self._score(plan)),
-            profile=self._profile,
-            max_depth=max_depth,
-        )
-        return _GROWERS[plan.shape](growth, plan, self._stop(plan, session.sampling.temperature))
+            proposal = Proposal(stopped_by="lag" if max_depth < 1 else "none")
+        else:
+            num_same = self._scorer.num_same(held.state, held.tokens)
+            prefix = Prefix(held.state, held.tokens, num_same, view, staleness)
+            reader = SlotReader(session, self._scorer.vocab, self._score(plan))
+            growth = Growth(
+                session, prefix, reader=reader, profile=self._profile, max_depth=max_depth
+            )
+            stop = self._stop(plan, session.sampling.temperature)
+            proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
+        return proposal if self._feed is None else replace(proposal, staleness=staleness)
 
     def _update(self, session: Session, delta: Delta) -> _Held:
         held = self._held.get(session.session_id)
@@ -123,7 +197,7 @@ class LocalDraft:
         if held is None or held.capacity < needed:
             if held is not None:  # a later turn needs more room; the prefix is scored anew
                 self._scorer.close(held.state)
-            held = _Held(tokens, self._scorer.open(needed), needed)
+            held = _Held(tokens, self._scorer.open(needed, self.pool), needed)
             self._held[session.session_id] = held
         held.tokens = tokens
         return held
@@ -153,6 +227,5 @@ class LocalDraft:
         )
 
 
-def _staleness(held: _Held, view: KvView | None) -> int:
-    """Positions by which the target's keys lag behind what could be known of them."""
-    return 0 if view is None else max(len(held.tokens) - 1 - view.count, 0)
+def _abandoned(session_id: str) -> Cancelled:
+    return Cancelled(f"session {session_id} waits for no proposal any more")

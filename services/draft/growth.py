@@ -1,30 +1,54 @@
-"""One round's drafting: scores of the nodes grown so far, read slot by slot."""
+"""One round's drafting: a tree in the making, which asks for scores and is given slots.
 
-from collections.abc import Mapping, Sequence
+A grower is a generator: it yields the step that it needs next, so that whoever drives it can take
+the steps of many sessions together. Knows neither who drives it nor how slots are read.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
+from typing import Any, TypeVar
 
 from slipstream.core.planner import Profile
 from slipstream.core.stop import StopSignal
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Session, SparseLaw, Verification
-from slipstream.draft.slots import Slot, SlotReader
-from slipstream.models.scorer import Scorer, Scores
+from slipstream.core.types import Proposal, Session, SparseLaw, Verification
+from slipstream.draft.slots import Reading, Slot, SlotReader
+from slipstream.models.scorer import Ask, Grow, KvView, Sync
+
+T = TypeVar("T")
+
+CHUNK = 256
+"""Tokens of a prefix that one step computes: what others wait for, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a session needs next: its model's scores, and how their rows are to be read.
+
+    `num_tokens` is how many it computes. Without a `reading` no rows are scored.
+    """
+
+    ask: Ask
+    num_tokens: int
+    reading: Reading | None
+
+
+Growing = Generator[Step, list[Slot], T]
+"""Yields steps and is sent their slots, a row each."""
+Grown = Growing[Proposal]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The session's tokens as the draft model holds them, and its scores of what follows.
+    """A session's tokens, the first `num_same` of which its `state` in the draft model holds.
 
-    `staleness` is by how many of them the target's keys lag behind.
+    `view` is what is read of the target; `staleness` is by how many tokens it lags behind.
     """
 
-    scorer: Scorer
     state: Any
-    num_tokens: int
-    first: Scores
+    tokens: Sequence[int]
+    num_same: int
+    view: KvView | None
     staleness: int = 0
 
 
@@ -50,25 +74,46 @@ class Growth:
         self.cape_table = profile.cape_table
         self.row_cost = profile.row_cost
         self._calibration = profile.calibration_at(session.sampling.temperature)
-        self._rows: dict[int, tuple[Tensor, Tensor]] = {
-            ROOT: (prefix.first.logits[0], prefix.first.hidden[0])
-        }
         self._depths: list[int] = []
 
-    def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> range:
-        """Score the slots below new nodes; their indices continue those grown before."""
-        scores = self._prefix.scorer.grow(self._prefix.state, tokens, parents)
-        start = len(self._depths)
-        for row, parent in enumerate(parents):
-            self._rows[start + row] = (scores.logits[row], scores.hidden[row])
-            self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
-        return range(start, len(self._depths))
+    def hold(self, *, reading: Reading | None = None) -> Growing[list[Slot]]:
+        """Have the prefix computed, and the slot behind it read if it is to be."""
+        at, done = self._prefix, self._prefix.num_same
+        while len(at.tokens) - done > CHUNK:
+            done += CHUNK
+            yield Step(Sync(at.state, at.tokens[:done], at.view, is_scored=False), CHUNK, None)
+        last = Sync(at.state, at.tokens, at.view, is_scored=reading is not None)
+        slots = yield Step(last, max(len(at.tokens) - done, 1), reading)
+        return slots
 
-    def read(self, node: int, count: int) -> Slot:
-        """The slot below a grown node (`ROOT`: the first one), with up to `count` candidates."""
-        depth = 0 if node == ROOT else self._depths[node]
-        position, lag = self._prefix.num_tokens + depth, self._prefix.staleness + depth
-        return self._reader.read(self._rows[node], position=position, lag=lag, count=count)
+    def first(self, count: int) -> Growing[Slot]:
+        """The slot behind the prefix, with up to `count` candidates."""
+        [slot] = yield from self.hold(reading=self._reading([0], count))
+        return slot
+
+    def extend(
+        self, tokens: Sequence[int], parents: Sequence[int], count: int
+    ) -> Growing[list[Slot]]:
+        """The slots below new nodes, whose indices continue those grown before."""
+        depths = [1 if parent == ROOT else self._depths[parent] + 1 for parent in parents]
+        self._depths += depths
+        ask = Grow(self._prefix.state, tokens, parents)
+        slots = yield Step(ask, len(tokens), self._reading(depths, count))
+        return slots
+
+    @property
+    def num_grown(self) -> int:
+        """Nodes so far."""
+        return len(self._depths)
+
+    def _reading(self, depths: Sequence[int], count: int) -> Reading:
+        num_tokens, staleness = len(self._prefix.tokens), self._prefix.staleness
+        return Reading(
+            self._reader,
+            [num_tokens + depth for depth in depths],
+            [staleness + depth for depth in depths],
+            count,
+        )
 
     def ends_with(self, token: int) -> bool:
         """Whether nothing can follow `token`."""

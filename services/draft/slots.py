@@ -2,14 +2,16 @@
 
 Candidates of `exact` verification are the best of the draft's law perturbed with the target's
 own noise, those of `mcsd` are draws. Probabilities and entropy are always those of the raw
-law at temperature 1, which the stop rules and CaPE were calibrated on.
+law at temperature 1, which the stop rules and CaPE were calibrated on. The slots of a step are read
+together, whosever they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from slipstream.core.candidates import (
     coupled,
@@ -21,6 +23,7 @@ from slipstream.core.candidates import (
 from slipstream.core.laws import LawContext
 from slipstream.core.types import NodeStats, Session, SparseLaw, Verification
 from slipstream.models.decision import GREEDY, SAMPLED, slot_stats
+from slipstream.models.scorer import Scores
 
 LAW_SIZE = 64
 """Tokens of the truncated law that multi-candidate sampling draws from."""
@@ -47,8 +50,19 @@ class Slot:
         return NodeStats(self.top_prob, prob, self.entropy, self.score)
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Rows of a step to be read by one reader: the slots at `positions`, each with up to `count`
+    candidates; `lags` are their distances to the newest target key."""
+
+    reader: "SlotReader"
+    positions: Sequence[int]
+    lags: Sequence[int]
+    count: int
+
+
 class SlotReader:
-    """Reads slots for one request. `vocab` [V_d] maps the draft's columns to token ids."""
+    """Chooses candidates for one request. `vocab` [V_d] maps the draft's columns to token ids."""
 
     def __init__(
         self,
@@ -56,11 +70,16 @@ class SlotReader:
         vocab: Tensor | None,
         score: Score | None = None,
     ) -> None:
+        self.vocab = vocab
+        self.score = score
+        self.chance = GREEDY if session.sampling.is_greedy else SAMPLED
         self._session = session
-        self._vocab = vocab
-        self._score = score
-        self._chance = GREEDY if session.sampling.is_greedy else SAMPLED
         sampling = session.sampling
+        needs_law = session.verification in (Verification.MCSD, Verification.MCSD_REPLACEMENT)
+        self._needs_law = needs_law
+        self._takes_best = sampling.is_greedy or session.verification is Verification.EXACT
+        self.is_plain = sampling.is_greedy and not needs_law
+        """Whether the candidates are the best of the raw law, and no law is told."""
         # Penalties and bias are the target's business: they would need the whole vocabulary.
         law = replace(
             sampling,
@@ -71,39 +90,15 @@ class SlotReader:
         )
         self._laws = LawContext(law, session.num_prompt_tokens)
 
-    def read(self, scores: tuple[Tensor, Tensor], *, position: int, lag: int, count: int) -> Slot:
-        """The slot at `position` with `count` candidates; scores are logits [V_d] fp32, hidden [d].
-
-        `lag` is its distance to the newest target key.
-        """
-        logits, hidden = scores
-        log_probs = torch.log_softmax(logits, -1)
-        entropy = law_entropy(log_probs)
-        columns, tokens, law = self._candidates(logits, position, count)
-        parts = [entropy.view(1), log_probs.max().exp().view(1), log_probs[columns].exp()]
-        if self._score is not None:
-            parts.append(ordered_top(log_probs, 2)[0])
-        numbers = torch.cat(parts).tolist()
-        score = None
-        if self._score is not None:
-            stats = slot_stats(numbers[-2:], numbers[0], lag)
-            row = torch.tensor([stats], device=hidden.device)
-            score = float(self._score(hidden[None], row)[0, self._chance])
-        probs = tuple(numbers[2 : 2 + len(tokens)])
-        return Slot(tokens, probs, numbers[1], numbers[0], score, law)
-
-    def _candidates(
+    def candidates(
         self, logits: Tensor, position: int, count: int
-    ) -> tuple[Tensor, tuple[int, ...], SparseLaw | None]:
-        """Columns [count], their token ids, and the law they were drawn from, if they were."""
-        session = self._session
-        needs_law = session.verification in (Verification.MCSD, Verification.MCSD_REPLACEMENT)
-        if session.sampling.is_greedy or session.verification is Verification.EXACT:
-            columns = self._best(logits, position, count)
-            # A greedy target accepts its own token whatever the law, but wants to be told one.
-            law = self._named(sparse_law(logits, max(LAW_SIZE, count))) if needs_law else None
-            return columns, self._ids(columns), law
-        return self._drawn(logits, position, count)
+    ) -> tuple[Tensor, SparseLaw | None]:
+        """Columns [n <= count] of a slot's logits [V_d], and the law they go with, if any."""
+        if not self._takes_best:
+            return self._drawn(logits, position, count)
+        # A greedy target accepts its own token whatever the law, but wants to be told one.
+        law = self._named(sparse_law(logits, max(LAW_SIZE, count))) if self._needs_law else None
+        return self._best(logits, position, count), law
 
     def _best(self, logits: Tensor, position: int, count: int) -> Tensor:
         sampling = self._session.sampling
@@ -115,9 +110,7 @@ class SlotReader:
         best = ordered_top(noisy, count)[1]
         return best if columns is None else columns[best]
 
-    def _drawn(
-        self, logits: Tensor, position: int, count: int
-    ) -> tuple[Tensor, tuple[int, ...], SparseLaw]:
+    def _drawn(self, logits: Tensor, position: int, count: int) -> tuple[Tensor, SparseLaw]:
         law = sparse_law(self._laws.scores(logits, ()), LAW_SIZE)
         is_repeating = self._session.verification is Verification.MCSD_REPLACEMENT
         draw = draw_with_replacement if is_repeating else draw_without_replacement
@@ -125,22 +118,143 @@ class SlotReader:
         tokens = draw(named, count, seed=self._session.sampling.seed, position=position)
         column_of = dict(zip(named.tokens, law.tokens, strict=True))
         columns = torch.tensor([column_of[token] for token in tokens], device=logits.device)
-        return columns, tokens, named
+        return columns, named
 
     def _named(self, law: SparseLaw) -> SparseLaw:
-        columns = torch.tensor(law.tokens, dtype=torch.long)
-        return SparseLaw(self._ids(columns), law.probs)
-
-    def _ids(self, columns: Tensor) -> tuple[int, ...]:
-        ids = columns if self._vocab is None else self._vocab[columns]
-        return tuple(ids.tolist())
+        if self.vocab is None:
+            return law
+        columns = torch.tensor(law.tokens, dtype=torch.long, device=self.vocab.device)
+        return SparseLaw(tuple(self.vocab[columns].tolist()), law.probs)
 
     def _ids_of(self, columns: Tensor | None, logits: Tensor) -> Tensor | int:
         if columns is None:
-            return logits.shape[0] if self._vocab is None else self._vocab
-        return columns if self._vocab is None else self._vocab[columns]
+            return logits.shape[0] if self.vocab is None else self.vocab
+        return columns if self.vocab is None else self.vocab[columns]
+
+
+@dataclass(frozen=True, slots=True)
+class _Picked:
+    """Candidates of each row: `columns` [R, k], of which the first `sizes[row]` are meant.
+
+    `is_best`: they are the likeliest ones, in order.
+    """
+
+    columns: Tensor
+    sizes: Sequence[int]
+    laws: Sequence[SparseLaw | None]
+    is_best: bool
+
+
+def read_each(scores: Scores, readings: Sequence[Reading]) -> list[list[Slot] | Exception]:
+    """`read_slots`, but where one reading fails it alone does."""
+    try:
+        return list(read_slots(scores, readings)) if readings else []
+    except Exception as error:
+        if len(readings) == 1:
+            return [error]
+    found: list[list[Slot] | Exception] = []
+    end = 0
+    for reading in readings:
+        rows = slice(end, end := end + len(reading.positions))
+        found += read_each(Scores(scores.logits[rows], scores.hidden[rows]), [reading])
+    return found
+
+
+def read_slots(scores: Scores, readings: Sequence[Reading]) -> list[list[Slot]]:
+    """The slots of all rows of a step, reading by reading. The readers share a vocabulary.
+
+    One transfer from the device, and one more where a decision model is asked; sampled candidates
+    are drawn row by row. Raises `ModelError` for scores that are no numbers.
+    """
+    scoring = next((one.reader.score for one in readings if one.reader.score is not None), None)
+    num_tops = 1 if scoring is None else 2
+    picked = _pick(scores.logits, readings, num_tops=num_tops)
+    table = _table(scores.logits, picked, readings[0].reader.vocab, num_tops=num_tops)
+    chances = _chances(scores.hidden, readings, table, scoring)
+    rows = zip(table, picked.sizes, chances, picked.laws, strict=True)
+    slots = iter(
+        _slot(numbers, 1 + num_tops, size, chance, law) for numbers, size, chance, law in rows
+    )
+    return [[next(slots) for _ in reading.positions] for reading in readings]
+
+
+def _slot(
+    numbers: Sequence[float], start: int, size: int, score: float | None, law: SparseLaw | None
+) -> Slot:
+    """One row's slot out of its numbers: see `_table`. The candidates' begin at `start`."""
+    ids_at = (start + 1 + len(numbers)) // 2
+    tokens = tuple(map(int, numbers[ids_at : ids_at + size]))
+    probs = tuple(numbers[start + 1 : start + 1 + size])
+    return Slot(tokens, probs, numbers[start], numbers[0], score, law)
+
+
+def _pick(logits: Tensor, readings: Sequence[Reading], *, num_tops: int) -> _Picked:
+    sizes = [reading.count for reading in readings for _ in reading.positions]
+    if all(reading.reader.is_plain for reading in readings):
+        columns = _best(logits, max(num_tops, *sizes))[1]
+        width = columns.shape[1]
+        sizes = [min(size, width) for size in sizes]
+        return _Picked(columns, sizes, [None] * len(sizes), is_best=True)
+    asked = [(one.reader, at, one.count) for one in readings for at in one.positions]
+    pairs = [
+        reader.candidates(logits[row], position, count)
+        for row, (reader, position, count) in enumerate(asked)
+    ]
+    drawn = [columns for columns, _ in pairs]
+    columns = drawn[0][None] if len(drawn) == 1 else pad_sequence(drawn, batch_first=True)
+    return _Picked(columns, [len(one) for one in drawn], [law for _, law in pairs], is_best=False)
+
+
+def _table(
+    logits: Tensor, picked: _Picked, vocab: Tensor | None, *, num_tops: int
+) -> list[list[float]]:
+    """A row's numbers: its law's entropy, its `num_tops` highest log-probabilities, the highest
+    probability, and the candidates' probabilities and ids."""
+    log_probs = torch.log_softmax(logits, -1)
+    seen = log_probs.gather(1, picked.columns)
+    tops = seen[:, :num_tops] if picked.is_best else _tops(log_probs, num_tops)
+    ids = picked.columns if vocab is None else vocab[picked.columns]
+    entropy = law_entropy(log_probs)[:, None]
+    probs = torch.cat([tops[:, :1], seen], 1).exp_()
+    # A float holds any id below 2^24 as it is, and saves a second transfer.
+    table: list[list[float]] = torch.cat([entropy, tops, probs, ids.float()], 1).tolist()
+    return table
+
+
+def _tops(log_probs: Tensor, count: int) -> Tensor:
+    return log_probs.amax(-1, keepdim=True) if count == 1 else _best(log_probs, count)[0]
+
+
+def _best(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`ordered_top` of rows, without its stacks where there is one."""
+    if len(rows) > 1:
+        return ordered_top(rows, count)
+    values, ids = ordered_top(rows[0], count)
+    return values[None], ids[None]
+
+
+def _chances(
+    hidden: Tensor,
+    readings: Sequence[Reading],
+    table: Sequence[Sequence[float]],
+    scoring: Score | None,
+) -> list[float | None]:
+    """The decision model's score of each row whose reader asks it."""
+    if scoring is None:
+        return [None] * len(table)
+    readers = [reading.reader for reading in readings for _ in reading.positions]
+    lags = (lag for reading in readings for lag in reading.lags)
+    stats = [
+        slot_stats(numbers[1:3], numbers[0], lag) for numbers, lag in zip(table, lags, strict=True)
+    ]
+    chances = scoring(hidden, torch.tensor(stats, device=hidden.device)).tolist()
+    return [
+        None if reader.score is None else chance[reader.chance]
+        for reader, chance in zip(readers, chances, strict=True)
+    ]
 
 
 def law_entropy(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of the law with these logarithms [V_d], a scalar."""
-    return -torch.dot(log_probs.exp(), log_probs)
+    """Entropy in nats of the laws with these logarithms, [..., V] to [...]."""
+    negative: Tensor = torch.linalg.vecdot(log_probs.exp(), log_probs)
+    return negative.neg_()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from slipstream.core.stop import Stop
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseLaw
-from slipstream.draft.growth import Growth
+from slipstream.draft.growth import Growing, Grown, Growth
 from slipstream.draft.slots import Slot
 
 _ROOT_STATS = NodeStats(1.0, 1.0, 0.0)
@@ -32,10 +32,10 @@ class _Levels:
         self.laws[parent] = slot.law
         return list(range(start, len(self.tokens)))
 
-    def score(self, nodes: Sequence[int]) -> None:
-        """Have the slots below `nodes`, the last ones added, scored."""
-        self._growth.extend(
-            [self.tokens[node] for node in nodes], [self.parents[node] for node in nodes]
+    def slots(self, nodes: Sequence[int], count: int) -> Growing[list[Slot]]:
+        """The slots below `nodes`, the last ones added."""
+        return self._growth.extend(
+            [self.tokens[node] for node in nodes], [self.parents[node] for node in nodes], count
         )
 
     def proposal(self, stopped_by: str) -> Proposal:
@@ -44,7 +44,7 @@ class _Levels:
         return Proposal(tree, tuple(self.stats), laws, stopped_by)
 
 
-def grow_product(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
+def grow_product(growth: Growth, plan: Plan, stop: Stop) -> Grown:
     """`plan.widths[d]` children below each node of depth d (MCSD's k-config).
 
     Levels that no longer fit `max_nodes` or the depth are left out whole. The stop policy is
@@ -55,16 +55,18 @@ def grow_product(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
     for depth, width in enumerate(plan.widths[: min(plan.max_depth, growth.max_depth)], 1):
         if len(levels.tokens) + len(above) * width > plan.max_nodes:
             return levels.proposal("nodes")
-        if depth > 1:
-            levels.score(above)
-        slots = [(node, growth.read(node, width)) for node in above]
-        above = [node for parent, slot in slots for node in levels.add(parent, slot, width)]
-        if all(stop.should_stop(growth.signal(slot, depth, 1.0)) for _, slot in slots):
+        if depth == 1:
+            slots = [(yield from growth.first(width))]
+        else:
+            slots = yield from levels.slots(above, width)
+        pairs = zip(above, slots, strict=True)
+        above = [node for parent, slot in pairs for node in levels.add(parent, slot, width)]
+        if all(stop.should_stop(growth.signal(slot, depth, 1.0)) for slot in slots):
             return levels.proposal("policy")
     return levels.proposal("depth")
 
 
-def grow_fork(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
+def grow_fork(growth: Growth, plan: Plan, stop: Stop) -> Grown:
     """One chain under each target-initialised root, grown together (DynaSD, 6.3).
 
     Goes on while the policy lets any branch go on. Roots count as depth 1: they are tokens of
@@ -76,12 +78,13 @@ def grow_fork(growth: Growth, plan: Plan, stop: Stop) -> Proposal:
     levels.parents += [ROOT] * len(roots)
     levels.stats += [_ROOT_STATS] * len(roots)
     level = list(range(len(roots)))
+    yield from growth.hold()
     for depth in range(1, min(plan.max_depth, growth.max_depth)):
         if len(levels.tokens) + len(level) > plan.max_nodes:
             return levels.proposal("nodes")
-        levels.score(level)
-        slots = [(node, growth.read(node, 1)) for node in level]
-        level = [child for node, slot in slots for child in levels.add(node, slot, 1)]
-        if all(stop.should_stop(growth.signal(slot, depth, 1.0)) for _, slot in slots):
+        slots = yield from levels.slots(level, 1)
+        pairs = zip(level, slots, strict=True)
+        level = [child for node, slot in pairs for child in levels.add(node, slot, 1)]
+        if all(stop.should_stop(growth.signal(slot, depth, 1.0)) for slot in slots):
             return levels.proposal("policy")
     return levels.proposal("depth")

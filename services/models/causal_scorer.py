@@ -101,7 +101,8 @@ class CausalScorer:
         for part, slots in zip(parts, places, strict=True):
             if not part.tree:
                 part.cache.keep(slots)
-        return hidden.split([len(slots) for slots in places])
+        own: tuple[Tensor, ...] = hidden.split([len(slots) for slots in places])
+        return own
 
 
 def _synced(ask: Sync) -> Part:

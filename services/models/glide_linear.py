@@ -1,6 +1,6 @@
-"""Products of a draft: one row at a time from 8-bit weights, several rows from packed ones.
+"""Products of a draft: a row or two at a time from 8-bit weights, more rows from packed ones.
 
-A draft step reads every weight for one row, so its time is the bytes it reads: 8-bit weights,
+A draft step reads every weight for a row or two, so its time is the bytes it reads: 8-bit weights,
 one scale per output, halve it on a CPU. A draft's scores only propose, so the rounding costs
 acceptance (hardly any) and never correctness. Knows nothing of what it multiplies.
 """
@@ -11,10 +11,12 @@ from torch import Tensor
 from slipstream.models.linear import PackedLinear, can_pack
 
 _LARGEST = 127
+_FEW = 2
+"""Rows up to which 8-bit weights are faster: unpacking them is done over for every few rows."""
 
 
 class DraftLinear:
-    """`x @ weight.T + bias` for x [rows, in]; a single bfloat16 row on a CPU uses 8-bit weights."""
+    """`x @ weight.T + bias` for x [rows, in]; few bfloat16 rows on a CPU use 8-bit weights."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._packed = PackedLinear(weight, bias)
@@ -25,7 +27,7 @@ class DraftLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [R, in] -> [R, out]."""
-        if self._levels is None or len(x) > 1:
+        if self._levels is None or len(x) > _FEW:
             return self._packed(x)
         out = torch._weight_int8pack_mm(x, self._levels, self._scales)
         return out if self._bias is None else out + self._bias

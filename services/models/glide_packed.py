@@ -1,11 +1,13 @@
-"""One GliDe layer for inference: packed products, a cache of its own keys and values, few ops.
+"""One GliDe layer for inference: packed products, its own keys and values in a pool, few ops.
 
-Computes what `glide.GlideLayer` computes, for a handful of rows. Knows nothing of sessions,
-trees or vocabularies.
+Computes what `glide.GlideLayer` computes, for a handful of rows of one session or of several: they
+share every product, and each attends to its own session's keys. Knows nothing of trees or
+vocabularies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from slipstream.models.glide import GlideCrossAttention, GlideLayer, RmsNorm
 from slipstream.models.glide_linear import DraftLinear
+from slipstream.models.pool import KvPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +27,52 @@ class Rotation:
     sin: Tensor
 
 
+Slots = slice | Tensor
+"""Places in a pool's buffers: neighbours, or [n] int64."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where R new rows stand: their slots in the cache, rotary factors, and what they see.
+    """`count` new rows of one session: their slots in the pool, those up to the last of them, which
+    are `seen`, and the target's keys.
 
     The last `num_kept` rows go on behind the self-attention's keys and values; `self_mask`
-    [num_kept, S] and `cross_mask` [num_kept, count] are added to their scores, None where a row
-    sees everything. target_kv: per target layer [1, kv_heads, count, head_dim] twice, () to skip.
+    [num_kept, S] and `cross_mask` [num_kept, num_seen] are added to their scores, None where a row
+    sees everything. target_kv: per target layer [1, kv_heads, num_seen, head_dim] twice, () to
+    skip.
     """
 
-    start: int
-    rotation: Rotation
+    slots: Slots
+    seen: Slots
+    count: int
     num_kept: int
     self_mask: Tensor | None
     target_kv: Sequence[tuple[Tensor, Tensor]]
     cross_mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All rows of a pass, session by session, with the rotary factors of each.
+
+    `kept` picks those that go on; None is all of them. `pool` holds every session's keys.
+    """
+
+    pool: KvPool
+    parts: Sequence[Rows]
+    rotation: Rotation
+    kept: Tensor | slice | None = None
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that go on."""
+        return sum(rows.num_kept for rows in self.parts)
+
+    def kept_rotation(self) -> Rotation:
+        """Rotary factors of the rows that go on."""
+        if self.kept is None:
+            return self.rotation
+        return Rotation(self.rotation.cos[self.kept], self.rotation.sin[self.kept])
 
 
 class PackedNorm:
@@ -71,15 +105,18 @@ class PackedCross:
         self._out = _packed([cross.o_proj], dtype)
         self._num_heads, self._num_kv_heads = cross.num_heads, cross.num_kv_heads
 
-    def __call__(
-        self, x: Tensor, kv: tuple[Tensor, Tensor], rotation: Rotation, mask: Tensor | None
-    ) -> Tensor:
-        """x [R, d] -> [R, d]."""
+    def __call__(self, x: Tensor, index: int, parts: Sequence[Rows], rotation: Rotation) -> Tensor:
+        """x [R, d], the kept rows -> [R, d]; reads the `index`-th target layer of each session."""
         query = self._query(self._norm(x)).view(len(x), self._num_heads, -1)
         if self._query_norm is not None:
             query = self._query_norm(query)
         query = turn(query, rotation)
-        return self._out(attend(query, kv, mask, self._num_kv_heads))
+        return self._out(by_session(parts, query, partial(self._attend, index)))
+
+    def _attend(self, index: int, rows: Rows, query: Tensor) -> Tensor:
+        if not rows.target_kv:  # the output has no bias, so that nothing is added
+            return query.new_zeros(query.shape).flatten(1)
+        return attend(query, rows.target_kv[index], rows.cross_mask, self._num_kv_heads)
 
 
 class PackedLayer:
@@ -99,35 +136,55 @@ class PackedLayer:
         self._down = _packed([layer.mlp.down_proj], dtype)
         self._inner = layer.mlp.down_proj.in_features
 
-    def __call__(self, x: Tensor, cache: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """x [R, d] -> [num_kept, d]; writes R keys and values into the cache
-        ([kv_heads, capacity, head_dim] twice)."""
-        query, end = self._write(x, cache, rows), rows.start + len(x)
-        if rows.num_kept < len(x):
-            x = x[-rows.num_kept :]
-        keys, values = cache
-        kv = (keys[None, :, :end], values[None, :, :end])
-        x = x + self._out(attend(query, kv, rows.self_mask, self._num_kv_heads))
-        if rows.target_kv:
-            rotation = _last(rows.rotation, rows.num_kept)
-            for cross, target in zip(self._cross, rows.target_kv, strict=True):
-                x = x + cross(x, target, rotation, rows.cross_mask)
+    def __call__(self, x: Tensor, index: int, batch: Batch) -> Tensor:
+        """x [R, d] -> the kept rows [num_kept, d]; writes R keys and values into the pool's layer
+        `index`."""
+        query = self._write(x, index, batch)
+        if not batch.num_kept:
+            return x[:0]
+        if batch.kept is not None:
+            x, query = x[batch.kept], query[batch.kept]
+        look = partial(self._look_back, batch.pool.layer(index))
+        x = x + self._out(by_session(batch.parts, query, look))
+        if any(rows.target_kv for rows in batch.parts):
+            rotation = batch.kept_rotation()
+            for at, cross in enumerate(self._cross):
+                x = x + cross(x, at, batch.parts, rotation)
         inner = self._gate_up(self._mlp_norm(x))
         return x + self._down(F.silu(inner[:, : self._inner]) * inner[:, self._inner :])
 
-    def _write(self, x: Tensor, cache: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """Store keys and values of all rows; the queries of the kept ones, [num_kept, H, hd]."""
+    def _look_back(self, buffer: Tensor, rows: Rows, query: Tensor) -> Tensor:
+        keys, values = buffer[None, :, rows.seen].split(self._num_kv_heads, 1)
+        return attend(query, (keys, values), rows.self_mask, self._num_kv_heads)
+
+    def _write(self, x: Tensor, index: int, batch: Batch) -> Tensor:
+        """Store keys and values of all rows; their queries, [R, H, hd]."""
         heads, own = self._num_heads, self._num_kv_heads
         qkv = self._qkv(self._self_norm(x)).view(len(x), heads + 2 * own, -1)
         query_key = qkv[:, : heads + own]
         if self._query_norm is not None and self._key_norm is not None:
             query = self._query_norm(query_key[:, :heads])
             query_key = torch.cat((query, self._key_norm(query_key[:, heads:])), dim=1)
-        query_key = turn(query_key, rows.rotation)
-        end = rows.start + len(x)
-        cache[0][:, rows.start : end] = query_key[:, heads:].transpose(0, 1)
-        cache[1][:, rows.start : end] = qkv[:, heads + own :].transpose(0, 1)
-        return query_key[-rows.num_kept :, :heads]
+        query_key = turn(query_key, batch.rotation)
+        keys, values = query_key[:, heads:].transpose(0, 1), qkv[:, heads + own :].transpose(0, 1)
+        buffer, at = batch.pool.layer(index), 0
+        for rows in batch.parts:
+            end = at + rows.count
+            buffer[:own, rows.slots] = keys[:, at:end]
+            buffer[own:, rows.slots] = values[:, at:end]
+            at = end
+        return query_key[:, :heads]
+
+
+def by_session(
+    parts: Sequence[Rows], query: Tensor, look: Callable[[Rows, Tensor], Tensor]
+) -> Tensor:
+    """Attention of all kept rows [R, H, hd] -> [R, H * hd], each session's by `look`."""
+    if len(parts) == 1:
+        return look(parts[0], query)
+    queries = query.split([rows.num_kept for rows in parts])
+    pairs = zip(parts, queries, strict=True)
+    return torch.cat([look(rows, own) for rows, own in pairs if rows.num_kept])
 
 
 def turn(x: Tensor, rotation: Rotation) -> Tensor:
@@ -164,9 +221,3 @@ def _packed(linears: Sequence[torch.nn.Linear], dtype: torch.dtype) -> DraftLine
     weight = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     return DraftLinear(weight, torch.cat(biases).to(dtype) if biases else None)
-
-
-def _last(rotation: Rotation, count: int) -> Rotation:
-    if count == len(rotation.cos):
-        return rotation
-    return Rotation(rotation.cos[-count:], rotation.sin[-count:])

@@ -3,46 +3,45 @@
 Knows nothing of stop rules, sampling or where the target's keys and values come from.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch
+from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.mask import SlicedMasks
+from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
-from slipstream.models.glide_config import GlideConfig
 from slipstream.models.glide_linear import DraftLinear
-from slipstream.models.glide_packed import PackedLayer, PackedNorm, Rotation, Rows
-from slipstream.models.glide_target import TargetParts, rotary_tables, target_parts
-from slipstream.models.glide_weights import load_weights
-from slipstream.models.scorer import KvView, Scores
+from slipstream.models.glide_packed import Batch, PackedLayer, PackedNorm, Rotation, Rows, Slots
+from slipstream.models.glide_state import GlideState, check_ask, num_same
+from slipstream.models.glide_target import TargetParts, rotary_tables
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
+from slipstream.models.pool import KvPool
+from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
 
 
-@dataclass(slots=True)
-class GlideState:
-    """One session: its tokens, the keys and values of each draft layer, the tree behind them.
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What a pass does for one session: new tokens at their positions.
 
-    caches: per draft layer keys and values [kv_heads, capacity, head_dim]; parents: of the
-    tree's nodes; is_chain: each node hangs under the one before.
+    `last` are their rows in the last layer, `whole` those in the layers before it.
     """
 
-    caches: list[tuple[Tensor, Tensor]]
-    capacity: int
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    is_chain: bool = True
-    target_kv: Sequence[tuple[Tensor, Tensor]] = ()
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    last: Rows
+    whole: Rows
 
 
 class GlideScorer:
-    """Scores a prefix and grows token trees with a GliDe draft (see `Scorer`).
+    """Scores prefixes and grows token trees with a GliDe draft (see `Scorer`).
 
-    A query reads target positions before its own, as in training, so `sync` never reads the
-    last token's own position even where the view holds it.
+    A query reads target positions before its own, as in training, so a `Sync` never reads the
+    last token's own position even where the view holds it. All rows of a pass share every
+    product, and a single one is multiplied with 8-bit weights: a session's scores may differ in
+    their last bits with the company that they are computed in.
     """
 
     def __init__(
@@ -59,71 +58,100 @@ class GlideScorer:
         self._head = DraftLinear(target.head[vocab].to(dtype))
         self._masks = SlicedMasks()
         self._cos = self._sin = torch.empty(0)
+        at = model.config
+        self.layout = KvLayout(
+            at.num_layers, at.num_kv_heads, at.head_dim, dtype, self._embeddings.device
+        )
 
-    def open(self, capacity: int) -> GlideState:
-        """A session with room for `capacity` tokens, tree nodes included."""
+    def pool(self, num_pages: int) -> KvPool:
+        """See `Scorer.pool`."""
+        return KvPool(self.layout, num_pages, scratch_rows=0)
+
+    def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
+        """See `Scorer.open`."""
         if capacity < 1:
             raise InvalidRequest(f"capacity is {capacity}, it must be at least 1")
+        if pool is None:
+            pool = self.pool(round_up(capacity, KEY_BLOCK) // KEY_BLOCK)
+        cache = KvCache(pool, limit=capacity)
+        cache.reserve(capacity)
         self._reach(capacity)
-        shape = (self.config.num_kv_heads, capacity, self.config.head_dim)
-        like = self._embeddings
-        caches = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self._layers]
-        return GlideState(caches, capacity)
+        return GlideState(cache, capacity)
+
+    def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
+        """See `Scorer.num_same`."""
+        return num_same(state.tokens, tokens)
+
+    def check(self, ask: Ask) -> None:
+        """See `Scorer.check`."""
+        check_ask(ask)
+        if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
+            wanted, seen = self.config.target_layers, ask.view.layers
+            if missing := [layer for layer in wanted if layer not in seen]:
+                raise ModelMismatch(
+                    f"the draft reads target layers {list(wanted)}, the view lacks {missing}"
+                )
 
     @torch.inference_mode()
-    def sync(self, state: GlideState, tokens: Sequence[int], view: KvView | None) -> Scores:
-        """Hold exactly `tokens`; scores [1, V_d] of the slot after the last one.
+    def score(self, asks: Sequence[Ask]) -> Scores:
+        """See `Scorer.score`.
 
-        Only what follows the longest common prefix is computed; any tree is dropped.
+        Of a prefix only what follows the longest common one is computed, and the last layer's
+        outputs of its last token only. A node sees the prefix, its ancestors and itself, at the
+        position its depth gives.
         """
-        count = len(tokens)
-        if not count:
-            raise InvalidRequest("a draft cannot score an empty prefix")
-        _check_room(state, count)
-        start = min(_common(state.tokens, tokens), count - 1)
-        state.tokens = list(tokens)
-        state.parents, state.is_chain = [], True
-        state.target_kv = self._visible(view, count)
-        x = self._embed(state.tokens[start:])
-        for layer, cache in zip(self._layers[:-1], state.caches, strict=False):
-            x = layer(x, cache, self._prefix_rows(state, start))
-        last = Rows(start, self._rotation(start, count), 1, None, self._before(state, 1), None)
-        return self._scores(self._layers[-1](x, state.caches[-1], last))
-
-    @torch.inference_mode()
-    def grow(self, state: GlideState, tokens: Sequence[int], parents: Sequence[int]) -> Scores:
-        """Append nodes under earlier ones (-1: under the last token); their scores, [R, V_d].
-
-        A node sees the prefix, its ancestors and itself, at the position its depth gives.
-        """
-        base, old = len(state.tokens), len(state.parents)
-        _check_parents(state, tokens, parents)
-        _check_room(state, base + old + len(tokens))
-        is_next = len(parents) == 1 and parents[0] == old - 1
-        state.is_chain = state.is_chain and is_next
-        state.parents += parents
-        start = base + old
-        if state.is_chain:
-            rotation, mask = self._rotation(start, start + 1), None
-        else:
-            seen = self._masks.rows(tuple(state.parents), old).to(self._embeddings.device)
-            rotation = self._rotation_at(base - 1 + seen.sum(1))
-            mask = _tree_mask(seen, base, self._embeddings)
-        x = self._embed(tokens)
-        rows = Rows(start, rotation, len(tokens), mask, state.target_kv, None)
-        for layer, cache in zip(self._layers, state.caches, strict=True):
-            x = layer(x, cache, rows)
-        return self._scores(x)
+        for ask in asks:
+            self.check(ask)
+        turns = [self._sync(ask) if isinstance(ask, Sync) else self._grow(ask) for ask in asks]
+        pool = asks[0].state.cache.pool
+        x = self._embed([token for turn in turns for token in turn.tokens])
+        rotation = self._rotation(turns)
+        *earlier, final = self._layers
+        for index, layer in enumerate(earlier):
+            x = layer(x, index, Batch(pool, [turn.whole for turn in turns], rotation))
+        parts = [turn.last for turn in turns]
+        batch = Batch(pool, parts, rotation, self._kept(parts))
+        return self._scores(final(x, len(earlier), batch))
 
     def num_bytes(self, state: GlideState) -> int:
         """See `Scorer.num_bytes`; what is read of the target is the target's."""
-        return sum(keys.nbytes + values.nbytes for keys, values in state.caches)
+        return state.cache.num_bytes
 
     def close(self, state: GlideState) -> None:
         """Free the state's memory; it cannot be used afterwards."""
-        state.caches, state.tokens, state.target_kv, state.capacity = [], [], (), 0
+        state.cache.close()
+        state.tokens, state.target_kv, state.capacity = [], (), 0
+
+    def _sync(self, ask: Sync) -> _Turn:
+        state: GlideState = ask.state
+        start = state.begin(ask.tokens)
+        state.target_kv = self._visible(ask.view, len(ask.tokens))
+        count = len(ask.tokens) - start
+        slots, seen = _places(state.cache, start, len(ask.tokens))
+        last = Rows(slots, seen, count, int(ask.is_scored), None, _before(state, 1), None)
+        whole = last
+        if len(self._layers) > 1:
+            self_mask, cross_mask = self._prefix_masks(state, start)
+            whole = Rows(slots, seen, count, count, self_mask, state.target_kv, cross_mask)
+        return _Turn(state.tokens[start:], range(start, start + count), last, whole)
+
+    def _grow(self, ask: Grow) -> _Turn:
+        state: GlideState = ask.state
+        base, count = len(state.tokens), len(ask.tokens)
+        old = state.append(ask.parents)
+        mask = None
+        if not state.is_chain:
+            above = self._masks.rows(tuple(state.parents), old).to(self._embeddings.device)
+            mask = _tree_mask(above, base, self._embeddings)
+        slots, seen = _places(state.cache, base + old, base + old + count)
+        rows = Rows(slots, seen, count, count, mask, state.target_kv, None)
+        positions = [base - 1 + depth for depth in state.depths[old:]]
+        return _Turn(ask.tokens, positions, rows, rows)
 
     def _scores(self, x: Tensor) -> Scores:
+        if not len(x):
+            empty = x.new_empty(0, len(self.vocab), dtype=torch.float32)
+            return Scores(logits=empty, hidden=x)
         hidden = self._norm(x)
         return Scores(logits=self._head(hidden).float(), hidden=hidden)
 
@@ -137,28 +165,15 @@ class GlideScorer:
         seen = 0 if view is None else min(view.count, count)
         if view is None or seen == 0:
             return []
-        missing = [layer for layer in self.config.target_layers if layer not in view.layers]
-        if missing:
-            raise ModelMismatch(
-                f"the draft reads target layers {list(self.config.target_layers)}, "
-                f"the view lacks {missing}"
-            )
         pairs = [view.layers[layer] for layer in self.config.target_layers]
         return [
             (keys[None, :, :seen].to(self._dtype), values[None, :, :seen].to(self._dtype))
             for keys, values in pairs
         ]
 
-    def _before(self, state: GlideState, back: int) -> Sequence[tuple[Tensor, Tensor]]:
-        """What the row `back` places before the end of the prefix may read: earlier positions."""
-        limit = len(state.tokens) - back
-        if not state.target_kv or state.target_kv[0][0].shape[2] <= limit:
-            return state.target_kv
-        pairs = [(keys[:, :, :limit], values[:, :, :limit]) for keys, values in state.target_kv]
-        return pairs if limit else ()
-
-    def _prefix_rows(self, state: GlideState, start: int) -> Rows:
-        """Rows of a layer whose outputs the next layer's keys need: all of them, masked."""
+    def _prefix_masks(self, state: GlideState, start: int) -> tuple[Tensor, Tensor]:
+        """What the rows from `start` on see of their own and of the target's positions, in a layer
+        whose outputs the next layer's keys need."""
         count = len(state.tokens)
         own = torch.arange(start, count, device=self._embeddings.device)[:, None]
         seen = state.target_kv[0][0].shape[2] if state.target_kv else 0
@@ -166,8 +181,15 @@ class GlideScorer:
         mask = _additive(torch.arange(count, device=own.device)[None] <= own, self._embeddings)
         if start == 0 and seen:
             cross[0, 0] = 0  # position 0 has nothing before it; training lets it read itself
-        rotation = self._rotation(start, count)
-        return Rows(start, rotation, count - start, mask, state.target_kv, cross)
+        return mask, cross
+
+    def _kept(self, parts: Sequence[Rows]) -> Slots | None:
+        """The rows of a pass that go on behind the last layer's keys."""
+        if all(rows.num_kept == rows.count for rows in parts):
+            return None
+        if len(parts) == 1:
+            return slice(parts[0].count - parts[0].num_kept, None)
+        return torch.tensor(list(_kept_rows(parts)), device=self._embeddings.device)
 
     def _reach(self, length: int) -> None:
         """Have rotary factors of positions 0..length-1."""
@@ -178,75 +200,40 @@ class GlideScorer:
         self._cos = cos[:, None]
         self._sin = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)[:, None]
 
-    def _rotation(self, start: int, end: int) -> Rotation:
-        return Rotation(self._cos[start:end], self._sin[start:end])
-
-    def _rotation_at(self, positions: Tensor) -> Rotation:
-        return Rotation(self._cos[positions], self._sin[positions])
-
-
-def load_glide(
-    path: Path, target: Any, *, dtype: torch.dtype | None = None, tokenizer_hash: str | None = None
-) -> GlideScorer:
-    """A scorer from a weights directory and its target (a transformers causal LM or its parts).
-
-    dtype: the target's by default. WeightsError when the files are broken, ModelMismatch when
-    they belong to another target.
-    """
-    parts = target
-    if not isinstance(target, TargetParts):
-        parts = target_parts(target, tokenizer_hash=tokenizer_hash)
-    model, vocab = load_weights(path)
-    check_target(model.config, parts)
-    device = parts.embeddings.device
-    wanted = parts.embeddings.dtype if dtype is None else dtype
-    return GlideScorer(model.to(device), vocab.to(device), parts, dtype=wanted)
+    def _rotation(self, turns: Sequence[_Turn]) -> Rotation:
+        """Rotary factors of all rows."""
+        positions = [position for turn in turns for position in turn.positions]
+        first, last = positions[0], positions[-1]
+        is_run = last - first + 1 == len(positions) and turns[0].last.self_mask is None
+        if len(turns) == 1 and is_run:
+            return Rotation(self._cos[first : last + 1], self._sin[first : last + 1])
+        at = torch.tensor(positions, device=self._embeddings.device)
+        return Rotation(self._cos[at], self._sin[at])
 
 
-def check_target(config: GlideConfig, parts: TargetParts) -> None:
-    """ModelMismatch unless the weights' config fits the target."""
-    for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
-        ours, theirs = getattr(config, name), getattr(parts, name)
-        if ours != theirs:
-            raise ModelMismatch(f"the draft's {name} is {ours}, the target's {theirs}")
-    if parts.tokenizer_hash not in (None, config.tokenizer_hash):
-        raise ModelMismatch(
-            f"the draft was trained with tokenizer {config.tokenizer_hash[:12]}, "
-            f"the target's is {str(parts.tokenizer_hash)[:12]}"
-        )
-    if max(config.target_layers, default=0) >= parts.num_layers:
-        raise ModelMismatch(
-            f"the draft reads target layer {max(config.target_layers)}, "
-            f"the target has {parts.num_layers} layers"
-        )
+def _before(state: GlideState, back: int) -> Sequence[tuple[Tensor, Tensor]]:
+    """What the row `back` places before the end of the prefix may read: earlier positions."""
+    limit = len(state.tokens) - back
+    if not state.target_kv or state.target_kv[0][0].shape[2] <= limit:
+        return state.target_kv
+    pairs = [(keys[:, :, :limit], values[:, :, :limit]) for keys, values in state.target_kv]
+    return pairs if limit else ()
 
 
-def _common(old: Sequence[int], new: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    size = min(len(old), len(new))
-    if old[:size] == list(new[:size]):
-        return size
-    return next(index for index in range(size) if old[index] != new[index])
+def _places(cache: KvCache, start: int, stop: int) -> tuple[Slots, Slots]:
+    """Where positions start..stop-1 are in the pool, and all up to them."""
+    base = cache.base(stop)
+    if base is not None:
+        return slice(base + start, base + stop), slice(base, base + stop)
+    table = cache.table(stop)
+    return table[start:], table
 
 
-def _check_room(state: GlideState, needed: int) -> None:
-    if needed > state.capacity:
-        raise CapacityError(
-            f"the draft's session has room for {state.capacity} tokens, {needed} are needed"
-        )
-
-
-def _check_parents(state: GlideState, tokens: Sequence[int], parents: Sequence[int]) -> None:
-    old = len(state.parents)
-    if not tokens or len(tokens) != len(parents):
-        raise InvalidRequest(
-            f"{len(tokens)} tokens with {len(parents)} parents: give one parent per token, at "
-            "least one"
-        )
-    if not state.tokens:
-        raise InvalidRequest("a tree needs a prefix: sync before growing")
-    if min(parents) < -1 or max(parents) >= old:
-        raise InvalidRequest(f"parents {list(parents)} must lie within -1..{old - 1}")
+def _kept_rows(parts: Sequence[Rows]) -> Iterator[int]:
+    end = 0
+    for rows in parts:
+        end += rows.count
+        yield from range(end - rows.num_kept, end)
 
 
 def _tree_mask(seen: Tensor, base: int, like: Tensor) -> Tensor:

@@ -6,6 +6,10 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from slipstream.core.errors import InvalidRequest
+from slipstream.models.kv_layout import KvLayout
+from slipstream.models.pool import KvPool
+
 
 @dataclass(slots=True)
 class Scores:
@@ -27,8 +31,43 @@ class KvView:
     layers: Mapping[int, tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Ask to hold exactly `tokens`, any tree dropped; scores [1] of the slot after the last token.
+
+    Where `is_scored` is False nothing is scored: a part of a long prefix, with more to come.
+    """
+
+    state: Any
+    tokens: Sequence[int]
+    view: KvView | None
+    is_scored: bool = True
+
+    @property
+    def num_scores(self) -> int:
+        """Rows of the answer."""
+        return int(self.is_scored)
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Ask to append tree nodes below earlier ones (-1: below the last token); their scores [R]."""
+
+    state: Any
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+    @property
+    def num_scores(self) -> int:
+        """Rows of the answer."""
+        return len(self.tokens)
+
+
+Ask = Sync | Grow
+
+
 class Scorer(Protocol):
-    """A draft model that scores a prefix and grows a token tree behind it."""
+    """A draft model that scores prefixes and grows token trees behind them, of many sessions."""
 
     @property
     def vocab(self) -> Tensor | None:
@@ -45,16 +84,38 @@ class Scorer(Protocol):
         """Largest staleness + depth the weights were trained for; None for no limit."""
         ...
 
-    def open(self, capacity: int) -> Any:
-        """State of one session with room for `capacity` tokens, tree nodes included."""
+    @property
+    def layout(self) -> KvLayout:
+        """Shape of its own keys and values."""
         ...
 
-    def sync(self, state: Any, tokens: Sequence[int], view: KvView | None) -> Scores:
-        """Hold exactly `tokens`, drop any tree; scores [1] of the slot after the last token."""
+    def pool(self, num_pages: int) -> KvPool:
+        """Memory for the states of an engine's sessions."""
         ...
 
-    def grow(self, state: Any, tokens: Sequence[int], parents: Sequence[int]) -> Scores:
-        """Append nodes below earlier ones (-1: below the last token); their scores, [R]."""
+    def open(self, capacity: int, pool: KvPool | None = None) -> Any:
+        """State of one session with room for `capacity` tokens, tree nodes included.
+
+        In `pool`, or in memory of its own. Raises `CapacityError` for more than there is room for.
+        """
+        ...
+
+    def num_same(self, state: Any, tokens: Sequence[int]) -> int:
+        """Leading tokens of `tokens` that the state holds, so that no `Sync` computes them."""
+        ...
+
+    def check(self, ask: Ask) -> None:
+        """Raises `InvalidRequest`, `CapacityError` or `ModelMismatch` for an ask that can't be."""
+        ...
+
+    def score(self, asks: Sequence[Ask]) -> Scores:
+        """What is asked, in one pass: the rows of every ask, ask by ask.
+
+        No two asks are of one state, and all states are of one pool. A row may differ in the last
+        bit with who shares the pass: what is drafted decides only how far a round reaches. Raises
+        what `check` does of any ask, before anything is changed; after anything else no state of
+        the pass is of use again.
+        """
         ...
 
     def num_bytes(self, state: Any) -> int:
@@ -64,3 +125,17 @@ class Scorer(Protocol):
     def close(self, state: Any) -> None:
         """Free the state."""
         ...
+
+
+def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:
+    """Raises `InvalidRequest` for nodes that don't fit below a tree with these `parents`."""
+    if not ask.tokens or len(ask.tokens) != len(ask.parents):
+        raise InvalidRequest(
+            f"{len(ask.tokens)} tokens with {len(ask.parents)} parents: give one parent per token,"
+            " at least one"
+        )
+    if not num_synced:
+        raise InvalidRequest("a tree needs a prefix: sync before growing")
+    old = len(parents)
+    if min(ask.parents) < -1 or max(ask.parents) >= old:
+        raise InvalidRequest(f"parents {list(ask.parents)} must lie within -1..{old - 1}")

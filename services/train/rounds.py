@@ -24,7 +24,11 @@ from slipstream.draft.slots import law_entropy
 from slipstream.models.cache import KvCache
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.scorer import KvView, Scores
+from slipstream.models.kv_layout import KvLayout
+from slipstream.models.pool import KvPool
+from slipstream.models.rows import Part
+from slipstream.models.scorer import Ask as ScorerAsk
+from slipstream.models.scorer import Scores, Sync
 from slipstream.train.records import Records, joined, no_records
 
 _SESSION = "records"
@@ -42,25 +46,33 @@ class _Slot:
 
 
 class TappedScorer:
-    """A draft model that remembers the scores of the round's slots, in the order drafted."""
+    """A draft model that remembers the scores of a session's slots in the round, in the order
+    drafted."""
 
     def __init__(self, scorer: GlideScorer) -> None:
         self._scorer = scorer
         self.vocab: Tensor | None = scorer.vocab
         self.hidden_size: int = scorer.hidden_size
+        self.layout: KvLayout = scorer.layout
         self.max_lag: int | None = scorer.max_lag
         self.slots: list[Scores] = []
 
-    def open(self, capacity: int) -> Any:
-        return self._scorer.open(capacity)
+    def pool(self, num_pages: int) -> KvPool:
+        return self._scorer.pool(num_pages)
 
-    def sync(self, state: Any, tokens: Sequence[int], view: KvView | None) -> Scores:
-        scores = self._scorer.sync(state, tokens, view)
-        self.slots = [scores]
-        return scores
+    def open(self, capacity: int, pool: KvPool | None = None) -> Any:
+        return self._scorer.open(capacity, pool)
 
-    def grow(self, state: Any, tokens: Sequence[int], parents: Sequence[int]) -> Scores:
-        scores = self._scorer.grow(state, tokens, parents)
+    def num_same(self, state: Any, tokens: Sequence[int]) -> int:
+        return self._scorer.num_same(state, tokens)
+
+    def check(self, ask: ScorerAsk) -> None:
+        self._scorer.check(ask)
+
+    def score(self, asks: Sequence[ScorerAsk]) -> Scores:
+        scores = self._scorer.score(asks)
+        if isinstance(asks[0], Sync):
+            self.slots.clear()
         self.slots.append(scores)
         return scores
 
@@ -139,7 +151,7 @@ class Recorder:
     def _laws(self, cache: KvCache, tokens: Sequence[int], num_prompt: int) -> Tensor:
         """The target's logits [answer, V] of an answer's slots; the cache holds the prompt."""
         model = self._engine.model
-        hidden, _ = model.forward(cache, tokens[num_prompt - 1 : -1])
+        hidden, _ = model.forward([Part(cache, tokens[num_prompt - 1 : -1])])
         return model.logits(hidden).float()
 
 

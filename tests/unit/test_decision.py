@@ -11,7 +11,7 @@ from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
 from slipstream.core.types import Delta, Plan, SamplingParams, Session, Shape, StopPolicy
 from slipstream.draft.engine import LocalDraft
-from slipstream.draft.slots import SlotReader
+from slipstream.draft.slots import Reading, SlotReader, read_slots
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import (
     DECISION_NAME,
@@ -21,6 +21,7 @@ from slipstream.models.decision import (
     slot_stats,
 )
 from slipstream.models.glide_config import WEIGHTS_NAME
+from slipstream.models.scorer import Scores
 
 LAWS = [(0.9, 0.05, 0.4, 0), (0.3, 0.2, 3.0, 7), (1.0, 1e-30, 0.0, 2)]
 STATS = torch.tensor(
@@ -84,10 +85,10 @@ def test_which_token_carries_which_probability_has_no_say(temperature):
     session = Session("s", 1, 1, SamplingParams(temperature=temperature))
     reader = SlotReader(session, None, model().score)
     logits, hidden = torch.randn(40) * 3, torch.randn(6)
-    slots = [
-        reader.read((row, hidden), position=position, lag=2, count=count)
-        for row, position, count in ((logits, 5, 1), (logits[torch.randperm(40)], 9, 4))
-    ]
+    rows = torch.stack([logits, logits[torch.randperm(40)]])
+    readings = [Reading(reader, [5], [2], 1), Reading(reader, [9], [2], 4)]
+    [[first], [second]] = read_slots(Scores(rows, hidden.expand(2, -1)), readings)
+    slots = [first, second]
     assert slots[0].tokens[0] != slots[1].tokens[0]
     assert slots[0].score == pytest.approx(slots[1].score, abs=1e-5)
 
@@ -101,9 +102,8 @@ def test_greedy_requests_and_sampled_ones_have_a_chance_each():
     assert greedy != pytest.approx(sampled)
     for temperature, chance in ((0.0, greedy), (0.7, sampled)):
         session = Session("s", 1, 1, SamplingParams(temperature=temperature))
-        slot = SlotReader(session, None, decision.score).read(
-            (logits, hidden), position=1, lag=3, count=2
-        )
+        reader = SlotReader(session, None, decision.score)
+        [[slot]] = read_slots(Scores(logits[None], hidden[None]), [Reading(reader, [1], [3], 2)])
         assert slot.score == pytest.approx(chance, abs=1e-5) and len(slot.probs) == 2
 
 

@@ -21,10 +21,11 @@ from slipstream.core.types import Delta, Plan, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftTarget, build_drafter
 from slipstream.models.glide_export import export_hf
 from slipstream.models.glide_init import GlideShape, config_for_target
-from slipstream.models.glide_scorer import load_glide
+from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
 from slipstream.models.parts import load_parts
+from slipstream.models.scorer import Sync
 
 TARGETS = {
     "llama": tiny.llama,
@@ -65,7 +66,7 @@ def test_the_checkpoint_scores_the_trimmed_vocabulary_as_the_draft(name, num_lay
     export_hf(weights, str(target), tmp_path / "hf")
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     scorer = load_glide(weights, load_parts(str(target), dtype="float32").parts)
-    ours = scorer.sync(scorer.open(16), PROMPT, None).logits[0]
+    ours = scorer.score([Sync(scorer.open(16), PROMPT, None)]).logits[0]
     with torch.inference_mode():
         theirs = written(input_ids=torch.tensor([PROMPT])).logits[0, -1]
     torch.testing.assert_close(theirs[list(FEW)], ours, rtol=1e-4, atol=1e-4)

@@ -8,9 +8,10 @@ import torch
 import tiny_glide as tiny
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.glide_config import CONFIG_NAME, WEIGHTS_NAME
-from slipstream.models.glide_scorer import check_target, load_glide
+from slipstream.models.glide_loading import check_target, load_glide
 from slipstream.models.glide_target import target_parts
 from slipstream.models.glide_weights import save_glide
+from slipstream.models.scorer import Grow, Sync
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
 TARGETS = {
@@ -39,7 +40,7 @@ def test_a_synced_prefix_scores_as_in_training(name, num_layers):
     target, model, scorer = case(name, num_layers)
     count = len(TOKENS) - 1
     state = scorer.open(32)
-    scores = scorer.sync(state, TOKENS, tiny.view(target, TOKENS, count))
+    scores = scorer.score([Sync(state, TOKENS, tiny.view(target, TOKENS, count))])
     close(scores.logits[0], tiny.reference(target, model, TOKENS, count)[-1])
 
 
@@ -49,9 +50,9 @@ def test_a_grown_chain_scores_as_in_training(name):
     count = 5
     state = scorer.open(32)
     view = tiny.view(target, TOKENS, count)
-    rows = [scorer.sync(state, TOKENS[:6], view).logits]
+    rows = [scorer.score([Sync(state, TOKENS[:6], view)]).logits]
     rows += [
-        scorer.grow(state, [token], [parent]).logits
+        scorer.score([Grow(state, [token], [parent])]).logits
         for parent, token in enumerate(TOKENS[6:], start=-1)
     ]
     close(torch.cat(rows), tiny.reference(target, model, TOKENS, count)[5:])
@@ -66,8 +67,8 @@ def test_a_draft_that_reads_no_layers_scores_alike_with_any_view(num_layers):
     expected = tiny.reference(target, model, TOKENS, 0)
     for view in (None, tiny.view(target, TOKENS, 4)):
         state = scorer.open(32)
-        close(scorer.sync(state, TOKENS[:-1], view).logits[0], expected[-2])
-        close(scorer.grow(state, TOKENS[-1:], [-1]).logits[0], expected[-1])
+        close(scorer.score([Sync(state, TOKENS[:-1], view)]).logits[0], expected[-2])
+        close(scorer.score([Grow(state, TOKENS[-1:], [-1])]).logits[0], expected[-1])
     assert scorer.max_lag is None, "what is not read can't be stale"
 
 
@@ -75,18 +76,18 @@ def test_a_draft_that_reads_no_layers_scores_alike_with_any_view(num_layers):
 def test_however_a_prefix_is_split_its_scores_are_the_same(split):
     target, _, scorer = case()
     view = tiny.view(target, TOKENS, 9)
-    at_once = scorer.sync(scorer.open(16), TOKENS, view)
+    at_once = scorer.score([Sync(scorer.open(16), TOKENS, view)])
     state = scorer.open(16)
-    scorer.sync(state, TOKENS[:split], None)
-    close(scorer.sync(state, TOKENS, view).logits, at_once.logits)
+    scorer.score([Sync(state, TOKENS[:split], None)])
+    close(scorer.score([Sync(state, TOKENS, view)]).logits, at_once.logits)
 
 
 def test_another_continuation_leaves_no_trace_of_the_first():
     target, model, scorer = case()
     state = scorer.open(32)
-    scorer.sync(state, [*TOKENS[:4], 50, 51, 52, 53, 54], tiny.view(target, TOKENS, 4))
-    scorer.grow(state, [55, 56], [-1, -1])
-    scores = scorer.sync(state, TOKENS, tiny.view(target, TOKENS, 9))
+    scorer.score([Sync(state, [*TOKENS[:4], 50, 51, 52, 53, 54], tiny.view(target, TOKENS, 4))])
+    scorer.score([Grow(state, [55, 56], [-1, -1])])
+    scores = scorer.score([Sync(state, TOKENS, tiny.view(target, TOKENS, 9))])
     close(scores.logits[0], tiny.reference(target, model, TOKENS, 9)[-1])
 
 
@@ -94,15 +95,15 @@ def test_a_repeated_sync_answers_the_same():
     target, _, scorer = case()
     view = tiny.view(target, TOKENS, 9)
     state = scorer.open(16)
-    first = scorer.sync(state, TOKENS, view)
-    close(scorer.sync(state, TOKENS, view).logits, first.logits)
+    first = scorer.score([Sync(state, TOKENS, view)])
+    close(scorer.score([Sync(state, TOKENS, view)]).logits, first.logits)
 
 
 def test_a_shorter_prefix_drops_what_followed():
     target, model, scorer = case()
     state = scorer.open(16)
-    scorer.sync(state, TOKENS, tiny.view(target, TOKENS, 9))
-    scores = scorer.sync(state, TOKENS[:5], tiny.view(target, TOKENS, 4))
+    scorer.score([Sync(state, TOKENS, tiny.view(target, TOKENS, 9))])
+    scores = scorer.score([Sync(state, TOKENS[:5], tiny.view(target, TOKENS, 4))])
     close(scores.logits[0], tiny.reference(target, model, TOKENS[:5], 4)[-1])
 
 
@@ -111,22 +112,22 @@ def test_every_path_of_a_tree_scores_like_a_chain(num_layers):
     target, _, scorer = case(num_layers=num_layers)
     prefix, view = TOKENS[:6], tiny.view(target, TOKENS, 5)
     state = scorer.open(32)
-    scorer.sync(state, prefix, view)
+    scorer.score([Sync(state, prefix, view)])
     tokens, parents = [10, 11, 12, 13, 14, 15], [-1, -1, 0, 0, 1, 3]
     grown = [
-        scorer.grow(state, tokens[:2], parents[:2]),
-        scorer.grow(state, tokens[2:5], parents[2:5]),
+        scorer.score([Grow(state, tokens[:2], parents[:2])]),
+        scorer.score([Grow(state, tokens[2:5], parents[2:5])]),
     ]
-    grown.append(scorer.grow(state, tokens[5:], parents[5:]))
+    grown.append(scorer.score([Grow(state, tokens[5:], parents[5:])]))
     rows = torch.cat([scores.logits for scores in grown])
     for node, row in enumerate(rows):
         path = [node]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
         chain = scorer.open(32)
-        scorer.sync(chain, prefix, view)
+        scorer.score([Sync(chain, prefix, view)])
         for parent, index in enumerate(path, start=-1):
-            expected = scorer.grow(chain, [tokens[index]], [parent])
+            expected = scorer.score([Grow(chain, [tokens[index]], [parent])])
         close(row, expected.logits[0])
 
 
@@ -134,38 +135,43 @@ def test_a_chain_that_forks_late_is_masked_like_a_tree():
     target, _, scorer = case()
     prefix, view = TOKENS[:6], tiny.view(target, TOKENS, 5)
     state, alone = scorer.open(32), scorer.open(32)
-    scorer.sync(state, prefix, view)
-    scorer.grow(state, [10], [-1])
-    scorer.grow(state, [11], [0])
-    forked = scorer.grow(state, [12], [0])
-    scorer.sync(alone, prefix, view)
-    scorer.grow(alone, [10], [-1])
-    close(forked.logits, scorer.grow(alone, [12], [0]).logits)
+    scorer.score([Sync(state, prefix, view)])
+    scorer.score([Grow(state, [10], [-1])])
+    scorer.score([Grow(state, [11], [0])])
+    forked = scorer.score([Grow(state, [12], [0])])
+    scorer.score([Sync(alone, prefix, view)])
+    scorer.score([Grow(alone, [10], [-1])])
+    close(forked.logits, scorer.score([Grow(alone, [12], [0])]).logits)
 
 
 def test_without_a_view_the_cross_attention_is_left_out():
     target, model, scorer = case()
-    seen = scorer.sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, 9))
-    blind = scorer.sync(scorer.open(16), TOKENS, None)
+    seen = scorer.score([Sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, 9))])
+    blind = scorer.score([Sync(scorer.open(16), TOKENS, None)])
     assert not torch.allclose(seen.logits, blind.logits, atol=1e-2)
     with torch.no_grad():
         for layer in model.layers:
             for cross in layer.cross:
                 cross.o_proj.weight.zero_()
     muted = tiny.scorer(target, model)
-    close(muted.sync(muted.open(16), TOKENS, tiny.view(target, TOKENS, 9)).logits, blind.logits)
+    close(
+        muted.score([Sync(muted.open(16), TOKENS, tiny.view(target, TOKENS, 9))]).logits,
+        blind.logits,
+    )
 
 
 def test_the_last_tokens_own_target_position_is_never_read():
     target, _, scorer = case()
-    knowing = scorer.sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, len(TOKENS)))
-    before = scorer.sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, len(TOKENS) - 1))
+    knowing = scorer.score([Sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, len(TOKENS)))])
+    before = scorer.score(
+        [Sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, len(TOKENS) - 1))]
+    )
     close(knowing.logits, before.logits)
 
 
 def test_scores_are_float32_and_named_by_an_ascending_vocabulary():
     _, model, scorer = case()
-    scores = scorer.sync(scorer.open(16), TOKENS, None)
+    scores = scorer.score([Sync(scorer.open(16), TOKENS, None)])
     assert scores.logits.dtype == torch.float32
     assert scores.logits.shape == (1, model.config.head_size)
     assert scores.hidden.shape == (1, scorer.hidden_size)
@@ -177,25 +183,25 @@ def test_a_full_session_is_refused():
     _, _, scorer = case()
     state = scorer.open(4)
     with pytest.raises(CapacityError, match="room for 4 tokens, 10 are needed"):
-        scorer.sync(state, TOKENS, None)
-    scorer.sync(state, TOKENS[:3], None)
+        scorer.score([Sync(state, TOKENS, None)])
+    scorer.score([Sync(state, TOKENS[:3], None)])
     with pytest.raises(CapacityError):
-        scorer.grow(state, [1, 2], [-1, -1])
+        scorer.score([Grow(state, [1, 2], [-1, -1])])
 
 
 @pytest.mark.parametrize(("tokens", "parents"), [([], []), ([1], [0]), ([1], [-2]), ([1, 2], [-1])])
 def test_nodes_hang_under_nodes_that_exist(tokens, parents):
     _, _, scorer = case()
     state = scorer.open(16)
-    scorer.sync(state, TOKENS, None)
+    scorer.score([Sync(state, TOKENS, None)])
     with pytest.raises(InvalidRequest):
-        scorer.grow(state, tokens, parents)
+        scorer.score([Grow(state, tokens, parents)])
 
 
 def test_an_empty_prefix_is_refused():
     _, _, scorer = case()
     with pytest.raises(InvalidRequest, match="empty prefix"):
-        scorer.sync(scorer.open(16), [], None)
+        scorer.score([Sync(scorer.open(16), [], None)])
 
 
 def test_a_view_without_a_layer_the_draft_reads_is_refused():
@@ -203,7 +209,7 @@ def test_a_view_without_a_layer_the_draft_reads_is_refused():
     view = tiny.view(target, TOKENS, 5)
     partial = replace(view, layers={1: view.layers[1]})
     with pytest.raises(ModelMismatch, match=r"lacks \[3\]"):
-        scorer.sync(scorer.open(16), TOKENS, partial)
+        scorer.score([Sync(scorer.open(16), TOKENS, partial)])
 
 
 def test_saved_weights_score_as_before(tmp_path):
@@ -212,8 +218,8 @@ def test_saved_weights_score_as_before(tmp_path):
     save_glide(model, tiny.vocab(model.config), tmp_path)
     loaded = load_glide(tmp_path, target, tokenizer_hash="t" * 64)
     view = tiny.view(target, TOKENS, 9)
-    expected = scorer.sync(scorer.open(16), TOKENS, view)
-    assert torch.equal(loaded.sync(loaded.open(16), TOKENS, view).logits, expected.logits)
+    expected = scorer.score([Sync(scorer.open(16), TOKENS, view)])
+    assert torch.equal(loaded.score([Sync(loaded.open(16), TOKENS, view)]).logits, expected.logits)
 
 
 @pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_heads", "head_dim"])

@@ -9,9 +9,10 @@ import torch
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide_config import read_config
-from slipstream.models.glide_scorer import load_glide
+from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_weights import load_weights, read_tensors
 from slipstream.models.loading import load_target_parts
+from slipstream.models.scorer import Sync
 from slipstream.train.config import Schedule, TrainSettings
 from slipstream.train.run import train_glide
 from slipstream.train.trainer import Hooks
@@ -41,7 +42,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     checks = train(glide_run(place, tmp_path, settings=CHECKED))
     target = load_target_parts(str(place / "target"))
     scorer = load_glide(tmp_path / "weights", target.model, tokenizer_hash=target.tokenizer_hash)
-    scores = scorer.sync(scorer.open(8), [1, 2, 3], None)
+    scores = scorer.score([Sync(scorer.open(8), [1, 2, 3], None)])
     assert torch.isfinite(scores.logits).all()
     assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
     assert scorer.max_lag == SETTINGS.loss.block_max

@@ -1,0 +1,66 @@
+"""One session of a GliDe draft: what it holds, what can be asked of it. No arithmetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.models.cache import KvCache
+from slipstream.models.scorer import Ask, Grow, check_nodes
+
+
+@dataclass(slots=True)
+class GlideState:
+    """A session's tokens, the keys and values of each draft layer, and the tree behind them.
+
+    parents and depths: of the tree's nodes; is_chain: each node hangs under the one before;
+    target_kv: per target layer the keys and values that a node may read.
+    """
+
+    cache: KvCache
+    capacity: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    is_chain: bool = True
+    target_kv: Sequence[tuple[Tensor, Tensor]] = ()
+
+    def begin(self, tokens: Sequence[int]) -> int:
+        """Hold `tokens` without a tree; how many of them are computed already, all but the last
+        at most."""
+        start = min(num_same(self.tokens, tokens), len(tokens) - 1)
+        self.tokens = list(tokens)
+        self.parents, self.depths, self.is_chain = [], [], True
+        return start
+
+    def append(self, parents: Sequence[int]) -> int:
+        """Take nodes into the tree; how many there were."""
+        old = len(self.parents)
+        self.is_chain = self.is_chain and len(parents) == 1 and parents[0] == old - 1
+        self.parents += parents
+        self.depths += [1 if parent < 0 else self.depths[parent] + 1 for parent in parents]
+        return old
+
+
+def num_same(old: Sequence[int], new: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    size = min(len(old), len(new))
+    if list(old[:size]) == list(new[:size]):
+        return size
+    return next(index for index in range(size) if old[index] != new[index])
+
+
+def check_ask(ask: Ask) -> None:
+    """Raises `InvalidRequest` or `CapacityError` for an ask that can't be."""
+    state: GlideState = ask.state
+    needed = len(ask.tokens)
+    if isinstance(ask, Grow):
+        check_nodes(ask, state.parents, len(state.tokens))
+        needed += len(state.tokens) + len(state.parents)
+    elif not needed:
+        raise InvalidRequest("a draft cannot score an empty prefix")
+    if needed > state.capacity:
+        raise CapacityError(
+            f"the draft's session has room for {state.capacity} tokens, {needed} are needed"
+        )
