@@ -6,6 +6,7 @@ import json
 import pytest
 
 import fleet
+from cluster import running
 from slipstream.bench.questions import Question
 from slipstream.bench.serve.arms import parse_arms
 from slipstream.bench.serve.figures import serve_figures
@@ -108,6 +109,20 @@ def test_what_does_not_fit_the_model_is_refused_before_anything_is_measured(
     place = ["--target", str(target), "--draft", "none", "--dtype", "float32", "--threads", "1"]
     assert exit_code(["bench", "serve", *place, *flags]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_a_router_is_asked_as_engines_of_ones_own_are(target, tmp_path):
+    out = tmp_path / "out.json"
+    with running(target, str(fleet.glide_of(target))) as cluster:
+        flags = ["--concurrency", "2", "--repeats", "1", "--max-new-tokens", "6", "--limit", "2"]
+        assert (
+            exit_code(["bench", "serve", "--router", cluster.address, *flags, "--json", str(out)])
+            == 0
+        )
+    written = json.loads(out.read_text())
+    assert written["environment"]["router"] == cluster.address
+    for of in written["serve"]["points"][0]["arms"].values():
+        assert (of["finished"], of["errors"]) == (4, {})
 
 
 async def test_behind_a_router_what_it_refuses_is_counted_and_the_rest_is_measured(target):
