@@ -75,31 +75,37 @@ def rounds():
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sessions_say_the_same_together_and_alone(dtype):
-    model = tiny.causal(dtype=dtype)
-    alone = rounds()
-    for one in alone:
-        target = tiny.local_target(model)
+def by_turns(target, sessions):
+    """One session after the other."""
+    for one in sessions:
         while not one.is_done:
             work = one.begin(target)
             while not work.is_done:
                 target.step([Share(work, min(work.num_pending, ALONE_ROWS))])
             one.take(work.result())
-    together, target, rng = rounds(), tiny.local_target(model), random.Random(9)
+
+
+def mixed(target, sessions, rng):
+    """Steps with whoever happens to be there, each with a part of what it needs."""
     works = {}
-    while any(not one.is_done for one in together):
-        for one in together:
-            if not one.is_done and one.session.session_id not in works and rng.random() < 0.8:
-                works[one.session.session_id] = (one, one.begin(target))
-        if not works:
-            continue
-        target.step([Share(w, min(w.num_pending, rng.randrange(1, 50))) for _, w in works.values()])
-        for name, (one, work) in list(works.items()):
-            if work.is_done:
-                one.take(work.result())
-                del works[name]
+    while not all(one.is_done for one in sessions):
+        idle = [one for one in sessions if not one.is_done and one not in works]
+        works |= {one: one.begin(target) for one in idle if rng.random() < 0.8}
+        if works:
+            shares = [(work, rng.randrange(1, 50)) for work in works.values()]
+            target.step([Share(work, min(work.num_pending, rows)) for work, rows in shares])
+        for one in [one for one, work in works.items() if work.is_done]:
+            one.take(works.pop(one).result())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sessions_say_the_same_together_and_alone(dtype):
+    model = tiny.causal(dtype=dtype)
+    alone, together = rounds(), rounds()
+    by_turns(tiny.local_target(model), alone)
+    mixed(tiny.local_target(model), together, random.Random(9))
     assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert all(len(one.tokens) > one.session.num_prompt_tokens + 5 for one in together)
 
 
 def verify(target, session, tokens):
