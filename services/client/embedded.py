@@ -1,9 +1,9 @@
-"""Both engines in this process, for one thread at a time: no network, no other service."""
+"""Both engines in this process: no network, no other service."""
 
 import secrets
 from pathlib import Path
 
-from slipstream.client.embedded_session import EmbeddedSession
+from slipstream.client.embedded_session import Answer, EmbeddedSession, Ports
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import ChunkStream
 from slipstream.client.surface import Call
@@ -14,6 +14,7 @@ from slipstream.core.errors import (
     SessionExists,
     SessionNotFound,
 )
+from slipstream.core.inline import finished
 from slipstream.core.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.prompt import Prompt
 from slipstream.core.request import SessionRef
@@ -24,11 +25,16 @@ from slipstream.text.prompts import encode_prompt
 
 
 class Embedded:
-    """See `client.backend.Backend`: a target and one draft, and the sessions on them."""
+    """See `client.backend.Backend`: a target and one draft, and the sessions on them.
 
-    def __init__(self, engine: Engine, drafter: Drafter) -> None:
+    For one thread at a time; for an event loop where the ports are, by `turn`.
+    """
+
+    def __init__(self, engine: Engine, drafter: Drafter, ports: Ports | None = None) -> None:
+        """`ports` None are the engines themselves."""
         self._engine = engine
         self._drafter = drafter
+        self._ports = ports or Ports.direct(engine, drafter)
         self._sessions: dict[str, EmbeddedSession] = {}
         self._is_closed = False
 
@@ -47,15 +53,20 @@ class Embedded:
 
     def stream(self, call: Call) -> ChunkStream:
         """See `Backend.stream`."""
+        answer = self.turn(call)
+        chunks = iter(lambda: finished(answer.read()), None)
+        return ChunkStream(chunks, lambda: finished(answer.end()), request_id=call.request_id)
+
+    def turn(self, call: Call) -> Answer:
+        """A request that is ready to be read. What can be refused is."""
         asked = call.generation
         self._require(asked.model)
         if asked.session is None:
-            session = EmbeddedSession(self._engine, self._drafter, secrets.token_hex(16))
-            return session.turn(call, is_last=True)
+            return self._new(secrets.token_hex(16)).turn(call, is_last=True)
         session = self._session(asked.session)
-        chunks = session.turn(call)
+        answer = session.turn(call)
         self._sessions[session.session_id] = session  # now that its first turn is none to refuse
-        return chunks
+        return answer
 
     def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
@@ -87,9 +98,13 @@ class Embedded:
 
     def end_session(self, session_id: str) -> None:
         """See `Backend.end_session`."""
+        finished(self.free(session_id))
+
+    async def free(self, session_id: str) -> None:
+        """Free what is kept for a session; unknown ids are fine."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            session.release()
+            await session.release()
 
     def close(self) -> None:
         """See `Backend.close`."""
@@ -108,7 +123,10 @@ class Embedded:
         if ref.create:
             if session is not None:
                 raise SessionExists(f"session {ref.session_id} is there already")
-            return EmbeddedSession(self._engine, self._drafter, ref.session_id)
+            return self._new(ref.session_id)
         if session is None:
             raise SessionNotFound(f"there is no session {ref.session_id}")
         return session
+
+    def _new(self, session_id: str) -> EmbeddedSession:
+        return EmbeddedSession(self._engine, self._drafter.facts, self._ports, session_id)

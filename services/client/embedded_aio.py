@@ -1,33 +1,43 @@
-"""Both engines in this process, for asyncio: all of their work happens on one thread of its own."""
+"""Both engines in this process, for asyncio: its requests share the steps of both.
+
+The engines compute on one thread of their own, for they use the same cores; all else happens on the
+caller's event loop.
+"""
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from slipstream.client.embedded import Embedded
-from slipstream.client.engine import EngineOptions
-from slipstream.client.stream import AsyncChunkStream, ChunkStream
-from slipstream.client.surface import Call
-from slipstream.core.errors import SessionClosed
+from slipstream.client.embedded_session import Answer, Ports
+from slipstream.client.engine import Engine, EngineOptions
+from slipstream.client.stream import AsyncChunkStream
+from slipstream.client.surface import Call, late
+from slipstream.core.errors import Cancelled
+from slipstream.core.inline import finished
 from slipstream.core.model_info import ModelInfo
+from slipstream.core.ports import Draft
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Chunk, Result, collected
 from slipstream.core.server_info import ServerInfo
-
-T = TypeVar("T")
+from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.draft.build import Drafter
+from slipstream.engine.thread import EngineThread
+from slipstream.target.batcher import BatchedTarget, BatchLimits
 
 
 class AsyncEmbedded:
-    """See `client.backend.AsyncBackend`. Requests take turns on the thread, round by round."""
+    """See `client.backend.AsyncBackend`. Belongs to one event loop."""
 
-    def __init__(self, embedded: Embedded, thread: ThreadPoolExecutor) -> None:
-        """`embedded` was made on the only `thread` of the pool, and belongs to it."""
-        self._embedded = embedded
+    def __init__(self, engine: Engine, drafter: Drafter, thread: EngineThread) -> None:
+        """Both were made on `thread`, and belong to it."""
         self._thread = thread
+        self._target = BatchedTarget(engine.target, thread, BatchLimits(engine.rows))
+        draft = _ThreadedDraft(drafter.draft, thread)
+        ports = Ports(draft, self._target, self._target.park)
+        self._embedded = Embedded(engine, drafter, ports)
+        self._turns: set[_EmbeddedTurn] = set()
         self._is_closed = False
 
     @classmethod
@@ -35,14 +45,18 @@ class AsyncEmbedded:
         cls, target: str, draft: str, options: EngineOptions, *, profile: Path | None = None
     ) -> "AsyncEmbedded":
         """Load both models by name; blocks until they are. See `Embedded.load`."""
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slipstream-engine")
+        thread = EngineThread("slipstream-engine")
+
+        def load() -> tuple[Engine, Drafter]:
+            engine = Engine.load(target, options)
+            return engine, engine.drafter(draft, profile=profile)
+
         try:
-            load = partial(Embedded.load, target, draft, options, profile=profile)
-            embedded = thread.submit(load).result()
+            engine, drafter = thread.call(load)
         except BaseException:
-            thread.shutdown(wait=False)
+            thread.close()
             raise
-        return cls(embedded, thread)
+        return cls(engine, drafter, thread)
 
     async def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""
@@ -51,15 +65,15 @@ class AsyncEmbedded:
 
     def turn(self, call: Call) -> "_EmbeddedTurn":
         """See `AsyncBackend.turn`."""
-        return _EmbeddedTurn(self, lambda: self._embedded.stream(call))
+        return _EmbeddedTurn(self, call)
 
     async def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
-        return await self.run(lambda: self._embedded.tokenize(prompt, raw=raw, model=model))
+        return self._embedded.tokenize(prompt, raw=raw, model=model)
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""
-        return await self.run(lambda: self._embedded.models(model))
+        return self._embedded.models(model)
 
     async def server_info(self) -> ServerInfo:
         """See `Backend.server_info`; there is none."""
@@ -68,54 +82,118 @@ class AsyncEmbedded:
     async def end_session(self, session_id: str) -> None:
         """See `Backend.end_session`."""
         if not self._is_closed:
-            await self.run(lambda: self._embedded.end_session(session_id))
+            await self._end([turn for turn in self._turns if turn.session_id == session_id])
+            await self._embedded.free(session_id)
 
     async def aclose(self) -> None:
-        """See `Backend.close`. Waits for the round that runs."""
-        if not self._is_closed:
-            await self.run(self._embedded.close)
-            self._is_closed = True
-            self._thread.shutdown(wait=False)
-
-    async def run(self, job: Callable[[], T]) -> T:
-        """Run a job on the engines' thread. Raises `SessionClosed` after `aclose`."""
+        """See `Backend.close`. Waits for the steps that run."""
         if self._is_closed:
-            raise SessionClosed("the client is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+            return
+        self._is_closed = True
+        self._embedded.close()
+        await self._end(list(self._turns), Cancelled("the client was closed while the request ran"))
+        await self._target.close()
+        self._thread.close()
 
-    def post(self, job: Callable[[], None]) -> None:
-        """The same without waiting for it."""
-        if not self._is_closed:
-            self._thread.submit(job)
+    def begin(self, turn: "_EmbeddedTurn", call: Call) -> Answer:
+        """What a turn is to read. Raises what can be refused."""
+        answer = self._embedded.turn(call)
+        self._turns.add(turn)
+        return answer
+
+    def over(self, turn: "_EmbeddedTurn") -> None:
+        """It has ended."""
+        self._turns.discard(turn)
+
+    async def _end(self, turns: Sequence["_EmbeddedTurn"], error: Exception | None = None) -> None:
+        if endings := [turn.end(error) for turn in turns]:
+            await asyncio.wait(endings)
 
 
 class _EmbeddedTurn:
     """One request, made when its first chunk is asked for."""
 
-    def __init__(self, at: AsyncEmbedded, start: Callable[[], ChunkStream]) -> None:
+    def __init__(self, at: AsyncEmbedded, call: Call) -> None:
+        self.session_id = call.generation.session and call.generation.session.session_id
         self._at = at
-        self._start = start
-        self._stream: ChunkStream | None = None
+        self._call = call
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._deadline: float | None = None
+        self._answer: Answer | None = None
+        self._reading: asyncio.Task[Chunk | None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._ended_by: Exception | None = None
 
     async def read(self) -> Chunk | None:
-        """See `Turn.read`."""
-        return await self._at.run(self._next)
+        """See `Turn.read`. None also after the end."""
+        if self._ending is not None:
+            return self._nothing()
+        answer = self._answer or self._begin()
+        self._reading = asyncio.create_task(answer.read())
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._reading
+        except TimeoutError:
+            raise late(self._call.timeout_s or 0.0) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._ending is None or (task is not None and task.cancelling()):
+                raise
+            return self._nothing()
 
     async def aclose(self) -> None:
         """See `Turn.aclose`."""
-        with suppress(SessionClosed):  # the client was first, and its engines are nobody's
+        if self._answer is not None:
             # Who waits may be cancelled; the engines are freed in any case.
-            await asyncio.shield(self._at.run(self._close))
+            await asyncio.shield(self.end())
 
     def cancel(self) -> None:
-        """See `Turn.cancel`. Comes after the round that runs."""
-        self._at.post(self._close)
+        """See `Turn.cancel`. Any thread, at any time: it may be the garbage collector's."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed, and all of it is over
+                self._loop.call_soon_threadsafe(self.end)
 
-    def _next(self) -> Chunk | None:
-        if self._stream is None:
-            self._stream = self._start()
-        return next(self._stream, None)
+    def end(self, error: Exception | None = None) -> asyncio.Task[None]:
+        """End the request. Whoever reads it gets the error, or nothing more."""
+        if self._ending is None:
+            self._ended_by = error
+            self._ending = asyncio.create_task(self._end())
+        return self._ending
 
-    def _close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
+    async def _end(self) -> None:
+        if self._reading is not None and not self._reading.done():
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+        try:
+            if self._answer is not None:
+                await self._answer.end()
+        finally:
+            self._at.over(self)
+
+    def _begin(self) -> Answer:
+        self._answer = self._at.begin(self, self._call)
+        self._loop = asyncio.get_running_loop()
+        if self._call.timeout_s is not None:
+            self._deadline = self._loop.time() + self._call.timeout_s
+        return self._answer
+
+    def _nothing(self) -> None:
+        if self._ended_by is not None:
+            raise self._ended_by
+
+
+class _ThreadedDraft:
+    """A draft of this process, one proposal at a time on its thread."""
+
+    def __init__(self, draft: Draft, thread: EngineThread) -> None:
+        self._draft = draft
+        self._thread = thread
+
+    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
+        """See `Draft.propose`."""
+        done = await self._thread.run(lambda: finished(self._draft.propose(session, delta, plan)))
+        return done.value
+
+    async def release(self, session_id: str) -> None:
+        """See `Draft.release`."""
+        await self._thread.run(lambda: finished(self._draft.release(session_id)))

@@ -1,16 +1,19 @@
-"""A session on engines in this process: turn after turn, each appended to what was said before."""
+"""A session on engines in this process: turn after turn, each appended to what was said before.
+
+Knows the engines by their ports only, and so neither threads nor event loops.
+"""
 
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
 
 from slipstream.client.engine import Engine
-from slipstream.client.stream import ChunkStream
 from slipstream.client.surface import Call, late
 from slipstream.core.errors import SessionBusy
-from slipstream.core.inline import finished, iterated
 from slipstream.core.lookup_draft import LookupDraft
-from slipstream.core.request import Generation, Request, draft_settings, make_request
+from slipstream.core.ports import Draft, Target
+from slipstream.core.request import DraftFacts, Generation, Request, draft_settings, make_request
 from slipstream.core.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
@@ -18,69 +21,110 @@ from slipstream.draft.build import Drafter
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where sessions reach their engines. `park` lets others have a session's memory until its next
+    turn."""
+
+    draft: Draft
+    target: Target
+    park: Callable[[str], Awaitable[None]]
+
+    @classmethod
+    def direct(cls, engine: Engine, drafter: Drafter) -> "Ports":
+        """The engines themselves: nothing is ever waited for."""
+
+        async def park(session_id: str) -> None:
+            engine.target.park(session_id)
+
+        return cls(drafter.draft, engine.target, park)
+
+
+class Answer:
+    """One turn on its way. Read it to its end or not, but `end` it."""
+
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], end: Callable[[], Awaitable[None]]):
+        self._chunks = chunks
+        self._end = end
+        self._is_over = False
+
+    async def read(self) -> Chunk | None:
+        """The next chunk; None after the last one, and after the end."""
+        return None if self._is_over else await anext(self._chunks, None)
+
+    async def end(self) -> None:
+        """Free the engines, unless that was done. Nobody may be reading."""
+        if not self._is_over:
+            self._is_over = True
+            await self._chunks.aclose()
+            await self._end()
+
+
 class EmbeddedSession:
     """Keeps its tokens here and its caches in the engines, from turn to turn."""
 
     def __init__(
-        self, engine: Engine, drafter: Drafter, session_id: str, *, clock: Clock = time.perf_counter
+        self,
+        engine: Engine,
+        facts: DraftFacts,
+        ports: Ports,
+        session_id: str,
+        *,
+        clock: Clock = time.perf_counter,
     ) -> None:
+        """`facts` are those of the draft behind the port."""
         self.session_id = session_id
         self._engine = engine
-        self._facts = drafter.facts
-        self._draft = LookupDraft(drafter.draft)
+        self._facts = facts
+        self._draft = LookupDraft(ports.draft)
+        self._ports = ports
         self._clock = clock
         self._tokens: tuple[int, ...] = ()
-        self._is_busy = False
-        # Weak, so that a stream that nobody reads any more ends.
-        self._turn: Callable[[], ChunkStream | None] = lambda: None
+        self._answer: Answer | None = None
 
-    def turn(self, call: Call, *, is_last: bool = False) -> ChunkStream:
+    def turn(self, call: Call, *, is_last: bool = False) -> Answer:
         """Run one request. Bad input raises here, before the first chunk is asked for.
 
-        The caches are freed with the end of the last turn.
+        The caches are freed with the end of the last turn, and parked with that of any other.
         """
-        if self._is_busy:
+        if self._answer is not None:
             raise SessionBusy(f"session {self.session_id} is busy with another request")
         request = self._request(call.generation)
         run = Run(
             self._draft,
-            self._engine.target,
+            self._ports.target,
             request,
             detokenise=self._engine.text.decode,
             clock=self._clock,
         )
-        chunks = iterated(run.chunks())
 
-        def end() -> None:
-            chunks.close()
-            self._is_busy = False
+        async def end() -> None:
             if run.output:  # a turn that was never answered was never said
                 self._tokens = (*request.tokens, *run.output)
-            if is_last:
-                self.release()
+            try:
+                await (self.release() if is_last else self._ports.park(self.session_id))
+            finally:
+                self._answer = None
 
-        self._is_busy = True
-        stream = ChunkStream(self._timely(chunks, call), end, request_id=call.request_id)
-        self._turn = weakref.ref(stream)
-        return stream
+        self._answer = Answer(self._timely(run.chunks(), call.timeout_s), end)
+        return self._answer
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """End the turn that runs, if any, and free what the engines hold."""
-        if (stream := self._turn()) is not None:
-            stream.close()
-        finished(self._draft.release(self.session_id))
-        finished(self._engine.target.release(self.session_id))
+        if self._answer is not None:
+            await self._answer.end()
+        await self._draft.release(self.session_id)
+        await self._ports.target.release(self.session_id)
 
-    def _timely(self, chunks: Iterator[Chunk], call: Call) -> Iterator[Chunk]:
-        if call.timeout_s is None:
-            return chunks
-        return self._until(self._clock() + call.timeout_s, chunks, call.timeout_s)
-
-    def _until(self, deadline: float, chunks: Iterator[Chunk], timeout_s: float) -> Iterator[Chunk]:
-        for chunk in chunks:
-            if self._clock() > deadline:
-                raise late(timeout_s)
-            yield chunk
+    async def _timely(
+        self, chunks: AsyncGenerator[Chunk, None], timeout_s: float | None
+    ) -> AsyncGenerator[Chunk, None]:
+        began = self._clock()
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if timeout_s is not None and self._clock() > began + timeout_s:
+                    raise late(timeout_s)
+                yield chunk
 
     def _request(self, asked: Generation) -> Request:
         engine, facts, ask = self._engine, self._facts, asked.ask

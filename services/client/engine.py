@@ -49,7 +49,7 @@ class Engine:
         self._loaded = loaded
         self.parts = _parts(loaded)
         built = build_target(loaded, numerics=options.numerics)
-        self.model, self.target = built.model, built.target
+        self.model, self.target, self.rows = built.model, built.target, built.rows
         self.facts: ModelFacts = built.facts
 
     @classmethod

@@ -106,9 +106,9 @@ def test_a_limit_is_exact_and_said_to_be_the_reason(vanilla):
 
 def test_a_later_turn_keeps_what_was_said_and_its_caches(vanilla):
     with vanilla.session() as session:
-        first = session.generate("hello", max_tokens=12)
+        first = session.generate("nobody said this before", max_tokens=12)
         second = session.generate("more", max_tokens=12)
-    assert first.stats.num_cached_tokens == 0
+    assert first.stats.num_cached_tokens < first.stats.num_prompt_tokens - 12
     said = first.stats.num_prompt_tokens + first.stats.num_output_tokens
     assert said - 1 <= second.stats.num_cached_tokens <= said
     assert second.stats.num_prompt_tokens > said
