@@ -15,13 +15,14 @@ import grpc
 from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.types import Delta, Plan, Proposal, ReplyTiming, Session
+from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
 from slipstream.draft.checks import check_delta, check_plan, check_session
 from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feed import FeedAddress
 from slipstream.draft.feeds import FeedNeed, KvFeeds
-from slipstream.engine.thread import EngineThread
+from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.convert import (
     delta_from_pb,
     plan_from_pb,
@@ -85,6 +86,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._clock = clock
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
+        self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
         self._leases = Leases(self._release, self._kv_bytes, settings.limits)
         self._num_rounds = 0
         self._running: set[Lease] = set()
@@ -138,10 +140,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             kv_bytes=own_bytes + self._feeds.num_kv_bytes,
             num_kv_streams=self._feeds.num_reading,
             kv_streamed_bytes=self._feeds.num_received_bytes,
-            num_waiting=self._thread.num_waiting,
+            num_waiting=self._num_waiting,
             num_rounds=self._num_rounds,
         )
         return draft_pb2.GetDraftLoadResponse(load=load)
+
+    @property
+    def _num_waiting(self) -> int:
+        asked = 0 if self._batched is None else self._batched.num_waiting
+        return self._thread.num_waiting + asked
 
     def _begin(self, lease: Lease) -> None:
         self._running.add(lease)
@@ -206,7 +213,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             await self._catch_up(at, delta)
         await self._feeds.wait(at.session.session_id, delta.end - 1, self._settings.kv_wait_s)
         kv_wait_s = self._clock() - began
-        done = await self._thread.run(lambda: self._draft(at, delta, plan))
+        done = await self._draft(at, delta, plan)
         self._num_rounds += 1
         proposal = done.value
         service_s = self._clock() - arrived
@@ -241,11 +248,20 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             timeout_s = self._settings.kv_catch_up_s
             await self._feeds.wait(at.session.session_id, delta.end - max_lag, timeout_s)
 
-    def _draft(self, at: _Open, delta: Delta, plan: Plan) -> Proposal:
+    async def _draft(self, at: _Open, delta: Delta, plan: Plan) -> Done[Proposal]:
         """On the engine's thread, where whoever took the session over may have been before us."""
-        if at.lease.is_revoked:
-            raise SessionTaken(f"session {at.session.session_id} was taken over")
-        return finished(self._drafter.draft.propose(at.session, delta, plan))
+
+        def check() -> None:
+            if at.lease.is_revoked:
+                raise SessionTaken(f"session {at.session.session_id} was taken over")
+
+        def propose() -> Proposal:
+            check()
+            return finished(self._drafter.draft.propose(at.session, delta, plan))
+
+        if self._batched is None:
+            return await self._thread.run(propose)
+        return await self._batched.run(at.session, delta, plan, check=check)
 
     def _kv_bytes(self, session_id: str) -> int:
         own_bytes = 0 if self._local is None else self._local.kv_bytes(session_id)

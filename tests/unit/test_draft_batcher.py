@@ -1,0 +1,331 @@
+"""Sessions that share a draft's steps propose as each would alone, and fail and end alone."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tiny
+from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync, Unavailable
+from slipstream.core.inline import finished
+from slipstream.core.planner import Profile
+from slipstream.core.types import (
+    Delta,
+    Plan,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+    Verification,
+)
+from slipstream.draft.batcher import STEPS, BatchedDraft, together
+from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.growth import CHUNK
+from slipstream.engine.thread import EngineThread
+from slipstream.models.causal_scorer import CausalScorer
+from slipstream.models.decision import DecisionModel
+from slipstream.models.scorer import KvView, Sync
+
+PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)
+SHAPES = [Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC, Shape.PRODUCT]
+STOPS = [StopPolicy.FIXED, StopPolicy.DECISION, StopPolicy.SVIP]
+TEMPERATURES = [0.0, 1.0, 0.7]
+
+
+class Keys:
+    """Random keys and values of a target, other ones for every session: all but those of the last
+    two tokens."""
+
+    def __init__(self, count=None):
+        self._count = count
+
+    def view(self, session_id, layers):
+        number = int(session_id[1:])
+        noise = torch.Generator().manual_seed(number)
+        count = self._count or 4 + number
+        shape = (2, 2, count + 9, 16)
+        return KvView(count, {at: torch.randn(shape, generator=noise) for at in layers})
+
+
+@pytest.fixture(scope="module")
+def scorers():
+    return {"glide": tiny.glide(), "vanilla": CausalScorer(tiny.causal(numerics="fast"))}
+
+
+def engine(scorers, kind="glide", *, keys=None):
+    scorer = scorers[kind]
+    feed = Feed(keys or Keys(), (0, 2)) if kind == "glide" else None
+    torch.manual_seed(0)
+    decision = DecisionModel(scorer.hidden_size).score
+    return LocalDraft(scorer, feed, decision=decision, profile=PROFILE)
+
+
+@asynccontextmanager
+async def batched(local):
+    thread = EngineThread("draft")
+    try:
+        yield BatchedDraft(local, thread)
+    finally:
+        thread.close()
+
+
+def asked(number, verification=Verification.EXACT):
+    """The `number`-th session, its tokens, and a plan: of all shapes, policies and temperatures."""
+    tokens = tuple(tiny.tokens(6 + number, seed=number))
+    sampling = SamplingParams(temperature=TEMPERATURES[number % 3], top_p=0.9, seed=number)
+    session = Session(
+        f"s{number}",
+        len(tokens),
+        40,
+        sampling,
+        verification=verification,
+        num_roots=3 if verification is Verification.TARGET_INIT else 1,
+    )
+    return session, Delta(0, tokens), plan(number, verification)
+
+
+def plan(number, verification):
+    stop = STOPS[number % 3]
+    if verification is Verification.TARGET_INIT:
+        return Plan(4, 12, Shape.FORK, stop, roots=(3, 4, 6))
+    shape = SHAPES[number % 4]
+    if verification is not Verification.EXACT:
+        shape = SHAPES[3 * (number % 2)]
+    return Plan(4, 14, shape, stop, widths=(2, 2, 1) if shape is Shape.PRODUCT else ())
+
+
+def alone(scorers, kind, *call):
+    return finished(engine(scorers, kind).propose(*call))
+
+
+def same(ours, theirs):
+    """The same tree, and numbers as close as float32 has them."""
+    assert (ours.tree, ours.stopped_by) == (theirs.tree, theirs.stopped_by)
+    assert ours.staleness == theirs.staleness
+    for one, other in zip(ours.stats, theirs.stats, strict=True):
+        assert one.top_prob == pytest.approx(other.top_prob, abs=1e-4)
+        assert one.entropy == pytest.approx(other.entropy, abs=1e-3)
+        assert (one.score is None) == (other.score is None)
+    for one, other in zip(ours.laws, theirs.laws, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or one.probs == pytest.approx(other.probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("verification", list(Verification))
+async def test_sessions_together_propose_as_each_alone(scorers, kind, verification):
+    calls = [asked(number, verification) for number in range(12)]
+    expected = [alone(scorers, kind, *call) for call in calls]
+    async with batched(engine(scorers, kind)) as draft:
+        found = await asyncio.gather(*(draft.propose(*call) for call in calls))
+        assert draft.num_steps < sum(max(one.tree.depths()) for one in expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        same(ours, theirs)
+    assert len({one.tree for one in found}) > 6
+
+
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+def test_newcomers_change_nothing_for_those_under_way(scorers, kind):
+    calls = [asked(number) for number in range(8)]
+    local = engine(scorers, kind)
+    draftings = []
+    for call in calls:
+        draftings.append(local.begin(*call))
+        local.step(draftings)
+    while not all(drafting.is_done for drafting in draftings):
+        local.step(draftings)
+    for call, drafting in zip(calls, draftings, strict=True):
+        same(drafting.result(), alone(scorers, kind, *call))
+
+
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, kind):
+    scorer, keys, tokens = scorers[kind], Keys(398), tuple(tiny.tokens(400, seed=5))
+    local = engine(scorers, kind, keys=keys)
+    drafting = local.begin(Session("s1", 400, 40), Delta(0, tokens), Plan(1, 1))
+    sizes = []
+    while not drafting.is_done:
+        sizes.append(drafting.num_tokens)
+        local.step([drafting])
+    assert sizes == [CHUNK, 400 - CHUNK]
+    view = keys.view("s1", (0, 2)) if kind == "glide" else None
+    whole = scorer.score([Sync(scorer.open(400), tokens, view)])
+    best = int(whole.logits[0].argmax())
+    assert drafting.result().tree.tokens == (
+        best if scorer.vocab is None else int(scorer.vocab[best]),
+    )
+
+
+def test_a_step_has_room_for_one_long_prefix_and_for_everybody_else(scorers):
+    local = engine(scorers, keys=Keys(598))
+    tokens = tuple(tiny.tokens(600))
+    first, second = (
+        local.begin(Session(f"s{at}", 600, 40), Delta(0, tokens), Plan(3, 3)) for at in range(2)
+    )
+    short = local.begin(Session("s2", 598, 40), Delta(0, tokens[:9]), Plan(3, 3))
+    everybody = [first, second, short]
+    assert together(everybody) == [first, short]
+    local.step([first, short])
+    local.step([first, short])
+    assert first.num_tokens == 600 - 2 * CHUNK
+    assert together(everybody) == [first, short], "88 and 256 are more than one step's"
+    local.step([first, short])
+    assert together(everybody) == everybody, "where the first needs little, the second begins"
+
+
+async def test_a_cancelled_waiter_is_left_and_the_others_go_on(scorers):
+    local = engine(scorers)
+    calls = [asked(number) for number in range(6)]
+    async with batched(local) as draft:
+        tasks = [asyncio.create_task(draft.propose(*call)) for call in calls]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[4].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        for at, one in enumerate(found):
+            if at in (1, 4):
+                assert isinstance(one, asyncio.CancelledError)
+            else:
+                same(one, alone(scorers, "glide", *calls[at]))
+
+
+async def test_what_is_under_way_ends_with_its_session(scorers):
+    local = engine(scorers)
+    first, second = asked(0), (*asked(1)[:2], Plan(4, 4, stop=StopPolicy.FIXED))
+    one, other = local.begin(*first), local.begin(*second)
+    local.step([one, other])
+    await local.release("s0")
+    with pytest.raises(Cancelled, match="s0"):
+        one.result()
+    newer = local.begin(*second)
+    with pytest.raises(Cancelled, match="s1"):
+        other.result()
+    while not newer.is_done:
+        local.step([one, other, newer])
+    same(newer.result(), alone(scorers, "glide", *second))
+
+
+async def test_what_is_wrong_with_one_session_is_nobody_elses_fault(scorers):
+    session, _, how = asked(0)
+    wrong = [(session, Delta(3, (1, 2)), how), (session, Delta(0, ()), how)]
+    odd = replace(how, shape=Shape.CHAIN, stop=StopPolicy.FIXED, threshold=0.5)
+    calls = [*wrong, (*asked(1)[:2], odd), asked(2)]
+    async with batched(engine(scorers)) as draft:
+        found = await asyncio.gather(
+            *(draft.propose(*call) for call in calls), return_exceptions=True
+        )
+    assert [type(one) for one in found[:3]] == [SessionOutOfSync, InvalidRequest, InvalidRequest]
+    same(found[3], alone(scorers, "glide", *calls[3]))
+
+
+class Garbled(Keys):
+    """Keys of which one session's are no numbers, and another one's lack a layer."""
+
+    def view(self, session_id, layers):
+        seen = super().view(session_id, layers)
+        if session_id == "s1":
+            return replace(seen, layers={at: kv * float("nan") for at, kv in seen.layers.items()})
+        if session_id == "s2":
+            return replace(seen, layers={0: seen.layers[0]})
+        return seen
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_keys_that_are_none_end_one_draft(scorers, temperature):
+    local = LocalDraft(scorers["glide"], Feed(Garbled(), (0, 2)), profile=PROFILE)
+    calls = [
+        (replace(session, sampling=SamplingParams(temperature=temperature)), delta, Plan(3, 3))
+        for session, delta, _ in map(asked, range(5))
+    ]
+    async with batched(local) as draft:
+        found = await asyncio.gather(
+            *(draft.propose(*call) for call in calls), return_exceptions=True
+        )
+    for at, one in enumerate(found):
+        if at in (1, 2):
+            assert isinstance(one, Exception)
+        else:
+            same(one, alone(scorers, "glide", *calls[at]))
+
+
+class Failing:
+    """A draft model whose next pass fails."""
+
+    def __init__(self, scorer):
+        self._scorer = scorer
+        self.fails = False
+
+    def __getattr__(self, name):
+        return getattr(self._scorer, name)
+
+    def score(self, asks):
+        scores = self._scorer.score(asks)
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("out of luck")
+        return scores
+
+
+async def test_a_pass_that_fails_ends_those_in_it_and_leaves_no_trace(scorers):
+    scorer = Failing(scorers["glide"])
+    local = LocalDraft(scorer, Feed(Keys(), (0, 2)), profile=PROFILE)
+    calls = [asked(0), asked(3)]
+    async with batched(local) as draft:
+        scorer.fails = True
+        found = await asyncio.gather(
+            *(draft.propose(*call) for call in calls), return_exceptions=True
+        )
+        assert [str(one) for one in found] == ["out of luck"] * 2
+        assert local.num_kv_bytes == 0
+        for call in calls:
+            same(await draft.propose(*call), alone(scorers, "glide", *call))
+
+
+async def test_a_thread_that_stops_leaves_nobody_waiting(scorers):
+    thread = EngineThread("draft")
+    draft = BatchedDraft(engine(scorers), thread)
+    thread.close()
+    with pytest.raises(Unavailable):
+        await draft.propose(*asked(0))
+
+
+async def test_the_thread_gives_way_to_what_else_is_to_be_done(scorers):
+    deep = Plan(40, 40, stop=StopPolicy.FIXED)
+    async with batched(engine(scorers, "vanilla")) as draft:
+        session, delta, _ = asked(0)
+        drafting = asyncio.create_task(draft.propose(session, delta, deep))
+        await asyncio.sleep(0)
+        await draft.release("another")
+        assert not drafting.done() and draft.num_steps <= STEPS
+        assert max((await drafting).tree.depths()) > STEPS
+
+
+async def test_thousands_of_sessions_leave_nothing_behind(scorers):
+    local = engine(scorers)
+    rng = random.Random(7)
+    async with batched(local) as draft:
+        used = []
+        for burst in range(60):
+            await asyncio.gather(*(one_life(draft, rng, 20 * burst + at) for at in range(20)))
+            used.append((local.num_kv_bytes, local.pool.num_used_bytes))
+        assert set(used) == {(0, 0)} and local.pool.num_free == local.pool.num_pages
+        assert draft.num_waiting == 0
+
+
+async def one_life(draft, rng, number):
+    """A session of a few rounds, which may be cancelled at any time."""
+    tokens = tuple(tiny.tokens(5, seed=number % 9))
+    session = Session(f"s{number}", 5, 12, SamplingParams(temperature=number % 2))
+    shape = rng.choice(SHAPES[:3])
+    task = asyncio.create_task(
+        draft.propose(session, Delta(0, tokens), Plan(2, 3, shape, StopPolicy.FIXED))
+    )
+    for _ in range(rng.randrange(4)):
+        await asyncio.sleep(0)
+    if rng.random() < 0.5:
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await draft.release(session.session_id)
