@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 
 from slipstream.models.kv_layout import round_up
+from slipstream.models.paged import Lanes, attend_lanes
 from slipstream.models.rows import Look, Rows
 
 _VECTOR = 64
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows, scale: float) -> Tensor:
+def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows | Lanes, scale: float) -> Tensor:
     """Attention of R rows: query [R, heads, d], their own keys and values [R, 2 * kv_heads, d].
 
     `layer` [2 * kv_heads, slots, d] holds keys, then values, this forward's rows included.
     Returns [R, heads * d].
     """
+    if isinstance(rows, Lanes):
+        return attend_lanes(query, layer, rows, scale)
     num_rows, num_heads, dim = query.shape
     num_kv = fresh.shape[1] // 2
     query = query.reshape(num_rows, num_kv, num_heads // num_kv, dim)

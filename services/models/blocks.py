@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.models.attention import attend
+from slipstream.models.paged import Lanes
 from slipstream.models.pool import KvPool
 from slipstream.models.products import Products
 from slipstream.models.rows import Rows
@@ -100,7 +101,7 @@ class FastAttention(nn.Module):
         norms = (getattr(block, "q_norm", None), getattr(block, "k_norm", None))
         self._norms = tuple(FastNorm(norm) for norm in norms if norm is not None)
 
-    def run(self, x: Tensor, tables: Tables, rows: Rows, pool: KvPool) -> Tensor:
+    def run(self, x: Tensor, tables: Tables, rows: Rows | Lanes, pool: KvPool) -> Tensor:
         """Attention of [rows, width]; the rows' keys and values go into the cache."""
         heads = self._qkv(x).view(len(rows), -1, self._dim)
         self._rotate(heads[:, : self._num_rotated], self._rotation.tables(tables))
@@ -123,7 +124,7 @@ class FastAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: Tables,
         *,
-        slip_rows: Rows,
+        slip_rows: Rows | Lanes,
         slip_pool: KvPool,
         **_: object,
     ) -> tuple[Tensor, None]:
@@ -148,7 +149,7 @@ class FastLayer(nn.Module):
         hidden_states: Tensor,
         *,
         position_embeddings: Tables,
-        slip_rows: Rows,
+        slip_rows: Rows | Lanes,
         slip_pool: KvPool,
         **_: object,
     ) -> Tensor:
@@ -160,7 +161,7 @@ class FastLayer(nn.Module):
         return self._mlp.forward(normed).add_(x).unsqueeze(0)
 
 
-def write(layer: Tensor, fresh: Tensor, rows: Rows) -> None:
+def write(layer: Tensor, fresh: Tensor, rows: Rows | Lanes) -> None:
     """Put the rows' keys and values [R, 2 * kv_heads, d] into their slots."""
     if rows.write_start is None:
         layer.index_copy_(1, rows.slots, fresh.transpose(0, 1))

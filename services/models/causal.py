@@ -16,9 +16,12 @@ from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
 from slipstream.models.attention import attend
 from slipstream.models.blocks import FastAttention, Rotation, write
+from slipstream.models.bucketed import BucketedForward, Draw, Drawn, Shaped, buckets_for
 from slipstream.models.cache import KvCache
+from slipstream.models.graphs import Replay
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.leading import Followers, Leader
+from slipstream.models.paged import Lanes
 from slipstream.models.pool import SCRATCH_ROWS, KvPool
 from slipstream.models.products import Products
 from slipstream.models.ranks import ALONE, Ranks
@@ -29,6 +32,7 @@ from slipstream.models.surgery import operate
 Numerics = Literal["invariant", "fast"]
 
 _CHUNK_ROWS = 256
+_MAX_SHAPED_ROWS = 512
 _ATTENTION = "slipstream"
 _OWN_SCRATCH = MAX_NODES
 _SAMPLE_TOKENS = 24
@@ -65,10 +69,12 @@ class CausalModel:
         *,
         numerics: Numerics = "invariant",
         ranks: Ranks = ALONE,
+        has_shapes: bool | None = None,
     ) -> None:
         """Takes the model over: its modules are swapped in place. All `ranks` do so together.
 
-        Raises `ModelError` when the architecture has parts that this cache can't serve.
+        `has_shapes`: see `bucketed.py`; by default on CUDA. Raises `ModelError` when the
+        architecture has parts that this cache can't serve.
         """
         model.requires_grad_(False).eval()
         self.config = model.config.get_text_config()
@@ -85,9 +91,8 @@ class CausalModel:
         is_invariant = numerics == "invariant"
         if ranks.size > 1:
             localise(model, ranks, in_order=is_invariant)
-        products = Products(is_invariant=is_invariant)
+        products, self._body = Products(is_invariant=is_invariant), model.base_model
         self._head = products.make([model.get_output_embeddings()])
-        self._body = model.base_model
         operate(self._body, products, Rotation())
         products.rule = self.rule = ranks.meet(products.rule, self.device)
         model.config._attn_implementation = _ATTENTION
@@ -96,6 +101,7 @@ class CausalModel:
         self.layout = _layout(model, self._body, ranks)
         group = self.config.num_attention_heads // self.layout.num_kv_heads
         self._planner = RowPlanner(self.layout, group, is_invariant=is_invariant)
+        self._shaped = self._with_shapes(group, has_shapes)
         self._check(type(model).__name__, expected)
 
     @property
@@ -117,9 +123,9 @@ class CausalModel:
 
     def pool(self, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS) -> KvPool:
         """Memory for the caches of an engine's sessions."""
-        pool = KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
-        if self._leader is not None:
-            self._leader.open(pool)
+        pool = self._new_pool(num_pages, scratch_rows)
+        if self._shaped is not None:
+            self._shaped.serve(pool)
         return pool
 
     def lead(self, followers: Followers) -> None:
@@ -129,7 +135,7 @@ class CausalModel:
     def open(self, capacity: int) -> KvCache:
         """An empty cache with room for `capacity` tokens, in memory of its own."""
         num_pages = round_up(capacity, KEY_BLOCK) // KEY_BLOCK
-        return self.open_in(self.pool(num_pages, scratch_rows=_OWN_SCRATCH))
+        return self.open_in(self._new_pool(num_pages, _OWN_SCRATCH))
 
     def open_in(self, pool: KvPool) -> KvCache:
         """An empty cache over an engine's memory, without a page yet."""
@@ -152,8 +158,11 @@ class CausalModel:
         """
         for part in parts:
             self._make_room(part)
-        rows = self._planner.plan(parts)
         pool = parts[0].cache.pool
+        drawn = self._drawn(pool, parts)
+        if drawn is not None:
+            return drawn.hidden.clone(), drawn.places  # the next forward writes over it
+        rows = self._planner.plan(parts)
         if self._leader is None:
             hidden = self._forward(pool, rows)
         else:
@@ -163,11 +172,27 @@ class CausalModel:
         return hidden, rows.places
 
     @torch.inference_mode()
+    def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> Drawn | None:
+        """The same forward, with tokens drawn where the logits are; one transfer brings them.
+
+        None, and nothing done, where forwards come in no fixed shapes or none of them fits.
+        """
+        for part in parts:
+            self._make_room(part)
+        return self._drawn(parts[0].cache.pool, parts, draws)
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
         if self._leader is not None:
             return self._leader.logits(hidden, self._head)
         return self._head(hidden)
+
+    def _new_pool(self, num_pages: int, scratch_rows: int) -> KvPool:
+        pool = KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
+        if self._leader is not None:
+            self._leader.open(pool)
+        return pool
 
     def _make_room(self, part: Part) -> None:
         end = part.end + max(part.tree.depths(), default=0)
@@ -179,15 +204,43 @@ class CausalModel:
         part.cache.own(min(end, part.cache.num_slots))
 
     def _forward(self, pool: KvPool, rows: Rows) -> Tensor:
+        return self._run(rows.tokens, rows.positions, rows, pool)
+
+    def _run(self, tokens: Tensor, positions: Tensor, rows: Rows | Lanes, pool: KvPool) -> Tensor:
         out = self._body(
-            input_ids=rows.tokens[None],
-            position_ids=rows.positions[None],
+            input_ids=tokens[None],
+            position_ids=positions[None],
             use_cache=False,
             slip_rows=rows,
             slip_pool=pool,
         )
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
+
+    def _drawn(
+        self, pool: KvPool, parts: Sequence[Part], draws: Sequence[Draw] = ()
+    ) -> Drawn | None:
+        if self._shaped is None:
+            return None
+        packed = self._shaped.pack(pool, parts, draws)
+        if packed is None:
+            return None
+        hidden, tokens = self._shaped.forward(pool, packed, draws)
+        return Drawn(hidden, packed.places, tokens.tolist() if draws else [])
+
+    def _with_shapes(self, group: int, has_shapes: bool | None) -> BucketedForward | None:
+        is_alone = self._ranks.size == 1
+        if has_shapes is None:
+            has_shapes = is_alone and self.device.type == "cuda"
+        if not has_shapes:
+            return None
+        if not is_alone:
+            raise ModelError("a model that is split among processes has no forwards of fixed shape")
+        buckets = buckets_for(
+            max_rows=_MAX_SHAPED_ROWS, context_length=self.context_length, rule=self.rule
+        )
+        shaped = Shaped(self.layout, group, self._run, self._head)
+        return BucketedForward(shaped, buckets, Replay(self.device))
 
     def _check(self, name: str, expected: Tensor) -> None:
         cache = self.open(_SAMPLE_TOKENS)

@@ -8,6 +8,7 @@ Static inputs and outputs are the same in both. Knows nothing of what a body com
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ class _Entry:
     outputs: tuple[Tensor, ...]
     replay: Callable[[], None]
     num_bytes: int
+    body: Body
+    """Kept, because a graph reads what the body refers to."""
 
 
 class Replay:
@@ -38,7 +41,7 @@ class Replay:
         self._device = device
         self._max_graphs = max_graphs
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -84,7 +87,7 @@ class Replay:
             for into, out in zip(outputs, body(*static), strict=True):
                 into.copy_(out)
 
-        return _Entry(static, outputs, replay, _size(static) + _size(outputs))
+        return _Entry(static, outputs, replay, _size(static) + _size(outputs), body)
 
     def _capture(self, body: Body, static: tuple[Tensor, ...]) -> _Entry:
         """Warm up beside the current stream, then record."""
@@ -102,7 +105,7 @@ class Replay:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = body(*static)
         grown = max(torch.cuda.memory_reserved(self._device) - before, 0)
-        return _Entry(static, outputs, graph.replay, _size(static) + grown)
+        return _Entry(static, outputs, graph.replay, _size(static) + grown, body)
 
 
 def _send(source: Tensor, into: Tensor) -> None:

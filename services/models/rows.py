@@ -76,13 +76,25 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class PlacedRow:
+    """A row's token, and where it stands."""
+
     token: int
     position: int
     slot: int
     line: tuple[int, ...] | None
     """Slots, from the root's end on, of a path that begins with the tree nodes above the row; None
     where each of these is at the slot of its position. The row sees only what is before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One part's rows in the order they are computed in; `order[i]` is the row of its i-th input,
+    `places` are the inputs' slots."""
+
+    rows: Sequence[PlacedRow]
+    order: Sequence[int]
+    places: tuple[int, ...]
 
 
 class RowPlanner:
@@ -101,29 +113,21 @@ class RowPlanner:
 
     def plan(self, parts: Sequence[Part]) -> Rows:
         """Rows for all parts of a forward; their caches share a pool and have room for `end`."""
-        scratch = iter(parts[0].cache.pool.scratch)
-        rows: list[_Row] = []
+        rows: list[PlacedRow] = []
         looks: list[Look] = []
         order: list[int] = []
-        places = []
-        for part in parts:
-            inputs = _inputs(part, scratch)
-            places.append(tuple(row.slot for row in inputs))
-            ranked = _ranked(inputs)
-            own = [0] * len(inputs)
-            for row, index in enumerate(ranked):
-                own[index] = len(rows) + row
-            order += own
-            lined = _lined([inputs[i] for i in ranked])
-            looks += self._looks(lined, part, len(rows))
-            rows += lined
+        layouts = lay_out(parts)
+        for part, layout in zip(parts, layouts, strict=True):
+            order += [len(rows) + row for row in layout.order]
+            looks += self._looks(layout.rows, part, len(rows))
+            rows += layout.rows
         slots = [row.slot for row in rows]
         is_run = slots == list(range(slots[0], slots[0] + len(slots)))
         return Rows(
             tokens=self._long([row.token for row in rows]),
             positions=self._long([row.position for row in rows]),
             slots=self._long(slots),
-            places=tuple(places),
+            places=tuple(layout.places for layout in layouts),
             order=tuple(order),
             looks=tuple(looks),
             write_start=slots[0] if is_run else None,
@@ -137,7 +141,7 @@ class RowPlanner:
             return round_up(max(position, 1), KEY_BLOCK)
         return max(position, 1)
 
-    def _looks(self, rows: Sequence[_Row], part: Part, offset: int) -> list[Look]:
+    def _looks(self, rows: Sequence[PlacedRow], part: Part, offset: int) -> list[Look]:
         """The looks of one part's rows, which are those from `offset` on of the forward."""
         looks = []
         start = 0
@@ -152,7 +156,7 @@ class RowPlanner:
             start = stop
         return looks
 
-    def _look(self, group: Sequence[_Row], part: Part, start: int) -> Look:
+    def _look(self, group: Sequence[PlacedRow], part: Part, start: int) -> Look:
         width = self._width(group[-1].position)
         hidden = torch.arange(width, device=self._device) >= self._long(
             [row.position for row in group]
@@ -176,7 +180,22 @@ class RowPlanner:
         return Look(start, stop, width, mask, padding, base or 0, slots, has_first)
 
 
-def _ranked(inputs: Sequence[_Row]) -> list[int]:
+def lay_out(parts: Sequence[Part]) -> list[Layout]:
+    """Where the rows of each part stand. Raises `CapacityError` where scratch slots run out."""
+    scratch = iter(parts[0].cache.pool.scratch)
+    layouts = []
+    for part in parts:
+        inputs = _inputs(part, scratch)
+        ranked = _ranked(inputs)
+        order = [0] * len(inputs)
+        for row, index in enumerate(ranked):
+            order[index] = row
+        lined = _lined([inputs[i] for i in ranked])
+        layouts.append(Layout(lined, order, tuple(row.slot for row in inputs)))
+    return layouts
+
+
+def _ranked(inputs: Sequence[PlacedRow]) -> list[int]:
     """Rows in place by position; then the others path by path, so that those which can look back
     on the same slots are neighbours."""
     in_place = [i for i, row in enumerate(inputs) if row.line is None]
@@ -192,32 +211,32 @@ def _ranked(inputs: Sequence[_Row]) -> list[int]:
     return ranked + [index for path in paths for index in reversed(path)]
 
 
-def _lined(rows: Sequence[_Row]) -> list[_Row]:
+def _lined(rows: Sequence[PlacedRow]) -> list[PlacedRow]:
     """Give each moved row the line of the last row on its path, which goes on from its own."""
-    out: list[_Row] = []
+    out: list[PlacedRow] = []
     for row in reversed(rows):
         goes_on = row.line is not None and bool(out) and _begins(row, out[-1])
         out.append(replace(row, line=out[-1].line) if goes_on else row)
     return out[::-1]
 
 
-def _begins(row: _Row, other: _Row) -> bool:
+def _begins(row: PlacedRow, other: PlacedRow) -> bool:
     """Whether what `row` looks back on is a beginning of what `other` does."""
     assert row.line is not None
     return other.line is not None and other.line[: len(row.line)] == row.line
 
 
-def _inputs(part: Part, scratch: Iterator[int]) -> list[_Row]:
+def _inputs(part: Part, scratch: Iterator[int]) -> list[PlacedRow]:
     """Pending tokens at the slots of their positions, then the nodes of the tree."""
     cache = part.cache
     rows = [
-        _Row(token, at, cache.slot(at), None)
+        PlacedRow(token, at, cache.slot(at), None)
         for at, token in enumerate(part.pending, start=cache.count)
     ]
     return rows + _node_rows(part, scratch)
 
 
-def _node_rows(part: Part, scratch: Iterator[int]) -> list[_Row]:
+def _node_rows(part: Part, scratch: Iterator[int]) -> list[PlacedRow]:
     """Nodes on the first-child path take the slot of their position while the session has one,
     others a scratch slot."""
     tree, cache = part.tree, part.cache
@@ -232,7 +251,7 @@ def _node_rows(part: Part, scratch: Iterator[int]) -> list[_Row]:
         above = tree.path(node)[:-1]
         is_straight = all(in_place[step] for step in above)
         line = None if is_straight else tuple(slots[step] for step in above)
-        rows.append(_Row(token, position, slots[node], line))
+        rows.append(PlacedRow(token, position, slots[node], line))
     return rows
 
 

@@ -1,0 +1,149 @@
+"""A model's forward in a few fixed shapes, captured where the device can: one transfer a round.
+
+Everything between the integers that go in and the tokens that come out happens on the device:
+positions, masks, attention over the pool's pages, the head, and the draw of every row whose law
+fits. Knows no sessions, trees or verdicts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draws import draw_greedy_rows, draw_rows
+from slipstream.core.errors import CapacityError
+from slipstream.models.buckets import Buckets, ForwardShape, key_widths, powers, row_steps
+from slipstream.models.graphs import Replay
+from slipstream.models.invariance import RowRule
+from slipstream.models.kv_layout import KvLayout
+from slipstream.models.lanes import Packed, pack
+from slipstream.models.paged import Lanes, unpack
+from slipstream.models.pool import KvPool
+from slipstream.models.rows import Part
+
+MAX_MASK_BYTES = 1 << 28
+"""A forward whose mask were larger is left to the path without shapes."""
+
+_MAX_LANE_ROWS = 256
+
+Run = Callable[[Tensor, Tensor, Lanes, KvPool], Tensor]
+"""The model's layers over tokens and positions [R]: final hidden states [R, d]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How input `index` of a forward draws its token: see `core.draws`."""
+
+    index: int
+    temperature: float
+    keys: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A forward whose tokens are drawn: `hidden` [rows, d] is overwritten by the next forward,
+    `places` are the rows' slots by part."""
+
+    hidden: Tensor
+    places: tuple[tuple[int, ...], ...]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """What a model's forward is made of."""
+
+    layout: KvLayout
+    group: int
+    run: Run
+    head: Callable[[Tensor], Tensor]
+
+
+def buckets_for(*, max_rows: int, context_length: int, rule: RowRule) -> Buckets:
+    """Shapes for forwards of up to `max_rows` rows whose products obey `rule`."""
+    high = min(rule.max_rows, max_rows)
+    rows = row_steps(max_rows, min_rows=min(rule.min_rows, max_rows), max_rows=high)
+    return Buckets(
+        rows=rows,
+        lanes=powers(rows[-1]),
+        lane_rows=powers(min(_MAX_LANE_ROWS, rows[-1])),
+        widths=key_widths(context_length),
+    )
+
+
+class BucketedForward:
+    """Forwards of one model over the pools it is given, through static tensors."""
+
+    def __init__(self, model: Shaped, buckets: Buckets, replay: Replay) -> None:
+        self._model = model
+        self._buckets = buckets
+        self._replay = replay
+        self._pools: WeakSet[KvPool] = WeakSet()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of static tensors and graphs."""
+        return self._replay.num_bytes
+
+    def serve(self, pool: KvPool) -> None:
+        """Have forwards over a pool that stays, an engine's."""
+        self._pools.add(pool)
+
+    def pack(
+        self, pool: KvPool, parts: Sequence[Part], draws: Sequence[Draw] = ()
+    ) -> Packed | None:
+        """The forward as it fits a shape; None where none holds it, or the pool is not served."""
+        if pool not in self._pools:
+            return None
+        try:
+            packed = pack(parts, [draw.index for draw in draws], self._buckets)
+        except CapacityError:
+            return None
+        return packed if self._mask_bytes(packed.shape) <= MAX_MASK_BYTES else None
+
+    @torch.inference_mode()
+    def forward(
+        self, pool: KvPool, packed: Packed, draws: Sequence[Draw] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """Final hidden states [inputs, d] in input order and the tokens [draws] int64 drawn.
+
+        Both stay on the device, and are overwritten by the next forward of the same shape.
+        """
+        shape, size = packed.shape, packed.shape.draws
+        heat = [draw.temperature for draw in draws] + [0.0] * (size - len(draws))
+        is_greedy = not any(heat)
+        noise = [key for draw in draws for key in draw.keys] + [0] * (2 * (size - len(draws)))
+        inputs = (
+            torch.tensor(packed.values),
+            torch.tensor(heat),
+            torch.tensor(noise, dtype=torch.int32).view(size, 2),
+        )
+
+        def body(values: Tensor, heat: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+            return self._body(pool, shape, values, None if is_greedy else (heat, keys))
+
+        key = (id(pool), shape, is_greedy)
+        hidden, tokens = self._replay.run(key, body, inputs)
+        return hidden[: packed.num_rows], tokens[: len(draws)]
+
+    def _body(
+        self,
+        pool: KvPool,
+        shape: ForwardShape,
+        values: Tensor,
+        noise: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        model = self._model
+        batch = unpack(values, shape, group=model.group, dtype=model.layout.dtype)
+        hidden = model.run(batch.tokens, batch.positions, batch.lanes, pool)
+        if not shape.draws:
+            return hidden[batch.order], values[:0]
+        logits = model.head(hidden[batch.wanted]).float()
+        tokens = draw_greedy_rows(logits) if noise is None else draw_rows(logits, *noise)
+        return hidden[batch.order], tokens
+
+    def _mask_bytes(self, shape: ForwardShape) -> int:
+        cells = shape.lanes * shape.lane_rows * (shape.width + shape.lane_rows)
+        return cells * self._model.group * self._model.layout.dtype.itemsize
