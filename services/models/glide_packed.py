@@ -8,6 +8,7 @@ vocabularies.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -51,11 +52,49 @@ class Rows:
     cross_mask: Tensor | None
 
 
+class Seats(Protocol):
+    """R rows of a pass, with the keys that each may look back on. `rotation` are the rotary
+    factors of all, `kept` picks the rows that go on; None is all of them."""
+
+    @property
+    def rotation(self) -> Rotation: ...
+
+    @property
+    def kept(self) -> Tensor | slice | None: ...
+
+    @property
+    def num_kept(self) -> int:
+        """Rows that go on."""
+        ...
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether any of them reads the target."""
+        ...
+
+    def kept_rotation(self) -> Rotation:
+        """Rotary factors of the rows that go on."""
+        ...
+
+    def store(self, index: int, keys: Tensor, values: Tensor) -> None:
+        """Have all rows' keys and values [kv_heads, R, head_dim] in layer `index`."""
+        ...
+
+    def look_back(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
+        """Attention of the kept rows [R, H, hd] over the keys of layer `index`, [R, H * hd]."""
+        ...
+
+    def look_across(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
+        """The same over the target's keys, those of the `index`-th target layer that is read;
+        nothing, in zeros, for rows that see none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All rows of a pass, session by session, with the rotary factors of each.
+    """All rows of a pass, session by session, with the rotary factors of each: see `Seats`.
 
-    `kept` picks those that go on; None is all of them. `pool` holds every session's keys.
+    `pool` holds every session's keys.
     """
 
     pool: KvPool
@@ -65,14 +104,36 @@ class Batch:
 
     @property
     def num_kept(self) -> int:
-        """Rows that go on."""
+        """See `Seats`."""
         return sum(rows.num_kept for rows in self.parts)
 
+    @property
+    def is_reading(self) -> bool:
+        """See `Seats`."""
+        return any(rows.target_kv for rows in self.parts)
+
     def kept_rotation(self) -> Rotation:
-        """Rotary factors of the rows that go on."""
+        """See `Seats`."""
         if self.kept is None:
             return self.rotation
         return Rotation(self.rotation.cos[self.kept], self.rotation.sin[self.kept])
+
+    def store(self, index: int, keys: Tensor, values: Tensor) -> None:
+        """See `Seats`."""
+        buffer, own, at = self.pool.layer(index), len(keys), 0
+        for rows in self.parts:
+            end = at + rows.count
+            buffer[:own, rows.slots] = keys[:, at:end]
+            buffer[own:, rows.slots] = values[:, at:end]
+            at = end
+
+    def look_back(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
+        """See `Seats`."""
+        return by_session(self.parts, query, partial(_look_back, self.pool.layer(index)))
+
+    def look_across(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
+        """See `Seats`."""
+        return by_session(self.parts, query, partial(_look_across, index, num_kv_heads))
 
 
 class PackedNorm:
@@ -105,18 +166,14 @@ class PackedCross:
         self._out = _packed([cross.o_proj], dtype)
         self._num_heads, self._num_kv_heads = cross.num_heads, cross.num_kv_heads
 
-    def __call__(self, x: Tensor, index: int, parts: Sequence[Rows], rotation: Rotation) -> Tensor:
+    def __call__(self, x: Tensor, index: int, seats: Seats, rotation: Rotation) -> Tensor:
         """x [R, d], the kept rows -> [R, d]; reads the `index`-th target layer of each session."""
         query = self._query(self._norm(x)).view(len(x), self._num_heads, -1)
         if self._query_norm is not None:
             query = self._query_norm(query)
         query = turn(query, rotation)
-        return self._out(by_session(parts, query, partial(self._attend, index)))
-
-    def _attend(self, index: int, rows: Rows, query: Tensor) -> Tensor:
-        if not rows.target_kv:  # the output has no bias, so that nothing is added
-            return query.new_zeros(query.shape).flatten(1)
-        return attend(query, rows.target_kv[index], rows.cross_mask, self._num_kv_heads)
+        # The output has no bias, so that nothing is added where nothing is read.
+        return self._out(seats.look_across(index, query, self._num_kv_heads))
 
 
 class PackedLayer:
@@ -136,28 +193,23 @@ class PackedLayer:
         self._down = _packed([layer.mlp.down_proj], dtype)
         self._inner = layer.mlp.down_proj.in_features
 
-    def __call__(self, x: Tensor, index: int, batch: Batch) -> Tensor:
+    def __call__(self, x: Tensor, index: int, seats: Seats) -> Tensor:
         """x [R, d] -> the kept rows [num_kept, d]; writes R keys and values into the pool's layer
         `index`."""
-        query = self._write(x, index, batch)
-        if not batch.num_kept:
+        query = self._write(x, index, seats)
+        if not seats.num_kept:
             return x[:0]
-        if batch.kept is not None:
-            x, query = x[batch.kept], query[batch.kept]
-        look = partial(self._look_back, batch.pool.layer(index))
-        x = x + self._out(by_session(batch.parts, query, look))
-        if any(rows.target_kv for rows in batch.parts):
-            rotation = batch.kept_rotation()
+        if seats.kept is not None:
+            x, query = x[seats.kept], query[seats.kept]
+        x = x + self._out(seats.look_back(index, query, self._num_kv_heads))
+        if seats.is_reading:
+            rotation = seats.kept_rotation()
             for at, cross in enumerate(self._cross):
-                x = x + cross(x, at, batch.parts, rotation)
+                x = x + cross(x, at, seats, rotation)
         inner = self._gate_up(self._mlp_norm(x))
         return x + self._down(F.silu(inner[:, : self._inner]) * inner[:, self._inner :])
 
-    def _look_back(self, buffer: Tensor, rows: Rows, query: Tensor) -> Tensor:
-        keys, values = buffer[None, :, rows.seen].split(self._num_kv_heads, 1)
-        return attend(query, (keys, values), rows.self_mask, self._num_kv_heads)
-
-    def _write(self, x: Tensor, index: int, batch: Batch) -> Tensor:
+    def _write(self, x: Tensor, index: int, seats: Seats) -> Tensor:
         """Store keys and values of all rows; their queries, [R, H, hd]."""
         heads, own = self._num_heads, self._num_kv_heads
         qkv = self._qkv(self._self_norm(x)).view(len(x), heads + 2 * own, -1)
@@ -165,15 +217,22 @@ class PackedLayer:
         if self._query_norm is not None and self._key_norm is not None:
             query = self._query_norm(query_key[:, :heads])
             query_key = torch.cat((query, self._key_norm(query_key[:, heads:])), dim=1)
-        query_key = turn(query_key, batch.rotation)
+        query_key = turn(query_key, seats.rotation)
         keys, values = query_key[:, heads:].transpose(0, 1), qkv[:, heads + own :].transpose(0, 1)
-        buffer, at = batch.pool.layer(index), 0
-        for rows in batch.parts:
-            end = at + rows.count
-            buffer[:own, rows.slots] = keys[:, at:end]
-            buffer[own:, rows.slots] = values[:, at:end]
-            at = end
+        seats.store(index, keys, values)
         return query_key[:, :heads]
+
+
+def _look_back(buffer: Tensor, rows: Rows, query: Tensor) -> Tensor:
+    num_kv_heads = len(buffer) // 2
+    keys, values = buffer[None, :, rows.seen].split(num_kv_heads, 1)
+    return attend(query, (keys, values), rows.self_mask, num_kv_heads)
+
+
+def _look_across(index: int, num_kv_heads: int, rows: Rows, query: Tensor) -> Tensor:
+    if not rows.target_kv:
+        return query.new_zeros(query.shape).flatten(1)
+    return attend(query, rows.target_kv[index], rows.cross_mask, num_kv_heads)
 
 
 def by_session(
