@@ -15,14 +15,14 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import AsyncChunkStream
 from slipstream.client.surface import Call, late
 from slipstream.core.errors import Cancelled
-from slipstream.core.inline import finished
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.ports import Draft
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Chunk, Result, collected
 from slipstream.core.server_info import ServerInfo
-from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
+from slipstream.draft.engine import LocalDraft
 from slipstream.engine.thread import EngineThread
 from slipstream.target.batcher import BatchedTarget, BatchLimits
 
@@ -34,8 +34,7 @@ class AsyncEmbedded:
         """Both were made on `thread`, and belong to it."""
         self._thread = thread
         self._target = BatchedTarget(engine.target, thread, BatchLimits(engine.rows))
-        draft = _ThreadedDraft(drafter.draft, thread)
-        ports = Ports(draft, self._target, self._target.park)
+        ports = Ports(_batched(drafter.draft, thread), self._target, self._target.park)
         self._embedded = Embedded(engine, drafter, ports)
         self._turns: set[_EmbeddedTurn] = set()
         self._is_closed = False
@@ -182,18 +181,6 @@ class _EmbeddedTurn:
             raise self._ended_by
 
 
-class _ThreadedDraft:
-    """A draft of this process, one proposal at a time on its thread."""
-
-    def __init__(self, draft: Draft, thread: EngineThread) -> None:
-        self._draft = draft
-        self._thread = thread
-
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """See `Draft.propose`."""
-        done = await self._thread.run(lambda: finished(self._draft.propose(session, delta, plan)))
-        return done.value
-
-    async def release(self, session_id: str) -> None:
-        """See `Draft.release`."""
-        await self._thread.run(lambda: finished(self._draft.release(session_id)))
+def _batched(draft: Draft, thread: EngineThread) -> Draft:
+    """A model shares its steps; what only looks at the text costs less than a thread would."""
+    return BatchedDraft(draft, thread) if isinstance(draft, LocalDraft) else draft
