@@ -33,7 +33,9 @@ class Crowd:
         return math.ceil(self._level - self.SLACK)
 
     def count(self, num_sessions: int) -> None:
-        """Take in the sessions of a step."""
+        """Take in the sessions of a step. One that only reads prompts says nothing."""
+        if num_sessions < 1:
+            return
         is_more = num_sessions > self._level
         self._level += (num_sessions - self._level) * (1.0 if is_more else self.DECAY)
 
@@ -45,7 +47,8 @@ class Yield:
     good trees, which bring about as much more for every doubling of their nodes.
     """
 
-    START = 0.5
+    START = 0.8
+    """Before anything is known; what is never tried is never learnt."""
     WEIGHT = 0.02
 
     def __init__(self) -> None:

@@ -1,0 +1,183 @@
+"""What is offered shrinks with the crowd, follows what pays, and does not flicker."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.cost_curve import CostCurve
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.load import Allowance, Crowd, Probes, Yield
+from slipstream.core.offer import Offer
+from slipstream.target.metering import FixedMeter, LoadMeter
+
+TILE = 32
+
+
+def staircase(rows):
+    return 0.02 * -(-rows // TILE) + 0.0002 * rows
+
+
+def curve_of(law=staircase, *, tile=TILE):
+    return CostCurve([(rows, law(rows)) for rows in (1, 16, 32, 33, 64, 65, 96)], tile=tile)
+
+
+def yields_of(kept, *, rounds=500):
+    yields = Yield()
+    for _ in range(rounds):
+        yields.record(num_nodes=3, num_accepted=2 * kept)
+    return yields
+
+
+def offers(sessions, *, kept=0.6, curve=None, allowance=None):
+    allowance = allowance or Allowance()
+    return allowance.decide(curve or curve_of(), yields_of(kept), sessions=sessions, keys=0.0)
+
+
+def test_a_session_alone_has_the_first_tile_and_its_calibrated_costs():
+    assert offers(1) == Offer(32)
+
+
+@pytest.mark.parametrize(("sessions", "rows"), [(2, 16), (4, 8), (8, 4), (16, 2), (32, 1)])
+def test_a_tile_is_shared_evenly(sessions, rows):
+    assert offers(sessions).rows == rows
+
+
+@given(st.integers(1, 64), st.floats(0, 1))
+def test_what_a_crowd_uses_is_never_worth_less_than_plain_rounds(sessions, kept):
+    curve, yields = curve_of(), yields_of(kept, rounds=300)
+    offer = Allowance().decide(curve, yields, sessions=sessions, keys=0.0)
+    cost = curve.seconds(offer.rows * sessions) / curve.seconds(sessions)
+    assert yields.tokens(offer.rows) >= 0.999 * cost or sessions == 1
+    assert offer.rows * sessions <= 512
+
+
+def test_what_is_rarely_kept_is_not_offered_at_a_price():
+    line = curve_of(lambda rows: 0.01 * (1 + 0.1 * rows), tile=None)
+    by_kept = [offers(16, kept=kept, curve=line).rows for kept in (0.1, 0.5, 0.95)]
+    assert by_kept[0] == 1
+    assert by_kept == sorted(by_kept)
+    assert by_kept[-1] > 1
+
+
+def test_prices_rise_with_the_crowd():
+    prices = [offers(sessions).row_cost for sessions in (2, 4, 8, 16)]
+    assert prices == sorted(prices)
+    assert prices[0] > 0
+
+
+def test_a_number_of_rows_stays_until_another_is_clearly_better():
+    """Around the break-even point of two rows, the answer depends on where it comes from."""
+    line = curve_of(lambda rows: 0.01 * (1 + 0.1 * rows), tile=None)
+    allowance = Allowance()
+    kept = [*range(32, 92, 4), *reversed(range(32, 92, 4))]
+    rows = [offers(16, kept=at / 100, curve=line, allowance=allowance).rows for at in kept]
+    up, down = rows[:15], rows[15:][::-1]
+    assert up == sorted(up)
+    assert down == sorted(down)
+    assert up[0] == down[0] < up[-1] == down[-1]
+    assert up != down
+
+
+def test_a_crowd_is_met_at_once_and_leaves_slowly():
+    crowd = Crowd()
+    assert crowd.size == 1
+    crowd.count(8)
+    assert crowd.size == 8
+    sizes = []
+    for _ in range(40):
+        crowd.count(2)
+        sizes.append(crowd.size)
+    assert sizes[0] == 8
+    assert sizes[-1] == 2
+    assert all(a - b in (0, 1) for a, b in itertools.pairwise(sizes))
+
+
+def test_a_count_that_goes_up_and_down_changes_nothing():
+    crowd = Crowd()
+    sizes = set()
+    for step in range(200):
+        crowd.count(9 - step % 2)
+        sizes.add(crowd.size)
+    assert sizes == {9}
+
+
+def test_steps_that_only_read_prompts_say_nothing_about_the_crowd():
+    crowd = Crowd()
+    for _ in range(100):
+        crowd.count(0)
+    assert crowd.size == 1
+
+
+def test_a_yield_is_learnt_from_rounds_that_proposed_something():
+    yields = yields_of(0.25)
+    assert yields.kept == pytest.approx(0.25, abs=0.01)
+    assert yields.tokens(1) == 1
+    assert yields.tokens(8) == pytest.approx(1 + 3 * yields.kept)
+    before = yields.kept
+    yields.record(num_nodes=0, num_accepted=0)
+    assert yields.kept == before
+
+
+def test_probes_come_at_growing_intervals_and_anew_once_it_pays():
+    probes = Probes()
+    due = [at for at in range(4000) if probes.is_due()]
+    pauses = [b - a for a, b in itertools.pairwise(due)]
+    assert pauses[:4] == [64, 128, 256, 512]
+    assert set(pauses[4:]) == {512}
+    probes.reset()
+    assert next(at for at in itertools.count(1) if probes.is_due()) == Probes.FIRST_PAUSE
+
+
+def test_a_fixed_meter_offers_the_same_to_everybody():
+    meter = FixedMeter(16)
+    meter.verified(num_nodes=3, num_accepted=3)
+    meter.record(rows=99, sessions=9, keys=9, seconds=9.0)
+    assert {meter.offer(sessions) for sessions in range(40)} == {Offer(16)}
+
+
+def steps(meter, count, *, sessions, accepted=0.5, law=staircase):
+    """Steps in which everybody proposes what it is offered; the rows of each."""
+    rows = []
+    for _ in range(count):
+        offer = meter.offer(sessions)
+        rows.append(offer.rows)
+        for _ in range(sessions):
+            kept = accepted * math.log2(offer.rows)
+            meter.verified(num_nodes=offer.rows - 1, num_accepted=kept)
+        total = offer.rows * sessions
+        meter.record(rows=total, sessions=sessions, keys=0, seconds=law(total))
+    return rows
+
+
+def test_a_meter_changes_its_mind_only_with_the_crowd():
+    meter = LoadMeter(curve_of())
+    assert steps(meter, 50, sessions=1) == [32] * 50
+    assert set(steps(meter, 50, sessions=8)) == {4}
+    back = steps(meter, 60, sessions=2)
+    assert (back[0], back[-1]) == (4, 16)
+    assert back == sorted(back)
+
+
+def test_what_seemed_too_dear_is_tried_rarely_and_taken_up_where_it_pays():
+    def law(rows):
+        return 0.01 * (1 + 0.06 * rows)
+
+    def rows(accepted):
+        meter = LoadMeter(curve_of(law, tile=None))
+        return steps(meter, 3000, sessions=32, law=law, accepted=accepted)
+
+    assert rows(0.95)[-50:] == [2] * 50
+    rare = rows(0.1)
+    assert 1 < rare.count(2) < 30
+    assert set(rare[1:]) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "bad", [{"rows": 0}, {"rows": 2, "row_cost": -1.0}, {"rows": 2, "round_s": math.inf}]
+)
+def test_an_offer_that_can_not_be_is_refused(bad):
+    with pytest.raises(InvalidRequest, match="offer"):
+        Offer(**bad)
