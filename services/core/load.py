@@ -12,8 +12,9 @@ from slipstream.core.offer import Offer
 
 MAX_ROWS = 128
 """Of one session: the largest tree and its root."""
-_ALONE = 1.5
-"""Plain rounds that the rows of a session may cost which has the target to itself."""
+_ALONE = 2.0
+"""Plain rounds that a round of a session may cost which has the target to itself. Its profile was
+calibrated for that and knows better what rows are worth."""
 _BETTER = 1.03
 """Another number of rows must promise so many times the speed of the one that is offered."""
 
@@ -112,7 +113,8 @@ class Allowance:
         limit = max(min(self._max_rows // sessions, MAX_ROWS), 1)
         cost = _cost(curve, sessions, keys)
         if sessions == 1:
-            self._rows = max(rows for rows in range(1, limit + 1) if cost(rows) <= _ALONE)
+            most = min(limit, curve.tile or limit)
+            self._rows = max(rows for rows in range(1, most + 1) if cost(rows) <= _ALONE)
             return Offer(self._rows)
         speeds = {rows: yields.tokens(rows) / cost(rows) for rows in range(1, limit + 1)}
         best = max(speeds, key=lambda rows: speeds[rows])
