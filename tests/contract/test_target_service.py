@@ -1,5 +1,7 @@
 """What the target service promises beside the port: handshakes, leases, refusals, its own load."""
 
+import asyncio
+
 import pytest
 from grpc import StatusCode
 
@@ -184,6 +186,30 @@ async def test_what_was_parked_is_there_for_the_next_turn(served):
     assert (await turn.verify(0, tokens)).num_cached == len(tokens) - 1
     await turn.end()
     await served.until_empty()
+
+
+async def test_tokens_that_need_no_computing_are_counted(served):
+    for number in range(2):
+        stream = await served.open(Session(f"s{number}", len(PROMPT), 50))
+        await stream.rounds(PROMPT, 3)
+        await stream.end()
+    await served.until_empty()
+    assert (await served.load()).num_cached_tokens == len(PROMPT) - 1
+
+
+async def test_streams_at_once_share_steps_and_have_the_tokens_they_have_alone(served):
+    prompts = [tuple(tiny.tokens(length, length)) for length in (3, 20, 50, 127, 130, 200)]
+
+    async def tokens(number: int, name: str) -> tuple[int, ...]:
+        stream = await served.open(Session(name, len(prompts[number]), 50))
+        answer = await stream.rounds(prompts[number], 12)
+        await stream.end()
+        return answer
+
+    together = await asyncio.gather(*(tokens(at, f"t{at}") for at in range(len(prompts))))
+    load = await served.load()
+    assert load.num_steps < load.num_rounds == 12 * len(prompts)
+    assert list(together) == [await tokens(at, f"a{at}") for at in range(len(prompts))]
 
 
 async def test_what_was_parked_is_freed_when_its_time_is_up(served):
