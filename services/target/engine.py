@@ -213,6 +213,7 @@ class LocalTarget:
         places = slots[: share.num_pending], slots[share.num_pending :]
         final, reason = self._settle(work, walk, places)
         num_accepted = min(len(walk.nodes), len(final))
+        self._meter.verified(num_nodes=work.num_nodes, num_accepted=num_accepted)
         work.verdict = Verdict(final, num_accepted, reason, held.roots, offer, work.num_cached)
 
     def _settle(
