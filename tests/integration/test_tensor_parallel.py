@@ -1,0 +1,183 @@
+"""A model that two CPU processes hold together says what one process says."""
+
+import os
+import select
+import signal
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+import tiny
+from processes import command_line, kill, save_long_checkpoint, serve, up
+from rounds import plain, speculate
+from slipstream.client import Client
+from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Delta, Proposal, SamplingParams, Session, Shape
+from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.models.causal import CausalModel
+from slipstream.models.loading import load_target_parts
+from slipstream.models.rows import Part
+from slipstream.target.crew import Crew, CrewPlan
+
+LIMIT_S = 60
+TWO = {"SLIPSTREAM_TARGET_TENSOR_PARALLEL": "2", "SLIPSTREAM_TARGET_DTYPE": "float32"}
+SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=11)}
+PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
+MAX_TOKENS = 16
+TREE = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3))
+
+
+def save_model(folder):
+    """`tiny`'s Llama (4 heads, 2 key heads) as a model directory."""
+    tiny.hf_model().save_pretrained(folder)
+    words = {f"t{token}": token for token in range(tiny.VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t1"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t0").save_pretrained(folder)
+    return folder
+
+
+def not_lost(reason, is_input):
+    raise AssertionError(reason)
+
+
+class World:
+    """Both models, whole and shared with a second process."""
+
+    def __init__(self, folder, dtype, crew):
+        self.team = crew.meet()
+        loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
+        self.shared = CausalModel(loaded.model, ranks=self.team.ranks)
+        self.shared.lead(self.team.followers)
+        self.whole = tiny.causal(dtype=getattr(torch, dtype))
+        self.target = tiny.local_target(self.shared, num_pages=16)
+        scorer = tiny.glide(dtype=getattr(torch, dtype))
+        self.draft = LocalDraft(scorer, Feed(self.target, scorer.config.target_layers))
+
+
+def world_of(folder, dtype):
+    plan = CrewPlan(2, folder, dtype, "cpu", "invariant", 1)
+    before = os.environ.get("LOCAL_RANK")
+    try:
+        with Crew(plan, not_lost) as crew:
+            yield World(folder, dtype, crew)
+    finally:
+        if before is None:
+            os.environ.pop("LOCAL_RANK", None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("split") / "tiny")
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def world(request, folder):
+    yield from world_of(folder, request.param)
+
+
+def run(model, cache, pending, tree=TREE):
+    """Logits of a step, after which the path 1, 3, 4 of the tree is kept."""
+    hidden, (slots,) = model.forward([Part(cache, pending, tree)])
+    cache.keep([*slots[: len(pending)], *(slots[len(pending) + at] for at in (1, 3, 4))])
+    return model.logits(hidden)
+
+
+def test_two_processes_compute_what_one_does_and_keep_the_same_keys(world):
+    tolerance = 1e-4 if world.shared.dtype is torch.float32 else 0.15
+    caches = {model: model.open(256) for model in (world.shared, world.whole)}
+    for pending in (tiny.tokens(126), [4], [9, 2]):
+        ours, theirs = (run(model, cache, pending) for model, cache in caches.items())
+        torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+    ours, theirs = caches.values()
+    assert ours.count == theirs.count == 138
+    for layer in range(world.shared.layout.num_layers):
+        pair = (cache.gather(layer, 3, 138) for cache in (ours, theirs))
+        torch.testing.assert_close(*pair, atol=tolerance, rtol=tolerance)
+    assert ours.gather(0, 3, 138).shape == (4, 135, 16)
+
+
+def test_a_row_has_the_same_bits_whoever_shares_the_forward(world):
+    model, pool = world.shared, world.shared.pool(8)
+    alone, beside, other = (model.open_in(pool) for _ in range(3))
+    prompt = tiny.tokens(130)
+    for cache in (alone, beside):
+        model.prefill(cache, prompt)
+    hidden, _ = model.forward([Part(alone, [7])])
+    together, _ = model.forward([Part(other, tiny.tokens(40, seed=3)), Part(beside, [7], TREE)])
+    assert torch.equal(together[40], hidden[0])
+    assert torch.equal(model.logits(together)[40], model.logits(hidden)[0])
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_speculation_changes_no_token(world, sampling):
+    options = SpeculationOptions(mode=Mode.FORCED, shape=Shape.CAPE, max_nodes=15)
+    for prompt in PROMPTS:
+        asked = {"sampling": SAMPLINGS[sampling], "max_tokens": MAX_TOKENS}
+        expected = plain(world.target, prompt, **asked)
+        out = speculate(world.target, world.draft, "glide", prompt, options=options, **asked)
+        assert out.tokens == expected.tokens
+        assert out.num_drafted > 0, "inconclusive: nothing was drafted"
+        if world.shared.dtype is torch.float32:
+            whole = tiny.local_target(world.whole)
+            assert plain(whole, prompt, **asked).tokens == expected.tokens
+
+
+async def test_a_reader_of_keys_gets_all_heads(world):
+    targets = [world.target, tiny.local_target(world.whole)]
+    prompt, pieces = tuple(tiny.tokens(140)), []
+    for target in targets:
+        session = Session("reader", len(prompt), 8)
+        await target.verify(session, Delta(0, prompt), Proposal())
+        pieces.append(target.tap("reader", (2, 0), 0).take(1000))
+        await target.release("reader")
+    assert targets[0].layout.num_kv_heads == targets[1].layout.num_kv_heads
+    tolerance = 1e-4 if world.shared.dtype is torch.float32 else 0.15
+    assert pieces[0].count == pieces[1].count == 140
+    torch.testing.assert_close(pieces[0].values, pieces[1].values, atol=tolerance, rtol=tolerance)
+
+
+@contextmanager
+def end_of(pid):
+    """Something to poll until a process has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        yield waiting
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("long") / "tiny")
+
+
+def test_a_service_answers_the_same_and_ends_with_its_follower(model):
+    with Client.embedded(str(model), "none", dtype="float32") as client:
+        expected = client.generate("the quick brown fox", max_tokens=12).token_ids
+    with up(model, "ngram", env=TWO) as process:
+        with Client(process.ready(), retries=False) as client:
+            assert client.generate("the quick brown fox", max_tokens=12).token_ids == expected
+        line = process.until_logged("rank 1 of 2 is process ")
+        kill(int(line.rpartition(" ")[2]))
+        assert process.wait() == 1
+    assert any("error: rank 1 of the target ended by SIGKILL" in line for line in process.err)
+    assert process.err[-1].startswith("error: the target ended with exit code 1")
+
+
+def test_followers_end_with_their_leader_however_it_ends(model):
+    flags = ("--model", str(model), "--address", "127.0.0.1:0")
+    with serve("target", *flags, env=TWO) as asked, serve("target", *flags, env=TWO) as killed:
+        for process, number in ((asked, signal.SIGTERM), (killed, signal.SIGKILL)):
+            process.ready()
+            follower = process.child("target.follower")
+            with end_of(follower) as ended:
+                process.signal(number)
+                assert process.wait() == (0 if number == signal.SIGTERM else -number)
+                assert ended.poll(1000 * LIMIT_S)
+            assert command_line(follower) == ""
