@@ -27,7 +27,7 @@ def ordered_top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"the {k} best tokens were asked for, but must be at least 1")
     k = min(k, scores.shape[-1])
     if scores.device.type != "cpu":
-        return _top_by_key(scores, k)
+        return top_by_key(scores, k)
     if scores.dim() == 1:
         return _top_by_bound(scores, k)
     rows = [_top_by_bound(row, k) for row in scores]
@@ -52,10 +52,9 @@ def _top_by_bound(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(row[best]), torch.from_numpy(best)
 
 
-def _top_by_key(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """On a device: value and reversed id make one 64-bit key, so that no two keys are equal.
-
-    Needs no synchronisation with the host.
+def top_by_key(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`ordered_top` on a device: value and reversed id make one 64-bit key, so that no two keys
+    are equal. Needs no synchronisation with the host; `k` is at most V.
     """
     size = scores.shape[-1]
     # Adding zero turns -0.0, whose bits differ, into the 0.0 that it equals.

@@ -1,5 +1,7 @@
 """Growing one path: a chain, and a chain with CaPE's leaves."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.cape import Budget, cape_tree
@@ -42,22 +44,27 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> Grown:
 
 
 def _follow(growth: Growth, plan: Plan, stop: Stop, *, num_candidates: int) -> Growing[_Path]:
-    slots: list[Slot] = []
-    slot = yield from growth.first(num_candidates)
-    path_prob = 1.0
-    limit = min(plan.max_depth, plan.max_nodes, growth.max_depth)
-    while True:
-        slots.append(slot)
-        path_prob *= growth.acceptance(slot)
-        if growth.ends_with(slot.tokens[0]):
-            return _Path(tuple(slots), "eos")
-        if len(slots) >= limit:
-            return _Path(tuple(slots), "lag" if limit == growth.max_depth else "depth")
-        if stop.should_stop(growth.signal(slot, len(slots), path_prob)):
-            return _Path(tuple(slots), "policy")
-        if plan.worth is not None and path_prob < plan.worth:
-            return _Path(tuple(slots), "load")
-        [slot] = yield from growth.extend([slot.tokens[0]], [len(slots) - 2], num_candidates)
+    if growth.can_follow(stop):
+        found = yield from growth.follow(plan, stop, num_candidates)
+        return _Path(tuple(found), _end(growth, plan, stop, found) or "policy")
+    slots = [(yield from growth.first(num_candidates))]
+    while not (end := _end(growth, plan, stop, slots)):
+        token, parent = slots[-1].tokens[0], len(slots) - 2
+        slots += yield from growth.extend([token], [parent], num_candidates)
+    return _Path(tuple(slots), end)
+
+
+def _end(growth: Growth, plan: Plan, stop: Stop, slots: Sequence[Slot]) -> str | None:
+    """What ends a path behind its last slot, if anything does."""
+    slot, depth, limit = slots[-1], len(slots), growth.limit(plan)
+    path_prob = math.prod(map(growth.acceptance, slots))
+    if growth.ends_with(slot.tokens[0]):
+        return "eos"
+    if depth >= limit:
+        return "lag" if limit == growth.max_depth else "depth"
+    if stop.should_stop(growth.signal(slot, depth, path_prob)):
+        return "policy"
+    return "load" if plan.worth is not None and path_prob < plan.worth else None
 
 
 def _worth(growth: Growth, plan: Plan) -> float:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slipstream.core.planner import Profile
-from slipstream.core.stop import StopSignal
+from slipstream.core.stop import Stop, StopSignal
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Proposal, Session, SparseLaw, Verification
+from slipstream.core.types import Plan, Proposal, Session, SparseLaw, Verification
+from slipstream.draft.following import Chains
 from slipstream.draft.slots import Reading, Slot, SlotReader
+from slipstream.models.chaining import MAX_NEW_TOKENS, Follow
 from slipstream.models.scorer import Ask, Grow, KvView, Sync
 
 T = TypeVar("T")
@@ -25,10 +27,11 @@ CHUNK = 256
 class Step:
     """What a session needs next: its model's scores, and how their rows are to be read.
 
-    `num_tokens` is how many it computes. Without a `reading` no rows are scored.
+    `num_tokens` is how many it computes. Without a `reading` no rows are scored, but for a
+    `Follow`, which brings its slots along.
     """
 
-    ask: Ask
+    ask: Ask | Follow
     num_tokens: int
     reading: Reading | None
 
@@ -43,6 +46,7 @@ class Prefix:
     """A session's tokens, the first `num_same` of which its `state` in the draft model holds.
 
     `view` is what is read of the target; `staleness` is by how many tokens it lags behind.
+    `chains` follows whole chains where there is a device for it.
     """
 
     state: Any
@@ -50,6 +54,7 @@ class Prefix:
     num_same: int
     view: KvView | None
     staleness: int = 0
+    chains: Chains | None = None
 
 
 class Growth:
@@ -76,12 +81,53 @@ class Growth:
         self._calibration = profile.calibration_at(session.sampling.temperature)
         self._depths: list[int] = []
 
+    def can_follow(self, stop: Stop) -> bool:
+        """Whether a device follows a chain with this policy on its own."""
+        chains, session = self._prefix.chains, self.session
+        is_exact = session.verification is Verification.EXACT
+        if chains is None or not is_exact:
+            return False
+        return chains.fits(session.sampling, stop, session.stop_token_ids)
+
+    def limit(self, plan: Plan) -> int:
+        """The longest path that a plan allows."""
+        return min(plan.max_depth, plan.max_nodes, self.max_depth)
+
+    def follow(self, plan: Plan, stop: Stop, count: int) -> Growing[list[Slot]]:
+        """The slots of a whole chain, as long as plan and `stop` let it be, each with up to `count`
+        candidates."""
+        at, limit = self._prefix, self.limit(plan)
+        done = yield from self._catch_up(MAX_NEW_TOKENS)
+        ask = Follow(
+            at.state,
+            at.tokens,
+            at.view,
+            self.session.sampling,
+            stop,
+            limit,
+            count,
+            self.session.stop_token_ids,
+            self._calibration,
+            at.staleness,
+            self._reader.score is not None,
+            plan.worth,
+        )
+        slots = yield Step(ask, max(len(at.tokens) - done, 1) + limit - 1, None)
+        return slots
+
+    def _catch_up(self, rest: int) -> Growing[int]:
+        """Have all but up to `rest` tokens of the prefix computed; how many are then."""
+        at, done = self._prefix, self._prefix.num_same
+        while len(at.tokens) - done > rest:
+            count = min(CHUNK, len(at.tokens) - 1 - done)
+            done += count
+            yield Step(Sync(at.state, at.tokens[:done], at.view, is_scored=False), count, None)
+        return done
+
     def hold(self, *, reading: Reading | None = None) -> Growing[list[Slot]]:
         """Have the prefix computed, and the slot behind it read if it is to be."""
-        at, done = self._prefix, self._prefix.num_same
-        while len(at.tokens) - done > CHUNK:
-            done += CHUNK
-            yield Step(Sync(at.state, at.tokens[:done], at.view, is_scored=False), CHUNK, None)
+        at = self._prefix
+        done = yield from self._catch_up(CHUNK)
         last = Sync(at.state, at.tokens, at.view, is_scored=reading is not None)
         slots = yield Step(last, max(len(at.tokens) - done, 1), reading)
         return slots

@@ -82,6 +82,16 @@ def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[fl
     return min(odds, _MOST), entropy, min(best - second, _MOST), float(lag)
 
 
+def device_stats(log_probs: Tensor, entropies: Tensor, lags: Tensor) -> Tensor:
+    """`slot_stats` of R slots [R, 4] on their device: of the two likeliest [R, 2], entropies [R]
+    and lags [R]."""
+    best, second = log_probs.double().unbind(1)
+    odds = best - torch.log((-torch.expm1(best)).clamp(min=_EPS))
+    ratio = (best - second).clamp(max=_MOST)
+    columns = [odds.clamp(max=_MOST), entropies.double(), ratio, lags.double()]
+    return torch.stack(columns, 1).float()
+
+
 def draft_digest(directory: Path) -> Tensor:
     """SHA-256 of the draft's weights in `directory`, uint8 [32]; WeightsError when missing."""
     try:

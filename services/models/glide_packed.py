@@ -235,6 +235,17 @@ def _look_across(index: int, num_kv_heads: int, rows: Rows, query: Tensor) -> Te
     return attend(query, rows.target_kv[index], rows.cross_mask, num_kv_heads)
 
 
+@dataclass(frozen=True, slots=True)
+class GlideParts:
+    """A draft as its packed parts; `rotation` holds the factors of all positions."""
+
+    embeddings: Tensor
+    layers: Sequence[PackedLayer]
+    norm: PackedNorm
+    head: DraftLinear
+    rotation: Rotation
+
+
 def by_session(
     parts: Sequence[Rows], query: Tensor, look: Callable[[Rows, Tensor], Tensor]
 ) -> Tensor:

@@ -14,7 +14,15 @@ from slipstream.core.mask import SlicedMasks
 from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
 from slipstream.models.glide_linear import DraftLinear
-from slipstream.models.glide_packed import Batch, PackedLayer, PackedNorm, Rotation, Rows, Slots
+from slipstream.models.glide_packed import (
+    Batch,
+    GlideParts,
+    PackedLayer,
+    PackedNorm,
+    Rotation,
+    Rows,
+    Slots,
+)
 from slipstream.models.glide_state import GlideState, check_ask, num_same
 from slipstream.models.glide_target import TargetParts, rotary_tables
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
@@ -58,10 +66,24 @@ class GlideScorer:
         self._head = DraftLinear(target.head[vocab].to(dtype))
         self._masks = SlicedMasks()
         self._cos = self._sin = torch.empty(0)
+        self._num_weights = sum(weight.numel() for weight in model.parameters())
         at = model.config
         self.layout = KvLayout(
             at.num_layers, at.num_kv_heads, at.head_dim, dtype, self._embeddings.device
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of what a step reads, embeddings included, at most."""
+        size = self._dtype.itemsize + 1  # 8-bit weights lie beside the others
+        head = len(self.vocab) * self.hidden_size
+        return (self._num_weights + head) * size + self._embeddings.nbytes
+
+    def workspace_bytes(self, num_rows: int) -> int:
+        """Bytes that a pass of so many rows needs besides, at most: states, scores and laws."""
+        at = self.config
+        width = 6 * at.hidden_size + 2 * at.intermediate_size
+        return num_rows * (width * self._dtype.itemsize + 4 * 4 * len(self.vocab))
 
     def pool(self, num_pages: int) -> KvPool:
         """See `Scorer.pool`."""
@@ -77,6 +99,16 @@ class GlideScorer:
         cache.reserve(capacity)
         self._reach(capacity)
         return GlideState(cache, capacity)
+
+    def parts(self, length: int) -> GlideParts:
+        """What scores are computed with, for positions below `length`."""
+        return GlideParts(
+            embeddings=self._embeddings,
+            layers=self._layers,
+            norm=self._norm,
+            head=self._head,
+            rotation=self._tables(length),
+        )
 
     def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
         """See `Scorer.num_same`."""
@@ -193,12 +225,14 @@ class GlideScorer:
 
     def _reach(self, length: int) -> None:
         """Have rotary factors of positions 0..length-1."""
-        if len(self._cos) >= length:
-            return
+        if len(self._cos) < length:
+            tables = self._tables(length)
+            self._cos, self._sin = tables.cos, tables.sin
+
+    def _tables(self, length: int) -> Rotation:
         cos, sin = rotary_tables(self._target, length, dtype=self._dtype)
         half = sin.shape[-1] // 2
-        self._cos = cos[:, None]
-        self._sin = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)[:, None]
+        return Rotation(cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)[:, None])
 
     def _rotation(self, turns: Sequence[_Turn]) -> Rotation:
         """Rotary factors of all rows."""

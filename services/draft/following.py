@@ -1,0 +1,32 @@
+"""Chains that a device follows on its own: the steps of a whole round at once.
+
+What the growers' steps are one by one, in one pass and one transfer. Knows no model's form.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from slipstream.core.stop import Stop
+from slipstream.core.types import SamplingParams
+from slipstream.draft.slots import Slot
+from slipstream.models.chaining import Follow, Found
+
+
+class Chains(Protocol):
+    """Whoever follows chains; see `models.chaining.GlideChains`."""
+
+    def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
+        """Whether such a chain can be followed."""
+        ...
+
+    def follow(self, asks: Sequence[Follow]) -> list[list[Found]]:
+        """The slots of each ask's chain."""
+        ...
+
+
+def followed_slots(chains: Chains, asks: Sequence[Follow]) -> list[list[Slot]]:
+    """The chains as slots, each as long as its policy let it be."""
+    return [
+        [Slot(one.tokens, one.probs, one.top_prob, one.entropy, one.score) for one in chain]
+        for chain in chains.follow(asks)
+    ]

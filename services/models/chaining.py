@@ -1,0 +1,237 @@
+"""Whole chains of many sessions in one pass: what is asked, and what came of it.
+
+The host's side of `glide_chain.py`: asks become two vectors, one vector comes back. Knows no plans,
+proposals or trees.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slipstream.core.calibration import Calibration
+from slipstream.core.draws import draw_keys, has_plain_law
+from slipstream.core.stop import MAX_DRAFT_TOKENS, Stop
+from slipstream.core.types import SamplingParams
+from slipstream.models.buckets import fit, key_widths, powers
+from slipstream.models.chain_shape import MAX_ENDS, ChainShape, num_outputs
+from slipstream.models.chain_stop import Rule, rule_of
+from slipstream.models.glide_chain import ChainBody, ChainModel
+from slipstream.models.glide_scorer import GlideScorer
+from slipstream.models.glide_state import GlideState
+from slipstream.models.graphs import Replay
+from slipstream.models.kv_layout import KEY_BLOCK, round_up
+from slipstream.models.scorer import KvView, Sync
+
+MAX_NEW_TOKENS = 32
+"""Tokens of a prefix that a chain takes in; whoever has more syncs the rest before."""
+
+_DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
+_MAX_SESSIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Ask to hold exactly `tokens` and to follow the best candidates behind them.
+
+    Up to `limit` slots of `num_candidates` each; a chain ends behind one of the tokens `ends`, and
+    where `stop` says so. `lag` is by how many tokens the view lags behind.
+    """
+
+    state: GlideState
+    tokens: Sequence[int]
+    view: KvView | None
+    sampling: SamplingParams
+    stop: Stop
+    limit: int
+    num_candidates: int
+    ends: frozenset[int] = frozenset()
+    calibration: Calibration = field(default_factory=Calibration)
+    lag: int = 0
+    is_scored: bool = False
+    worth: float | None = None
+    """Least chance that the whole path is kept, for one more token to be worth its row."""
+
+    @property
+    def sync(self) -> Sync:
+        """The part of it that any draft model understands."""
+        return Sync(self.state, self.tokens, self.view)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One slot of a chain: candidates, best first, and what is known of its law."""
+
+    tokens: tuple[int, ...]
+    probs: tuple[float, ...]
+    top_prob: float
+    entropy: float
+    score: float | None
+
+
+class GlideChains:
+    """Follows chains with a GliDe draft, all of one pool, in fixed shapes."""
+
+    def __init__(
+        self,
+        scorer: GlideScorer,
+        replay: Replay,
+        *,
+        context_length: int,
+        score: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
+        """`score` is the decision model's; positions are below `context_length`."""
+        length = context_length + MAX_DRAFT_TOKENS + KEY_BLOCK
+        config = scorer.config
+        group = config.num_heads // config.num_kv_heads
+        self._check = scorer.check
+        self._model = ChainModel(scorer.parts(length), scorer.vocab, group, score)
+        self._layers = config.target_layers
+        self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
+        self._widths = key_widths(length)
+        self._replay = replay
+        self._stages: dict[tuple[int, int], list[Tensor]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of static tensors, graphs, and staged keys."""
+        staged = sum(stage.nbytes for stages in self._stages.values() for stage in stages)
+        return self._replay.num_bytes + staged
+
+    def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
+        """Whether such a chain can be followed here: the draft's law is the logits and a
+        temperature, its policy is known, and few tokens end it."""
+        return has_plain_law(sampling) and rule_of(stop) is not None and len(ends) <= MAX_ENDS
+
+    @torch.inference_mode()
+    def follow(self, asks: Sequence[Follow]) -> list[list[Found]]:
+        """The slots of each ask's chain, in one pass and one transfer.
+
+        The states hold the asks' tokens then, and no tree. Raises what `GlideScorer.score` does.
+        """
+        for ask in asks:
+            self._check(ask.sync)
+        starts = [ask.state.begin(ask.tokens) for ask in asks]
+        shape = self._shape(asks, starts)
+        pool = asks[0].state.cache.pool
+        stage = self._stage(shape)
+        for row, ask in enumerate(asks):
+            self._fill(stage, row, ask)
+        inputs = (
+            torch.tensor(_integers(asks, starts, shape)),
+            torch.tensor(_doubles(asks, shape), dtype=torch.float64),
+        )
+        body = ChainBody(self._model, shape, pool, stage)
+        (out,) = self._replay.run((id(pool), shape), body, inputs)
+        table = out[: len(asks)].tolist()
+        return [_found(row, ask, shape) for row, ask in zip(table, asks, strict=True)]
+
+    def _shape(self, asks: Sequence[Follow], starts: Sequence[int]) -> ChainShape:
+        news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
+        depth = fit(max(ask.limit for ask in asks), _DEPTHS, what="tokens of a chain")
+        width = max(len(ask.tokens) for ask in asks) + depth
+        seen = max(_num_seen(ask) for ask in asks)
+        points = max(len(ask.calibration.points) for ask in asks)
+        most = max(ask.num_candidates for ask in asks)
+        return ChainShape(
+            sessions=fit(len(asks), powers(_MAX_SESSIONS), what="chains at once"),
+            rows=fit(max(news), powers(MAX_NEW_TOKENS), what="new tokens of a chain"),
+            depth=depth,
+            width=fit(width, self._widths, what="positions of a chain"),
+            seen=fit(seen, self._widths, what="keys of the target"),
+            candidates=min(most, len(self._model.vocab)),
+            points=fit(points, powers(1024), what="points of a calibration"),
+            is_sampled=not all(ask.sampling.is_greedy for ask in asks),
+            is_scored=self._model.score is not None and any(ask.is_scored for ask in asks),
+        )
+
+    def _stage(self, shape: ChainShape) -> list[Tensor]:
+        """Where a shape's chains find the target's keys: it stays, as a graph needs it to."""
+        key = (shape.sessions, shape.seen)
+        if key not in self._stages:
+            heads, dim = self._kv_shape
+            size = (shape.sessions, heads, shape.seen, dim)
+            like = self._model.parts.embeddings
+            self._stages[key] = [like.new_zeros(size) for _ in self._layers]
+        return self._stages[key]
+
+    def _fill(self, stage: Sequence[Tensor], row: int, ask: Follow) -> None:
+        count, half = _num_seen(ask), self._kv_shape[0] // 2
+        if ask.view is None or not count:
+            return
+        for into, layer in zip(stage, self._layers, strict=True):
+            keys, values = ask.view.layers[layer]
+            into[row, :half, :count].copy_(keys[:, :count], non_blocking=True)
+            into[row, half:, :count].copy_(values[:, :count], non_blocking=True)
+
+
+def _num_seen(ask: Follow) -> int:
+    return 0 if ask.view is None else min(ask.view.count, len(ask.tokens))
+
+
+def _rule(ask: Follow) -> Rule:
+    rule = rule_of(ask.stop)
+    assert rule is not None, "the caller has asked whether the chain fits"
+    return rule
+
+
+def _integers(asks: Sequence[Follow], starts: Sequence[int], shape: ChainShape) -> list[int]:
+    """The parts of `chain_shape.ChainInputs` in order; padding repeats the first session."""
+    spare = shape.sessions - len(asks)
+    every = [*zip(asks, starts, strict=True), *[(asks[0], starts[0])] * spare]
+    rules = [_rule(ask) for ask, _ in every]
+    values: list[int] = []
+    for ask, start in every:
+        values += _padded(ask.tokens[start:], shape.rows, 0)
+    values += [start for _, start in every]
+    values += [len(ask.tokens) - start for ask, start in every]
+    values += [_num_seen(ask) for ask, _ in every]
+    values += [ask.lag for ask, _ in every]
+    values += [ask.limit for ask, _ in every]
+    values += [rule.policy for rule in rules]
+    values += [rule.max_depth for rule in rules]
+    values += [len(ask.calibration.points) for ask, _ in every]
+    values += [int(ask.is_scored) for ask, _ in every]
+    for ask, _ in every:
+        values += _padded(sorted(ask.ends), MAX_ENDS, -1)
+    for ask, _ in every:
+        pages = ask.state.cache.pages
+        needed = round_up(min(len(ask.tokens), shape.width), KEY_BLOCK) // KEY_BLOCK
+        values += _padded(pages[:needed], shape.width // KEY_BLOCK, pages[0])
+    if shape.is_sampled:
+        for depth in range(shape.depth):
+            for ask, _ in every:
+                values += draw_keys(ask.sampling, len(ask.tokens) + depth)
+    return values
+
+
+def _doubles(asks: Sequence[Follow], shape: ChainShape) -> list[float]:
+    every = [*asks, *[asks[0]] * (shape.sessions - len(asks))]
+    rules = [_rule(ask) for ask in every]
+    values = [ask.sampling.temperature for ask in every]
+    values += [rule.threshold for rule in rules]
+    values += [rule.fallback for rule in rules]
+    values += [ask.worth or 0.0 for ask in every]
+    for ask in every:
+        points = ask.calibration.points
+        values += [*points, *[0.0] * (shape.points - len(points))]
+    return values
+
+
+def _found(row: Sequence[float], ask: Follow, shape: ChainShape) -> list[Found]:
+    """A chain's slots out of its numbers; see `glide_chain.ChainBody`."""
+    size, count = num_outputs(shape), min(ask.num_candidates, shape.candidates)
+    found = []
+    for depth in range(int(row[-2])):
+        entropy, top_prob, score, *rest = row[depth * size : (depth + 1) * size]
+        tokens = tuple(int(token) for token in rest[:count])
+        probs = tuple(rest[shape.candidates : shape.candidates + count])
+        is_scored = ask.is_scored and shape.is_scored and not math.isnan(score)
+        found.append(Found(tokens, probs, top_prob, entropy, score if is_scored else None))
+    return found
+
+
+def _padded(values: Sequence[int], size: int, filler: int) -> list[int]:
+    return [*values, *[filler] * (size - len(values))]
