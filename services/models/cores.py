@@ -15,7 +15,8 @@ _PARALLEL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """How many threads compute (None: torch's choice), and whether each stays on a core of its own.
+    """How many threads compute (None: torch's choice), and whether each stays on a core of its own,
+    from the `first` one on.
 
     Staying pays where other processes use the same cores: two threads that wait for each other must
     never share one.
@@ -23,6 +24,7 @@ class Cores:
 
     threads: int | None = None
     stay: bool = False
+    first: int = 0
 
 
 def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: Cores) -> T:
@@ -38,19 +40,19 @@ def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: 
     def loaded() -> T:
         torch.set_num_threads(count)
         if cores.stay:
-            _stay()
+            _stay(cores.first)
         return load()
 
     return call(loaded)
 
 
-def _stay() -> None:
+def _stay(first: int) -> None:
     """Give this thread and each of its pool one of the cores that the process may use."""
     before = _threads()
     torch.ones(_PARALLEL).sum()
     pool = [threading.get_native_id(), *sorted(_threads() - before)]
     free = sorted(os.sched_getaffinity(0))
-    for place, thread in enumerate(pool):
+    for place, thread in enumerate(pool, start=first):
         os.sched_setaffinity(thread, {free[place % len(free)]})
 
 

@@ -86,11 +86,6 @@ class TargetConfig:
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
-        if self.tensor_parallel > 1 and self.pin_threads:
-            raise InvalidRequest(
-                f"tensor_parallel is {self.tensor_parallel}, but pin_threads would put every"
-                " process on the same cores"
-            )
         if self.threads is not None and self.threads < 1:
             raise InvalidRequest(f"threads is {self.threads}, but must be at least 1")
         rows = self.max_rows_per_step

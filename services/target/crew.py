@@ -5,6 +5,7 @@ What an order means is `slipstream.models.following`'s part.
 """
 
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -51,6 +52,7 @@ class CrewPlan:
     numerics: Numerics
     num_threads: int
     """Of each rank."""
+    pin_threads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class Crew:
         if isinstance(said, Farewell):
             self._end_with(said.reason, is_input=said.is_input)
         else:
-            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
             self._end_with(f"rank {member.rank} of the target ended {how}", is_input=False)
 
     def _end_with(self, reason: str, *, is_input: bool) -> None:
@@ -194,7 +196,8 @@ def start_crew(config: TargetConfig, lost: Lost) -> AbstractContextManager[Crew 
     threads = rank_threads(config)
     assert threads is not None
     numerics = cast(Numerics, config.numerics)
-    return Crew(CrewPlan(size, path, config.dtype, config.device, numerics, threads), lost)
+    plan = CrewPlan(size, path, config.dtype, config.device, numerics, threads, config.pin_threads)
+    return Crew(plan, lost)
 
 
 def rank_threads(config: TargetConfig) -> int | None:

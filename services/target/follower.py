@@ -8,13 +8,12 @@ import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-import torch
-
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.models.causal import CausalModel
+from slipstream.models.cores import Cores, load_on
 from slipstream.models.following import Follower
 from slipstream.models.loading import load_target_parts
-from slipstream.models.ranks import Ranks, join_ranks, leave_ranks
+from slipstream.models.ranks import join_ranks, leave_ranks
 from slipstream.target.crew import Farewell, Post
 
 
@@ -36,20 +35,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _follow(post: Post, leader: Connection) -> int:
-    torch.set_num_threads(post.plan.num_threads)
-    ranks = join_ranks(post.rank, post.plan.size, device=post.plan.device, meeting=post.meeting)
-    follower = Follower(_load(post, ranks), ranks)
+    count = post.plan.num_threads
+    cores = Cores(count, post.plan.pin_threads, first=post.rank * count)
+    follower = load_on(lambda load: load(), lambda: _load(post), cores)
     while (order := leader.recv()) is not None:
         follower.do(order)
     return 0
 
 
-def _load(post: Post, ranks: Ranks) -> CausalModel:
+def _load(post: Post) -> Follower:
     plan = post.plan
+    ranks = join_ranks(post.rank, plan.size, device=plan.device, meeting=post.meeting)
     loaded = load_target_parts(
         str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
     )
-    return CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks)
+    return Follower(CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks), ranks)
 
 
 if __name__ == "__main__":

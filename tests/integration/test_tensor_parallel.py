@@ -24,6 +24,7 @@ from slipstream.models.rows import Part
 from slipstream.target.crew import Crew, CrewPlan
 
 LIMIT_S = 60
+END = "<|endoftext|>"  # the name that Qwen's tokenizers want there to be
 TWO = {"SLIPSTREAM_TARGET_TENSOR_PARALLEL": "2", "SLIPSTREAM_TARGET_DTYPE": "float32"}
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=11)}
 PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
@@ -31,12 +32,12 @@ MAX_TOKENS = 16
 TREE = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 3))
 
 
-def save_model(folder):
-    """`tiny`'s Llama (4 heads, 2 key heads) as a model directory."""
-    tiny.hf_model().save_pretrained(folder)
-    words = {f"t{token}": token for token in range(tiny.VOCAB)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="t1"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t0").save_pretrained(folder)
+def save_model(folder, family):
+    """One of `tiny`'s models (4 heads, 2 key heads) as a directory."""
+    tiny.hf_model(family).save_pretrained(folder)
+    words = {END: tiny.EOS} | {f"t{token}": token for token in range(1, tiny.VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=END))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
     return folder
 
 
@@ -47,36 +48,25 @@ def not_lost(reason, is_input):
 class World:
     """Both models, whole and shared with a second process."""
 
-    def __init__(self, folder, dtype, crew):
-        self.team = crew.meet()
+    def __init__(self, folder, dtype, family, crew):
+        team = crew.meet()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
-        self.shared = CausalModel(loaded.model, ranks=self.team.ranks)
-        self.shared.lead(self.team.followers)
-        self.whole = tiny.causal(dtype=getattr(torch, dtype))
+        self.shared = CausalModel(loaded.model, ranks=team.ranks)
+        self.shared.lead(team.followers)
+        self.whole = tiny.causal(family, dtype=getattr(torch, dtype))
         self.target = tiny.local_target(self.shared, num_pages=16)
         scorer = tiny.glide(dtype=getattr(torch, dtype))
         self.draft = LocalDraft(scorer, Feed(self.target, scorer.config.target_layers))
 
 
-def world_of(folder, dtype):
-    plan = CrewPlan(2, folder, dtype, "cpu", "invariant", 1)
-    before = os.environ.get("LOCAL_RANK")
-    try:
-        with Crew(plan, not_lost) as crew:
-            yield World(folder, dtype, crew)
-    finally:
-        if before is None:
-            os.environ.pop("LOCAL_RANK", None)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("split") / "tiny")
-
-
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def world(request, folder):
-    yield from world_of(folder, request.param)
+@pytest.fixture(scope="module", params=[("float32", "qwen2"), ("bfloat16", "qwen3")])
+def world(request, tmp_path_factory):
+    dtype, family = request.param
+    folder = save_model(tmp_path_factory.mktemp("split") / family, family)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
+        with Crew(CrewPlan(2, folder, dtype, "cpu", "invariant", 1), not_lost) as crew:
+            yield World(folder, dtype, family, crew)
 
 
 def run(model, cache, pending, tree=TREE):
