@@ -80,6 +80,7 @@ class Engine:
             self.target,
             options.dtype,
             options.device,
+            self.facts.context_length,
         )
 
 

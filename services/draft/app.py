@@ -1,5 +1,6 @@
 """A draft service put together: a drafter by name, its feeds, and what serves them."""
 
+import logging
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
@@ -8,6 +9,7 @@ from slipstream.core.request import NO_DRAFTER
 from slipstream.draft.build import VANILLA, Drafter, DraftTarget, build_drafter
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.describe import ForTarget, describe
+from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.servicer import DraftServicer
 from slipstream.engine.thread import EngineThread
@@ -15,6 +17,8 @@ from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import parse_device
 from slipstream.models.parts import load_parts
 from slipstream.rpc.protocol import new_incarnation
+
+_LOG = logging.getLogger("slipstream.draft")
 
 
 def load_draft(config: DraftConfig) -> DraftServicer:
@@ -28,6 +32,10 @@ def load_draft(config: DraftConfig) -> DraftServicer:
     feeds = KvFeeds(config.channel_options(), parse_device(config.device))
     cores = Cores(config.threads, config.pin_threads)
     drafter, target = load_on(thread.call, lambda: _build(config, feeds), cores)
+    if drafter.memory is not None and isinstance(drafter.draft, LocalDraft):
+        _LOG.info("memory: %s", drafter.memory)
+        if drafter.layers:
+            feeds.budget.limit = drafter.memory.kv_bytes - drafter.draft.pool.num_bytes
     about = describe(
         drafter,
         _name(config.draft),
@@ -41,7 +49,7 @@ def load_draft(config: DraftConfig) -> DraftServicer:
 def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | None]:
     dtype, device = config.dtype, config.device
     if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
-        alone = DraftTarget("", None, None, feeds, dtype, device)
+        alone = DraftTarget("", None, None, feeds, dtype, device, memory=config.memory())
         return build_drafter(config.draft, alone, profile=config.profile), None
     loaded = load_parts(config.target_model, dtype=dtype, device=device)
     target = DraftTarget(
@@ -52,6 +60,7 @@ def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | No
         dtype,
         device,
         loaded.context_length,
+        config.memory(is_mirroring=True),
     )
     drafter = build_drafter(config.draft, target, profile=config.profile)
     # Without keys to read, any target will do that numbers its tokens alike.

@@ -60,7 +60,7 @@ class BatchedDraft:
         self._inbox: deque[_Job] = deque()
         self._running: list[_Job] = []  # the thread's
         self._driver: asyncio.Task[None] | None = None
-        self._num_steps = 0
+        self._num_steps = self._num_rows = 0
 
     @property
     def num_waiting(self) -> int:
@@ -71,6 +71,11 @@ class BatchedDraft:
     def num_steps(self) -> int:
         """Passes since the start."""
         return self._num_steps
+
+    @property
+    def num_rows(self) -> int:
+        """Their rows."""
+        return self._num_rows
 
     async def run(
         self,
@@ -86,7 +91,7 @@ class BatchedDraft:
         `core.ports.Draft.propose` does, and `Cancelled` when another call for the session or its
         release comes meanwhile. Of a waiter that is cancelled no further step is taken.
         """
-        answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Done[Proposal]] = asyncio.get_running_loop().create_future()
         job = _Job(session, delta, plan, check, self._clock(), answer)
         self._inbox.append(job)
         if self._driver is None:
@@ -103,6 +108,10 @@ class BatchedDraft:
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`. What is under way of the session ends."""
         await self._thread.run(lambda: finished(self._engine.release(session_id)))
+
+    async def park(self, session_id: str) -> None:
+        """See `LocalDraft.park`."""
+        await self._thread.run(lambda: self._engine.park(session_id))
 
     async def _drive(self) -> None:
         """Have the thread work for as long as there is anything to do."""
@@ -126,9 +135,10 @@ class BatchedDraft:
             self._drop()
             if not self._running:
                 return
-            draftings = [job.drafting for job in self._running if job.drafting is not None]
-            self._engine.step(together(draftings))
+            draftings = together([job.drafting for job in self._running if job.drafting])
             self._num_steps += 1
+            self._num_rows += sum(drafting.num_tokens for drafting in draftings)
+            self._engine.step(draftings)
             self._settle()
 
     def _admit(self) -> None:

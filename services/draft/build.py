@@ -1,7 +1,7 @@
 """A draft by name, for one target. Knows what is shipped; not who asks or where the target is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
@@ -10,7 +10,9 @@ from slipstream.core.planner import Profile
 from slipstream.core.ports import Draft
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
+from slipstream.draft.checks import MAX_TOKENS
 from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.draft.memory import DraftMemory, Needs
 from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
 from slipstream.draft.slots import Score
 from slipstream.models.causal import CausalModel
@@ -20,12 +22,16 @@ from slipstream.models.glide_config import WEIGHTS_NAME
 from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_target import TargetParts
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
+from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
+from slipstream.models.shards import own_bytes
 from slipstream.models.store.digests import file_digest
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
 VANILLA = "vanilla:"
+_ROWS = 256
+"""Of a pass, as far as its workspace is accounted."""
 # Of drafts that nobody has calibrated: an entropy bound and the paper's leaves need no measurement.
 _UNTUNED: Mapping[str, Profile] = {
     "glide": Profile(max_nodes=15, row_cost=0.01, lookup=1),
@@ -39,7 +45,8 @@ class DraftTarget:
 
     `parts` are what GliDe shares with it, None where they are not at hand; `source` is where its
     keys and values are read; `tokenizer_hash` None skips the check of a plain draft's tokenizer;
-    `context_length` None says that the target checks lengths.
+    `context_length` None says that the target checks lengths; `memory` is what may be taken for
+    keys and values.
     """
 
     model_id: str
@@ -49,6 +56,7 @@ class DraftTarget:
     dtype: str = "bfloat16"
     device: str = "cpu"
     context_length: int | None = None
+    memory: DraftMemory = field(default_factory=DraftMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Drafter:
 
     `layers` are the target layers whose keys and values it reads; `tokenizer_hash` and
     `vocab_size` are its own where it is a model; `context_length` is what it can take, None for
-    anything that the target can.
+    anything that the target can; `memory` is what it takes, if it is a model.
     """
 
     draft: Draft
@@ -66,6 +74,7 @@ class Drafter:
     tokenizer_hash: str | None = None
     vocab_size: int | None = None
     context_length: int | None = None
+    memory: MemoryPlan | None = None
 
     @property
     def kind(self) -> str:
@@ -78,7 +87,7 @@ class DraftModel:
     """A draft model in memory. How it drafts is up to the profile that it is given.
 
     `pair` is what a profile must be for; `folder` holds GliDe weights, and their own profile if
-    there is one. The rest is as in `Drafter`.
+    there is one; `memory` None is a small one. The rest is as in `Drafter`.
     """
 
     kind: str
@@ -91,6 +100,7 @@ class DraftModel:
     tokenizer_hash: str | None = None
     vocab_size: int | None = None
     context_length: int | None = None
+    memory: MemoryPlan | None = None
 
     def default_profile(self) -> Profile:
         """Its weights' own, or else the untuned one.
@@ -107,9 +117,11 @@ class DraftModel:
         return profile if lag is None else replace(profile, max_depth=min(profile.max_depth, lag))
 
     def draft(self, profile: Profile, *, source: KvSource | None = None) -> LocalDraft:
-        """An engine over it; `source` is where keys and values are read instead."""
+        """An engine over it, with memory of its own; `source` is where keys and values are read
+        instead."""
         feed = Feed(source or self.source, self.layers) if self.layers else None
-        return LocalDraft(self.scorer, feed, decision=self.decision, profile=profile)
+        pool = None if self.memory is None else self.scorer.pool(self.memory.num_pages)
+        return LocalDraft(self.scorer, feed, decision=self.decision, profile=profile, pool=pool)
 
     def drafter(self, profile: Profile | None = None) -> Drafter:
         """With a profile, by default its own. Raises `InvalidRequest` for one it can't follow."""
@@ -132,6 +144,7 @@ class DraftModel:
             self.tokenizer_hash,
             self.vocab_size,
             self.context_length,
+            self.memory,
         )
 
 
@@ -184,6 +197,10 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
     config = scorer.config
     decision = load_decision(folder, hidden_size=scorer.hidden_size)
     files = [folder / WEIGHTS_NAME, *([] if decision is None else [folder / DECISION_NAME])]
+    needs = Needs(
+        scorer.weight_bytes, scorer.workspace_bytes(_ROWS), target.context_length or MAX_TOKENS
+    )
+    memory = target.memory.plan(scorer.layout, needs, num_target_layers=len(config.target_layers))
     digests = {file.name: file_digest(file) for file in files}
     return DraftModel(
         kind="glide",
@@ -196,6 +213,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         tokenizer_hash=config.tokenizer_hash,
         vocab_size=config.vocab_size,
         context_length=target.context_length,
+        memory=memory,
     )
 
 
@@ -205,8 +223,10 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
     loaded = load_target_parts(model_id, dtype=target.dtype, device=target.device)
     require_same_tokenizer(target, loaded)
+    weight_bytes = own_bytes(loaded.model)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = CausalModel(loaded.model, numerics="fast")
+    needs = Needs(weight_bytes, model.workspace_bytes(_ROWS), model.context_length)
     return DraftModel(
         kind="vanilla",
         scorer=CausalScorer(model),
@@ -215,4 +235,5 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         tokenizer_hash=loaded.tokenizer_hash,
         vocab_size=model.vocab_size,
         context_length=model.context_length,
+        memory=target.memory.plan(model.layout, needs),
     )

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
+from slipstream.draft.memory import DraftMemory
 from slipstream.draft.servicer import DraftSettings
+from slipstream.models.memory import AUTO, check_budget
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
@@ -42,6 +44,9 @@ class DraftConfig:
         False, "Keep each of them on a core of its own; for cores that services share."
     )
     max_sessions: int = option(64, "Sessions held at once, parked ones included.")
+    kv_memory: str = option(
+        AUTO, "Memory for keys and values: a size such as 2GiB, a share of what is free, or auto."
+    )
     max_parked_bytes: int = option(
         1 << 30, "Bytes kept for next turns; the longest parked go first."
     )
@@ -68,6 +73,7 @@ class DraftConfig:
                 raise InvalidRequest(f"{name} is {value}, but must be {least} or more")
         if not self.max_park_ttl_s > 0:
             raise InvalidRequest(f"max_park_ttl_s is {self.max_park_ttl_s}, but must be above 0")
+        check_budget(self.kv_memory)
         self.server_options()
         self.channel_options()
         self.settings()
@@ -85,6 +91,10 @@ class DraftConfig:
     def channel_options(self) -> ChannelOptions:
         """How to dial targets."""
         return ChannelOptions(tls=peer_tls(self.peer_ca, self.peer_cert, self.peer_key))
+
+    def memory(self, *, is_mirroring: bool = False) -> DraftMemory:
+        """What may be taken for keys and values."""
+        return DraftMemory(self.kv_memory, self.max_sessions, is_mirroring)
 
     def settings(self) -> DraftSettings:
         """How to serve sessions. Raises `InvalidRequest` for an unknown encoding."""

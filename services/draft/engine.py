@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from slipstream.core.errors import Cancelled, InvalidRequest, SlipstreamError
+from slipstream.core.errors import Cancelled, CapacityError, InvalidRequest, NoRoom, SlipstreamError
 from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.planner import Profile
@@ -17,9 +17,11 @@ from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPol
 from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.dynamic import grow_dynamic
+from slipstream.draft.following import Chains, followed_slots
 from slipstream.draft.growth import Grown, Growth, Prefix, Step
-from slipstream.draft.slots import Score, SlotReader, read_each
+from slipstream.draft.slots import Score, Slot, SlotReader, read_each
 from slipstream.draft.trees import grow_fork, grow_product
+from slipstream.models.chaining import Follow
 from slipstream.models.pool import KvPool
 from slipstream.models.scorer import KvView, Scorer
 
@@ -34,6 +36,10 @@ _GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Grown]] = {
 
 NUM_PAGES = 64
 """Memory of a draft that nobody gives a budget: pages for some 8,000 tokens."""
+
+
+NO_ROOM = "memory"
+"""`Proposal.stopped_by` of a session that there is no room for now."""
 
 
 class KvSource(Protocol):
@@ -54,10 +60,13 @@ class Feed:
 
 @dataclass(slots=True)
 class _Held:
+    """A session; `state` is None while there is no room for its keys and values."""
+
     tokens: list[int]
-    state: Any
-    capacity: int
+    state: Any = None
+    capacity: int = 0
     drafting: Drafting | None = None
+    is_parked: bool = False
 
 
 class LocalDraft:
@@ -71,15 +80,18 @@ class LocalDraft:
         decision: Score | None = None,
         profile: Profile | None = None,
         pool: KvPool | None = None,
+        chains: Chains | None = None,
     ) -> None:
         """`decision` is the decision model's; `profile` holds what was calibrated; `pool`, which is
-        the scorer's, is the memory of all sessions, by default a small one."""
+        the scorer's, is the memory of all sessions, by default a small one; `chains` follows whole
+        chains where there is a device for it."""
         self._scorer = scorer
         self._feed = feed
         self._decision = decision
         self._profile = profile or Profile()
         self.pool = pool or scorer.pool(NUM_PAGES)
         self._held: dict[str, _Held] = {}
+        self._chains = chains
 
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
@@ -94,7 +106,6 @@ class LocalDraft:
         Raises what `propose` raises of the delta.
         """
         held = self._update(session, delta)
-        self._abandon(held)
         held.drafting = Drafting(session.session_id, self._grow(session, plan, held))
         return held.drafting
 
@@ -102,21 +113,14 @@ class LocalDraft:
         """Take one step of each that is not done, in one pass. Raises nothing.
 
         What fails of one session ends its drafting alone; while one is refused, the others stay
-        where they are. Where the pass fails, it ends all of them, and what their sessions hold is
-        forgotten.
+        where they are. Where the pass fails, it ends all of them, and their sessions' keys and
+        values are computed anew.
         """
         open_ = [(drafting, drafting.step) for drafting in draftings if drafting.step is not None]
-        if not open_:
-            return
-        try:
-            scores = self._scorer.score([step.ask for _, step in open_])
-        except Exception as error:
-            self._fail(open_, error)
-            return
-        readings = [step.reading for _, step in open_ if step.reading is not None]
-        slots = iter(read_each(scores, readings))
-        for drafting, step in open_:
-            drafting.take([] if step.reading is None else next(slots))
+        self._take([pair for pair in open_ if isinstance(pair[1].ask, Follow)], self._follow)
+        self._take(
+            [pair for pair in open_ if not isinstance(pair[1].ask, Follow)], self._score_each
+        )
 
     def abandon(self, drafting: Drafting) -> None:
         """End one whose proposal nobody waits for."""
@@ -133,32 +137,64 @@ class LocalDraft:
     def kv_bytes(self, session_id: str) -> int:
         """Bytes of the draft model's own keys and values of a session."""
         held = self._held.get(session_id)
-        return 0 if held is None else self._scorer.num_bytes(held.state)
+        return 0 if held is None or held.state is None else self._scorer.num_bytes(held.state)
 
     @property
     def num_kv_bytes(self) -> int:
         """The same of all sessions."""
         return sum(self.kv_bytes(session_id) for session_id in list(self._held))
 
+    def park(self, session_id: str) -> None:
+        """Nothing comes for the session for a while: its keys and values give way to others'."""
+        held = self._held.pop(session_id, None)
+        if held is not None:
+            held.is_parked = True
+            self._held[session_id] = held  # the last one to give way
+
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
-        self._forget(session_id)
-
-    def _forget(self, session_id: str) -> None:
         held = self._held.pop(session_id, None)
         if held is not None:
             self._abandon(held)
-            self._scorer.close(held.state)
+            self._empty(held)
 
     def _abandon(self, held: _Held) -> None:
         if held.drafting is not None:
             self.abandon(held.drafting)
 
+    def _take(
+        self,
+        open_: Sequence[tuple[Drafting, Step]],
+        find: Callable[[Sequence[Step]], list[list[Slot] | Exception]],
+    ) -> None:
+        if not open_:
+            return
+        try:
+            found = find([step for _, step in open_])
+        except Exception as error:
+            self._fail(open_, error)
+            return
+        for (drafting, _), slots in zip(open_, found, strict=True):
+            drafting.take(slots)
+
+    def _score_each(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
+        asks = [step.ask for step in steps if not isinstance(step.ask, Follow)]
+        scores = self._scorer.score(asks)
+        readings = [step.reading for step in steps if step.reading is not None]
+        slots = iter(read_each(scores, readings))
+        return [[] if step.reading is None else next(slots) for step in steps]
+
+    def _follow(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
+        assert self._chains is not None, "nobody else asks for it"
+        asks = [step.ask for step in steps if isinstance(step.ask, Follow)]
+        return [*followed_slots(self._chains, asks)]
+
     def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: Exception) -> None:
         num_refused = 0
         for drafting, step in open_:
             try:
-                self._scorer.check(step.ask)
+                ask = step.ask
+                self._scorer.check(ask.sync if isinstance(ask, Follow) else ask)
             except SlipstreamError as refusal:
                 drafting.fail(refusal)
                 num_refused += 1
@@ -166,7 +202,7 @@ class LocalDraft:
             return
         for drafting, _ in open_:
             drafting.fail(error)
-            self._forget(drafting.session_id)
+            self._empty(self._held[drafting.session_id])
 
     def _grow(self, session: Session, plan: Plan, held: _Held) -> Grown:
         """What is proposed, step by step."""
@@ -177,9 +213,11 @@ class LocalDraft:
         max_depth = self._max_depth(len(held.tokens), view)
         if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by="lag" if max_depth < 1 else "none")
+        elif not self._make_room(held, _num_slots(session)):
+            proposal = Proposal(stopped_by=NO_ROOM)
         else:
             num_same = self._scorer.num_same(held.state, held.tokens)
-            prefix = Prefix(held.state, held.tokens, num_same, view, staleness)
+            prefix = Prefix(held.state, held.tokens, num_same, view, staleness, self._chains)
             reader = SlotReader(session, self._scorer.vocab, self._score(plan))
             growth = Growth(
                 session, prefix, reader=reader, profile=self._profile, max_depth=max_depth
@@ -193,14 +231,33 @@ class LocalDraft:
         tokens, _ = apply_delta(held.tokens if held else [], delta)
         if not tokens:
             raise InvalidRequest("a draft needs at least one token to go on from")
-        needed = session.num_prompt_tokens + session.max_tokens + MAX_NODES
-        if held is None or held.capacity < needed:
-            if held is not None:  # a later turn needs more room; the prefix is scored anew
-                self._scorer.close(held.state)
-            held = _Held(tokens, self._scorer.open(needed, self.pool), needed)
-            self._held[session.session_id] = held
-        held.tokens = tokens
+        if held is None:
+            held = self._held[session.session_id] = _Held(tokens)
+        self._abandon(held)
+        held.tokens, held.is_parked = tokens, False
         return held
+
+    def _make_room(self, held: _Held, needed: int) -> bool:
+        """Have room for that many tokens, parked sessions giving way, or none; whether there is."""
+        if held.capacity >= needed:
+            return True
+        self._empty(held)  # a later turn needs more room; the prefix is scored anew
+        parked = (one for one in self._held.values() if one.is_parked and one.state is not None)
+        while held.state is None:
+            try:
+                held.state, held.capacity = self._scorer.open(needed, self.pool), needed
+            except NoRoom:
+                if (oldest := next(parked, None)) is None:
+                    return False
+                self._empty(oldest)
+            except CapacityError:  # however many give way
+                return False
+        return True
+
+    def _empty(self, held: _Held) -> None:
+        if held.state is not None:
+            self._scorer.close(held.state)
+        held.state, held.capacity = None, 0
 
     def _max_depth(self, num_tokens: int, view: KvView | None) -> int:
         """The deepest slot whose distance to the newest target key was trained for."""
@@ -225,6 +282,11 @@ class LocalDraft:
             cost_ratio=self._profile.step_cost,
             calibration=self._profile.calibration_at(temperature),
         )
+
+
+def _num_slots(session: Session) -> int:
+    """Places that a request may come to need: its tokens and a tree behind them."""
+    return session.num_prompt_tokens + session.max_tokens + MAX_NODES
 
 
 def _abandoned(session_id: str) -> Cancelled:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import grpc.aio
 
 from slipstream.core import errors
-from slipstream.core.errors import SessionOutOfSync, SlipstreamError
+from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.draft.channels import Channels
 from slipstream.draft.mirror import KvMirror
 from slipstream.rpc.kv import ENCODING, KvFormat, KvSource, frame_from_pb
@@ -99,7 +99,9 @@ class KvFeed:
             return False
         before = self.stop()
         if not at.is_same_cache(self._at):
-            self.mirror = self._new_mirror(self.mirror.limit)
+            limit = self.mirror.limit
+            self.mirror.free()
+            self.mirror = self._new_mirror(limit)
         self._at = at
         self._reader = asyncio.get_running_loop().create_task(self._read(at, before))
         self._readers.add(self._reader)
@@ -147,9 +149,12 @@ class KvFeed:
         pause_s = FIRST_PAUSE_S
         while True:
             start = self.mirror.count
+            error: SlipstreamError
             try:
                 await self._stream(at, stub)
                 return
+            except NoRoom as refusal:
+                error = refusal
             except grpc.aio.AioRpcError as status:
                 error = error_from(status)
             if isinstance(error, SessionOutOfSync) and start > 0:

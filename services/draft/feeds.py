@@ -5,12 +5,15 @@ Knows which session reads from where, and what that adds up to; how one is read 
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
+from slipstream.core.errors import NoRoom
 from slipstream.draft.channels import Channels
 from slipstream.draft.feed import FeedAddress, KvFeed
+from slipstream.draft.memory import ByteBudget
 from slipstream.draft.mirror import KvMirror
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.scorer import KvView
@@ -43,6 +46,8 @@ class KvFeeds:
         self._feeds: dict[str, KvFeed] = {}
         self._readers: set[asyncio.Task[None]] = set()
         self._num_bytes_before = 0
+        self.budget = ByteBudget(make_room=self._make_room)
+        """Of all mirrors: those at rest give way to those that are read."""
 
     @property
     def num_reading(self) -> int:
@@ -94,7 +99,9 @@ class KvFeeds:
             feed = self._feeds[session_id] = self._feed(form)
         feed.mirror.limit = need.limit
         is_read = feed.follow(at, num_same=need.num_same)
-        feed.mirror.reserve(need.num_tokens)
+        if is_read:
+            with suppress(NoRoom):  # the reader will say so, and try again
+                feed.mirror.reserve(need.num_tokens)
         return is_read
 
     async def wait(self, session_id: str, count: int, timeout_s: float) -> None:
@@ -105,8 +112,9 @@ class KvFeeds:
 
     def rest(self, session_id: str) -> None:
         """Stop reading between two turns; what was read stays."""
-        feed = self._feeds.get(session_id)
+        feed = self._feeds.pop(session_id, None)
         if feed is not None:
+            self._feeds[session_id] = feed  # the last one to give way
             feed.rest()
 
     def close(self, session_id: str) -> asyncio.Task[None] | None:
@@ -115,7 +123,9 @@ class KvFeeds:
         if feed is None:
             return None
         self._num_bytes_before += feed.num_received_bytes
-        return feed.stop()
+        reader = feed.stop()
+        feed.mirror.free()
+        return reader
 
     async def aclose(self) -> None:
         """End every reader and close every channel."""
@@ -124,6 +134,14 @@ class KvFeeds:
         while self._readers:
             await asyncio.wait(self._readers)
         await self._channels.close()
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Free what is at rest, the longest first, as far as needed."""
+        for feed in self._feeds.values():
+            if self.budget.has(num_bytes):
+                return
+            if not feed.is_reading:
+                feed.mirror.free()
 
     def _feed(self, form: KvFormat) -> KvFeed:
         layout = KvLayout(
@@ -135,6 +153,6 @@ class KvFeeds:
         )
 
         def new_mirror(limit: int) -> KvMirror:
-            return KvMirror(form.layers, layout, limit=limit)
+            return KvMirror(form.layers, layout, limit=limit, budget=self.budget)
 
         return KvFeed(self._channels, self._readers, new_mirror, form)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.draft.memory import ByteBudget
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.scorer import KvView
 
@@ -23,13 +24,24 @@ class KvMirror:
     where some are replaced, the buffers are too.
     """
 
-    def __init__(self, layers: Sequence[int], layout: KvLayout, *, limit: int) -> None:
-        """Nothing yet of `layers`; `layout` is of that many layers. At most `limit` positions."""
+    def __init__(
+        self,
+        layers: Sequence[int],
+        layout: KvLayout,
+        *,
+        limit: int,
+        budget: ByteBudget | None = None,
+    ) -> None:
+        """Nothing yet of `layers`; `layout` is of that many layers. At most `limit` positions.
+
+        Its buffers count against `budget`, which it shares with others.
+        """
         if len(layers) != layout.num_layers:
             raise InvalidRequest(f"{len(layers)} layers are named, the layout has others")
         self.limit = limit
         self._layers = tuple(layers)
         self._layout = layout
+        self._budget = budget or ByteBudget()
         # Count and buffers change together, so that a reader never sees one without the other.
         self._held: tuple[int, list[Tensor]] = (0, self._new_buffers(0))
         self._num_written = 0
@@ -45,15 +57,16 @@ class KvMirror:
         return self._num_slots * self._layout.bytes_per_token
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` positions, as far as the limit goes."""
+        """Make room for `count` positions, as far as the limit goes. Raises `NoRoom`."""
         if min(count, self.limit) > self._num_slots:
             self._replace_buffers(min(count, self.limit))
 
     def write(self, start: int, count: int, fill: Fill) -> None:
         """Hold positions start..start+count-1 as `fill` writes them, and none behind them.
 
-        Raises `InvalidRequest` for a gap before them, `CapacityError` above the limit, and what
-        `fill` raises; positions from `start` on are then gone, the rest is as it was.
+        Raises `InvalidRequest` for a gap before them, `CapacityError` above the limit or the
+        budget, and what `fill` raises; positions from `start` on are then gone, the rest is as it
+        was.
         """
         end = start + count
         if not 0 <= start <= self.count:
@@ -79,6 +92,12 @@ class KvMirror:
         if count < self.count:
             self._held = (count, self._held[1])
 
+    def free(self) -> None:
+        """Forget everything and give the memory back. It may be written again."""
+        self._budget.give(self.num_bytes)
+        self._num_written = 0
+        self._held = (0, self._new_buffers(0))
+
     def view(self) -> KvView:
         """What is held now, without a copy. Called from any thread."""
         count, buffers = self._held
@@ -100,7 +119,9 @@ class KvMirror:
 
     def _replace_buffers(self, num_slots: int) -> None:
         count, old = self._held
-        new = self._new_buffers(round_up(num_slots, KEY_BLOCK))
+        num_slots = round_up(num_slots, KEY_BLOCK)
+        self._budget.take((num_slots - self._num_slots) * self._layout.bytes_per_token)
+        new = self._new_buffers(num_slots)
         for source, into in zip(old, new, strict=True):
             into[:, :count] = source[:, :count]
         self._num_written = count

@@ -140,15 +140,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             kv_bytes=own_bytes + self._feeds.num_kv_bytes,
             num_kv_streams=self._feeds.num_reading,
             kv_streamed_bytes=self._feeds.num_received_bytes,
-            num_waiting=self._num_waiting,
+            num_waiting=self._thread.num_waiting,
             num_rounds=self._num_rounds,
         )
+        if self._drafter.memory is not None:
+            load.kv_capacity_bytes = self._drafter.memory.kv_bytes
+        if self._batched is not None:
+            load.num_waiting += self._batched.num_waiting
+            load.num_steps, load.num_rows = self._batched.num_steps, self._batched.num_rows
         return draft_pb2.GetDraftLoadResponse(load=load)
-
-    @property
-    def _num_waiting(self) -> int:
-        asked = 0 if self._batched is None else self._batched.num_waiting
-        return self._thread.num_waiting + asked
 
     def _begin(self, lease: Lease) -> None:
         self._running.add(lease)
@@ -197,6 +197,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     proposed=await self._propose(message.propose, at)
                 )
             case "park":
+                if self._batched is not None and not at.lease.is_revoked:
+                    await self._batched.park(at.session.session_id)
                 await self._leases.park(at.lease, message.park.ttl_ms / 1000)
                 self._feeds.rest(at.session.session_id)
                 return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())

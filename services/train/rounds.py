@@ -15,7 +15,7 @@ from slipstream.client.engine import Engine
 from slipstream.core.candidates import ordered_top
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import Round, decode
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.options import MAX_NODES, Mode, SpeculationOptions
 from slipstream.core.planner import Planner, Profile
 from slipstream.core.request import Ask, DraftFacts, make_request
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
@@ -24,7 +24,7 @@ from slipstream.draft.slots import law_entropy
 from slipstream.models.cache import KvCache
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.pool import KvPool
 from slipstream.models.rows import Part
 from slipstream.models.scorer import Ask as ScorerAsk
@@ -90,7 +90,12 @@ class Recorder:
         """`depth` is how many tokens are drafted per round, the draft's largest lag at most."""
         self._engine = engine
         self._scorer, self._vocab = TappedScorer(scorer), scorer.vocab
-        self._draft = LocalDraft(self._scorer, Feed(engine.target, scorer.config.target_layers))
+        longest = engine.model.context_length + MAX_NODES
+        self._draft = LocalDraft(
+            self._scorer,
+            Feed(engine.target, scorer.config.target_layers),
+            pool=scorer.pool(round_up(longest, KEY_BLOCK) // KEY_BLOCK),
+        )
         self._facts = DraftFacts("glide", Profile(), max_lag=scorer.max_lag)
         self._speculation = SpeculationOptions(
             mode=Mode.FORCED,

@@ -1,17 +1,13 @@
 """Sessions that share a draft's steps propose as each would alone, and fail and end alone."""
 
 import asyncio
-import random
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 
 import tiny
+from draft_crowd import PROFILE, Keys, alone, asked, batched, both_scorers, engine, same
 from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync, Unavailable
-from slipstream.core.inline import finished
-from slipstream.core.planner import Profile
 from slipstream.core.types import (
     Delta,
     Plan,
@@ -25,93 +21,12 @@ from slipstream.draft.batcher import STEPS, BatchedDraft, together
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.growth import CHUNK
 from slipstream.engine.thread import EngineThread
-from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.decision import DecisionModel
-from slipstream.models.scorer import KvView, Sync
-
-PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)
-SHAPES = [Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC, Shape.PRODUCT]
-STOPS = [StopPolicy.FIXED, StopPolicy.DECISION, StopPolicy.SVIP]
-TEMPERATURES = [0.0, 1.0, 0.7]
-
-
-class Keys:
-    """Random keys and values of a target, other ones for every session: all but those of the last
-    two tokens."""
-
-    def __init__(self, count=None):
-        self._count = count
-
-    def view(self, session_id, layers):
-        number = int(session_id[1:])
-        noise = torch.Generator().manual_seed(number)
-        count = self._count or 4 + number
-        shape = (2, 2, count + 9, 16)
-        return KvView(count, {at: torch.randn(shape, generator=noise) for at in layers})
+from slipstream.models.scorer import Sync
 
 
 @pytest.fixture(scope="module")
 def scorers():
-    return {"glide": tiny.glide(), "vanilla": CausalScorer(tiny.causal(numerics="fast"))}
-
-
-def engine(scorers, kind="glide", *, keys=None):
-    scorer = scorers[kind]
-    feed = Feed(keys or Keys(), (0, 2)) if kind == "glide" else None
-    torch.manual_seed(0)
-    decision = DecisionModel(scorer.hidden_size).score
-    return LocalDraft(scorer, feed, decision=decision, profile=PROFILE)
-
-
-@asynccontextmanager
-async def batched(local):
-    thread = EngineThread("draft")
-    try:
-        yield BatchedDraft(local, thread)
-    finally:
-        thread.close()
-
-
-def asked(number, verification=Verification.EXACT):
-    """The `number`-th session, its tokens, and a plan: of all shapes, policies and temperatures."""
-    tokens = tuple(tiny.tokens(6 + number, seed=number))
-    sampling = SamplingParams(temperature=TEMPERATURES[number % 3], top_p=0.9, seed=number)
-    session = Session(
-        f"s{number}",
-        len(tokens),
-        40,
-        sampling,
-        verification=verification,
-        num_roots=3 if verification is Verification.TARGET_INIT else 1,
-    )
-    return session, Delta(0, tokens), plan(number, verification)
-
-
-def plan(number, verification):
-    stop = STOPS[number % 3]
-    if verification is Verification.TARGET_INIT:
-        return Plan(4, 12, Shape.FORK, stop, roots=(3, 4, 6))
-    shape = SHAPES[number % 4]
-    if verification is not Verification.EXACT:
-        shape = SHAPES[3 * (number % 2)]
-    return Plan(4, 14, shape, stop, widths=(2, 2, 1) if shape is Shape.PRODUCT else ())
-
-
-def alone(scorers, kind, *call):
-    return finished(engine(scorers, kind).propose(*call))
-
-
-def same(ours, theirs):
-    """The same tree, and numbers as close as float32 has them."""
-    assert (ours.tree, ours.stopped_by) == (theirs.tree, theirs.stopped_by)
-    assert ours.staleness == theirs.staleness
-    for one, other in zip(ours.stats, theirs.stats, strict=True):
-        assert one.top_prob == pytest.approx(other.top_prob, abs=1e-4)
-        assert one.entropy == pytest.approx(other.entropy, abs=1e-3)
-        assert (one.score is None) == (other.score is None)
-    for one, other in zip(ours.laws, theirs.laws, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or one.probs == pytest.approx(other.probs, abs=1e-4)
+    return both_scorers()
 
 
 @pytest.mark.parametrize("kind", ["glide", "vanilla"])
@@ -301,31 +216,3 @@ async def test_the_thread_gives_way_to_what_else_is_to_be_done(scorers):
         await draft.release("another")
         assert not drafting.done() and draft.num_steps <= STEPS
         assert max((await drafting).tree.depths()) > STEPS
-
-
-async def test_thousands_of_sessions_leave_nothing_behind(scorers):
-    local = engine(scorers)
-    rng = random.Random(7)
-    async with batched(local) as draft:
-        used = []
-        for burst in range(60):
-            await asyncio.gather(*(one_life(draft, rng, 20 * burst + at) for at in range(20)))
-            used.append((local.num_kv_bytes, local.pool.num_used_bytes))
-        assert set(used) == {(0, 0)} and local.pool.num_free == local.pool.num_pages
-        assert draft.num_waiting == 0
-
-
-async def one_life(draft, rng, number):
-    """A session of a few rounds, which may be cancelled at any time."""
-    tokens = tuple(tiny.tokens(5, seed=number % 9))
-    session = Session(f"s{number}", 5, 12, SamplingParams(temperature=number % 2))
-    shape = rng.choice(SHAPES[:3])
-    task = asyncio.create_task(
-        draft.propose(session, Delta(0, tokens), Plan(2, 3, shape, StopPolicy.FIXED))
-    )
-    for _ in range(rng.randrange(4)):
-        await asyncio.sleep(0)
-    if rng.random() < 0.5:
-        task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await draft.release(session.session_id)
