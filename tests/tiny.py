@@ -78,10 +78,14 @@ def local_target(
 
 
 def glide(
-    *, dtype: torch.dtype = torch.float32, layers: tuple[int, ...] = (0, 2), max_lag: int = 8
+    *,
+    dtype: torch.dtype = torch.float32,
+    layers: tuple[int, ...] = (0, 2),
+    max_lag: int = 8,
+    device: str = "cpu",
 ) -> GlideScorer:
     """An untrained GliDe draft of `hf_model()`, its head trimmed to every token but a few."""
-    model = hf_model(dtype=dtype)
+    model = hf_model(dtype=dtype).to(device)
     parts = target_parts(model)
     config = GlideConfig(
         target_model="tiny",
@@ -97,7 +101,7 @@ def glide(
         max_lag=max_lag,
     )
     vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
-    return GlideScorer(init_from_target(model, config), vocab, parts, dtype=dtype)
+    return GlideScorer(init_from_target(model, config), vocab.to(device), parts, dtype=dtype)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

@@ -4,10 +4,12 @@ Knows no wire and no queue: who joins which forward is decided elsewhere (`sched
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from torch import Tensor
 
+from slipstream.core.draws import walk_drawn
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
 from slipstream.core.finish import finish
 from slipstream.core.history import apply_delta
@@ -18,15 +20,20 @@ from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
+from slipstream.models.bucketed import Drawn
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call, check_length
+from slipstream.target.drawing import draws_of, is_drawn
 from slipstream.target.memory import KvMemory
 from slipstream.target.metering import Meter
 from slipstream.target.taps import KvTap
 from slipstream.target.verification import Held, Share, Verification
+
+Decision = Callable[[], Walk]
+"""How far a proposal is right; raises what `core.verify` does."""
 
 ALONE_ROWS = 256
 """Pending tokens that a session alone processes at once."""
@@ -92,14 +99,18 @@ class LocalTarget:
         """One forward for all shares, of different verifications; those decided by it are done."""
         began = self._clock()
         keys = sum(share.num_rows * share.work.cache.count for share in shares)
-        hidden, places = self._model.forward([share.part() for share in shares])
-        logits = self._logits(hidden, shares)
+        parts, draws = [share.part() for share in shares], draws_of(shares)
+        drawn = self._model.draw(parts, draws) if draws else None
+        if drawn is None:
+            hidden, places = self._model.forward(parts)
+            walks = self._verified(hidden, shares)
+        else:
+            hidden, places = drawn.hidden, drawn.places
+            walks = self._followed(drawn, shares)
         offer = self._meter.offer(sum(share.is_last for share in shares))
         for share, slots in zip(shares, places, strict=True):
             if share.is_last:
-                num_rows = 1 + share.work.num_nodes
-                self._decide(share, slots, logits[:num_rows], offer)
-                logits = logits[num_rows:]
+                self._decide(share, slots, next(walks), offer)
             else:
                 share.work.cache.keep(slots)
         self._meter.record(
@@ -183,30 +194,46 @@ class LocalTarget:
             self._memory.close(held.cache, held.tokens)
             held.cache = None
 
-    def _logits(self, hidden: Tensor, shares: Sequence[Share]) -> Tensor:
-        """Of the last pending token and the nodes of each share that is decided now."""
+    def _followed(self, drawn: Drawn, shares: Sequence[Share]) -> Iterator[Decision]:
+        """The decision of each share that is decided now; most by the tokens that its rows drew."""
+        others = self._verified(drawn.hidden, shares, is_wanted=lambda share: not is_drawn(share))
+        start = 0
+        for share in (share for share in shares if share.is_last):
+            if is_drawn(share):
+                stop = start + 1 + share.work.num_nodes
+                yield partial(walk_drawn, share.work.proposal.tree, drawn.tokens[start:stop])
+                start = stop
+            else:
+                yield next(others)
+
+    def _verified(
+        self,
+        hidden: Tensor,
+        shares: Sequence[Share],
+        *,
+        is_wanted: Callable[[Share], bool] = lambda _: True,
+    ) -> Iterator[Decision]:
+        """The decision of each wanted share that is decided now, by the logits of its rows."""
         wanted: list[int] = []
         end = 0
         for share in shares:
             end += share.num_rows
-            if share.is_last:
+            if share.is_last and is_wanted(share):
                 wanted += range(end - 1 - share.work.num_nodes, end)
-        if len(wanted) == len(hidden):
-            return self._model.logits(hidden)
-        return self._model.logits(hidden[wanted]) if wanted else hidden[:0]
+        is_all = len(wanted) == len(hidden)
+        logits = self._model.logits(hidden if is_all else hidden[wanted]) if wanted else hidden
+        start = 0
+        for share in shares:
+            if share.is_last and is_wanted(share):
+                stop = start + 1 + share.work.num_nodes
+                yield partial(_verify, share, logits[start:stop])
+                start = stop
 
-    def _decide(self, share: Share, slots: Sequence[int], logits: Tensor, offer: Offer) -> None:
-        """Logits [1 + nodes, vocab] after the last final token and after every node."""
+    def _decide(self, share: Share, slots: Sequence[int], decision: Decision, offer: Offer) -> None:
         work = share.work
         held = work.held
         try:
-            walk = verify(
-                work.session,
-                work.tokens,
-                work.proposal,
-                lambda node: logits[node + 1].float(),
-                roots=held.roots,
-            )
+            walk = decision()
         except SlipstreamError as error:
             work.error = error
             return
@@ -233,6 +260,18 @@ class LocalTarget:
         held.tokens += final
         held.roots = walk.roots if reason is None else ()
         return final, reason
+
+
+def _verify(share: Share, logits: Tensor) -> Walk:
+    """By logits [1 + nodes, vocab] after the last final token and after every node."""
+    work = share.work
+    return verify(
+        work.session,
+        work.tokens,
+        work.proposal,
+        lambda node: logits[node + 1].float(),
+        roots=work.held.roots,
+    )
 
 
 assert ROOT == -1, "row 0 of the logits is the root's"
