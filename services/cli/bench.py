@@ -16,6 +16,7 @@ from slipstream.cli.bench_flags import (
     Turns,
 )
 from slipstream.cli.bench_kv import kv
+from slipstream.cli.bench_leaks import leaks
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_serve import serve
@@ -33,6 +34,7 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 app.command()(rounds)
 app.command()(kv)
 app.command()(serve)
+app.command()(leaks)
 
 
 @app.callback()

@@ -26,8 +26,8 @@ T = TypeVar("T")
 class AsyncClient:
     """Generates text with a draft and a target: `AsyncClient(address)`, or `.embedded(...)`.
 
-    Belongs to one event loop. Any number of its requests may run at once; embedded engines take
-    turns, round by round, on a thread of their own.
+    Belongs to one event loop. Any number of its requests may run at once; on embedded engines they
+    share steps, computed on a thread of their own.
     """
 
     def __init__(
@@ -66,10 +66,14 @@ class AsyncClient:
         from slipstream.client.engine import EngineOptions
 
         options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
-        client = cls.__new__(cls)
-        client._defaults = Defaults()
         path = None if profile is None else Path(profile)
-        client._backend = AsyncEmbedded.load(target, draft, options, profile=path)
+        return cls.over(AsyncEmbedded.load(target, draft, options, profile=path))
+
+    @classmethod
+    def over(cls, backend: "AsyncBackend") -> Self:
+        """A client of what is there already, which closes with it."""
+        client = cls.__new__(cls)
+        client._defaults, client._backend = Defaults(), backend
         return client
 
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:

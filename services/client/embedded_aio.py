@@ -32,6 +32,7 @@ class AsyncEmbedded:
 
     def __init__(self, engine: Engine, drafter: Drafter, thread: EngineThread) -> None:
         """Both were made on `thread`, and belong to it."""
+        self.engine, self.drafter = engine, drafter
         self._thread = thread
         self._target = BatchedTarget(engine.target, thread, BatchLimits(engine.rows))
         ports = Ports(_batched(drafter.draft, thread), self._target, self._target.park)

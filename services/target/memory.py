@@ -30,6 +30,11 @@ class KvMemory:
         """Bytes of pages that are remembered, those in use included."""
         return len(self._prefixes) * self.pool.layout.bytes_per_page
 
+    @property
+    def num_idle_bytes(self) -> int:
+        """Bytes of pages that are remembered, and that nobody uses."""
+        return self._prefixes.num_idle * self.pool.layout.bytes_per_page
+
     def open(self, tokens: Sequence[int], num_slots: int) -> KvCache:
         """Room for `num_slots` positions, with what is known of all `tokens` but the last.
 
