@@ -17,10 +17,13 @@ from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
 from slipstream.draft.slots import Score
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
+from slipstream.models.chaining import GlideChains
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.glide_config import WEIGHTS_NAME
 from slipstream.models.glide_loading import load_glide
+from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import TargetParts
+from slipstream.models.graphs import Replay
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
@@ -121,7 +124,23 @@ class DraftModel:
         instead."""
         feed = Feed(source or self.source, self.layers) if self.layers else None
         pool = None if self.memory is None else self.scorer.pool(self.memory.num_pages)
-        return LocalDraft(self.scorer, feed, decision=self.decision, profile=profile, pool=pool)
+        return LocalDraft(
+            self.scorer,
+            feed,
+            decision=self.decision,
+            profile=profile,
+            pool=pool,
+            chains=self._chains(),
+        )
+
+    def _chains(self) -> GlideChains | None:
+        """On a device whole chains are followed at once; a host grows them step by step."""
+        scorer = self.scorer
+        if not isinstance(scorer, GlideScorer) or scorer.layout.device.type != "cuda":
+            return None
+        length = self.context_length or MAX_TOKENS
+        replay = Replay(scorer.layout.device)
+        return GlideChains(scorer, replay, context_length=length, score=self.decision)
 
     def drafter(self, profile: Profile | None = None) -> Drafter:
         """With a profile, by default its own. Raises `InvalidRequest` for one it can't follow."""

@@ -1,0 +1,105 @@
+"""Engines that work in fixed shapes put out what the others do; here on a CPU, without graphs."""
+
+import pytest
+import torch
+
+import tiny
+from rounds import plain, speculate
+from slipstream.core.draws import fits_device
+from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    Delta,
+    NodeStats,
+    Proposal,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+)
+from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.models.causal import CausalModel
+from slipstream.models.chaining import GlideChains
+from slipstream.models.graphs import Replay
+from slipstream.target.verification import Share
+
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.9, seed=5),
+    SamplingParams(temperature=1.0, top_k=9, repetition_penalty=1.2, seed=6),
+]
+PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
+
+
+def shaped_target(device="cpu"):
+    model = CausalModel(tiny.hf_model().to(device), has_shapes=True)
+    return tiny.local_target(model), model
+
+
+def shaped_draft(target, device="cpu"):
+    scorer = tiny.glide()
+    chains = GlideChains(scorer, Replay(torch.device(device)), context_length=512)
+    return LocalDraft(scorer, Feed(target, scorer.config.target_layers), chains=chains)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC])
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_output_is_that_of_plain_decoding_without_shapes(sampling, shape, prompt):
+    expected = plain(tiny.local_target(tiny.causal()), prompt, sampling=sampling, max_tokens=24)
+    target, _ = shaped_target()
+    options = SpeculationOptions(mode=Mode.FORCED, shape=shape, stop=StopPolicy.SVIP, max_nodes=15)
+    out = speculate(
+        target,
+        shaped_draft(target),
+        "glide",
+        prompt,
+        sampling=sampling,
+        options=options,
+        max_tokens=24,
+    )
+    assert out.tokens == expected.tokens
+    assert out.num_drafted > 0
+
+
+def shares_of(target):
+    """Verifications of requests of every kind, one of them a part of a long prompt only."""
+    shares = []
+    for at, sampling in enumerate([*SAMPLINGS, *SAMPLINGS]):
+        prompt = tiny.tokens(20 + 30 * at, seed=at)
+        tree = TokenTree((3, 9, 4, 3), (-1, -1, 0, 1))
+        proposal = Proposal(tree, (NodeStats(0.5, 0.5, 1.0),) * 4)
+        session = Session(str(at), len(prompt), 9, sampling)
+        work = target.begin(session, Delta(0, tuple(prompt)), proposal)
+        shares.append(Share(work, 50 if at == 2 else len(prompt)))
+    return shares
+
+
+def test_requests_of_every_kind_share_a_step():
+    verdicts = []
+    for target in (tiny.local_target(tiny.causal()), shaped_target()[0]):
+        shares = shares_of(target)
+        assert len({fits_device(share.work.session) for share in shares}) == 2
+        target.step(shares)
+        left = [share for share in shares if not share.work.is_done]
+        assert len(left) == 1
+        target.step([Share(left[0].work, left[0].work.num_pending)])
+        verdicts.append([share.work.result().tokens for share in shares])
+    assert verdicts[0] == verdicts[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling):
+    target, _ = shaped_target("cuda")
+    expected = plain(target, PROMPTS[1], sampling=sampling, max_tokens=24)
+    options = SpeculationOptions(
+        mode=Mode.FORCED, shape=Shape.CAPE, stop=StopPolicy.SVIP, max_nodes=15
+    )
+    scorer = tiny.glide(device="cuda")
+    chains = GlideChains(scorer, Replay(torch.device("cuda")), context_length=512)
+    draft = LocalDraft(scorer, Feed(target, scorer.config.target_layers), chains=chains)
+    out = speculate(
+        target, draft, "glide", PROMPTS[1], sampling=sampling, options=options, max_tokens=24
+    )
+    assert out.tokens == expected.tokens
