@@ -55,6 +55,11 @@ def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
     return {**defaults, **os.environ}
 
 
+def say_rank(rank: int) -> None:
+    """Tell libraries in this process which of the local processes it is, as torchrun would."""
+    os.environ["LOCAL_RANK"] = str(rank)
+
+
 def option(default: T, help: str, *, secret: bool = False) -> T:
     """A field of a service's options, with the line that says what it is.
 
