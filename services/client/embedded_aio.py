@@ -126,7 +126,7 @@ class _EmbeddedTurn:
 
     async def read(self) -> Chunk | None:
         """See `Turn.read`. None also after the end."""
-        if self._ending is not None:
+        if self._is_over():
             return self._nothing()
         answer = self._answer or self._begin()
         self._reading = asyncio.create_task(answer.read())
@@ -137,7 +137,7 @@ class _EmbeddedTurn:
             raise late(self._call.timeout_s or 0.0) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._ending is None or (task is not None and task.cancelling()):
+            if not self._is_over() or (task is not None and task.cancelling()):
                 raise
             return self._nothing()
 
@@ -177,9 +177,14 @@ class _EmbeddedTurn:
             self._deadline = self._loop.time() + self._call.timeout_s
         return self._answer
 
-    def _nothing(self) -> None:
+    def _is_over(self) -> bool:
+        return self._ending is not None
+
+    def _nothing(self) -> Chunk | None:
+        """What is read behind the end."""
         if self._ended_by is not None:
             raise self._ended_by
+        return None
 
 
 def _batched(draft: Draft, thread: EngineThread) -> Draft:
