@@ -71,6 +71,7 @@ class World:
         self._order = itertools.count()
         self._busy: set[str] = set()
         self.now = 0.0
+        self._ended = 0.0
         self.num_tokens = 0
         self.num_steps = 0
         self.offers: list[Offer] = []
@@ -129,7 +130,11 @@ class World:
         self.offers.append(offer)
         for drafted in group:
             self._settle(drafted, offer)
-        self.meter.record(rows=rows, sessions=len(group), keys=0, seconds=seconds)
+        waited_s = self.now - seconds - self._ended
+        self._ended = self.now
+        self.meter.record(
+            rows=rows, sessions=len(group), keys=0, seconds=seconds, waited_s=waited_s
+        )
 
     def _settle(self, drafted: Drafted, offer: Offer) -> None:
         at, accepted = drafted.session, self._accepted(drafted)

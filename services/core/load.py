@@ -72,6 +72,33 @@ class Yield:
         return 1 + self.kept * math.log2(rows)
 
 
+class Waits:
+    """How long a target has waited for its sessions before a step: what their drafts cost it.
+
+    Apart from what it waits for them in any case, and no longer than a step: whoever stays away
+    longer is not drafting.
+    """
+
+    WEIGHT = 0.1
+
+    def __init__(self) -> None:
+        self._plain_s = 0.0
+        self._drafting_s = 0.0
+
+    @property
+    def draft_s(self) -> float:
+        """Seconds that a round takes longer where sessions draft."""
+        return max(self._drafting_s - self._plain_s, 0.0)
+
+    def record(self, waited_s: float, *, step_s: float, is_drafting: bool) -> None:
+        """Take in the time between two steps; `step_s` is what the second took."""
+        waited_s = min(max(waited_s, 0.0), step_s)
+        if is_drafting:
+            self._drafting_s += self.WEIGHT * (waited_s - self._drafting_s)
+        else:
+            self._plain_s += self.WEIGHT * (waited_s - self._plain_s)
+
+
 class Probes:
     """When to try what seems not to pay: all sessions at once, at growing intervals.
 
@@ -108,15 +135,29 @@ class Allowance:
         self._rows = 1
         self._probes = Probes()
 
-    def decide(self, curve: CostCurve, yields: Yield, *, sessions: int, keys: float) -> Offer:
-        """For each of `sessions` sessions, whose rows read `keys` keys each."""
+    def decide(
+        self,
+        curve: CostCurve,
+        yields: Yield,
+        *,
+        sessions: int,
+        keys: float,
+        draft_s: float = 0.0,
+    ) -> Offer:
+        """For each of `sessions` sessions, whose rows read `keys` keys each.
+
+        Rows beyond the first make a round `draft_s` longer: they have to be drafted.
+        """
         limit = max(min(self._max_rows // sessions, MAX_ROWS), 1)
         cost = _cost(curve, sessions, keys)
         if sessions == 1:
             most = min(limit, curve.tile or limit)
             self._rows = max(rows for rows in range(1, most + 1) if cost(rows) <= _ALONE)
             return Offer(self._rows)
-        speeds = {rows: yields.tokens(rows) / cost(rows) for rows in range(1, limit + 1)}
+        draft = draft_s / _plain_s(curve, sessions, keys)
+        speeds = {1: 1.0}
+        for rows in range(2, limit + 1):
+            speeds[rows] = yields.tokens(rows) / (cost(rows) + draft)
         best = max(speeds, key=lambda rows: speeds[rows])
         if speeds[best] > _BETTER * speeds.get(self._rows, 0.0):
             self._rows = best

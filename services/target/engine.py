@@ -57,6 +57,7 @@ class LocalTarget:
         self._meter = meter
         self._max_sessions = max_sessions
         self._clock = clock
+        self._ended = clock()
         self._held: dict[str, Held] = {}
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
@@ -113,8 +114,13 @@ class LocalTarget:
                 self._decide(share, slots, next(walks), offer)
             else:
                 share.work.cache.keep(slots)
+        waited_s, self._ended = began - self._ended, self._clock()
         self._meter.record(
-            rows=len(hidden), sessions=len(shares), keys=keys, seconds=self._clock() - began
+            rows=len(hidden),
+            sessions=len(shares),
+            keys=keys,
+            seconds=self._ended - began,
+            waited_s=waited_s,
         )
 
     def park(self, session_id: str) -> None:

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from slipstream.core.cost_curve import CostCurve
-from slipstream.core.load import Allowance, Crowd, Yield
+from slipstream.core.load import Allowance, Crowd, Waits, Yield
 from slipstream.core.offer import Offer
 
 _KEYS_WEIGHT = 0.1
@@ -23,8 +23,13 @@ class Meter(Protocol):
         """A verdict on so many proposed nodes."""
         ...
 
-    def record(self, *, rows: int, sessions: int, keys: int, seconds: float) -> None:
-        """A step of so many rows of so many sessions, which read `keys` keys: summed over rows."""
+    def record(
+        self, *, rows: int, sessions: int, keys: int, seconds: float, waited_s: float
+    ) -> None:
+        """A step of so many rows of so many sessions, which read `keys` keys: summed over rows.
+
+        It began `waited_s` after the one before had ended.
+        """
         ...
 
 
@@ -41,7 +46,9 @@ class FixedMeter:
     def verified(self, *, num_nodes: int, num_accepted: int) -> None:
         """See `Meter`."""
 
-    def record(self, *, rows: int, sessions: int, keys: int, seconds: float) -> None:
+    def record(
+        self, *, rows: int, sessions: int, keys: int, seconds: float, waited_s: float
+    ) -> None:
         """See `Meter`."""
 
 
@@ -54,6 +61,8 @@ class LoadMeter:
         self._crowd = Crowd()
         self._yields = Yield()
         self._allowance = Allowance(max_rows=max_rows)
+        self._waits = Waits()
+        self._offered: Offer | None = None  # with the verdicts of the step before
         self._keys_per_row = 0.0
         self._offer: Offer | None = None
         self._size = 0
@@ -69,7 +78,11 @@ class LoadMeter:
         if self._offer is None or is_scarce or size != self._size or self._age >= _REFRESH:
             self._size, self._age = size, 0
             self._offer = self._allowance.decide(
-                self.curve, self._yields, sessions=size, keys=self._keys_per_row
+                self.curve,
+                self._yields,
+                sessions=size,
+                keys=self._keys_per_row,
+                draft_s=self._waits.draft_s,
             )
         return self._offer
 
@@ -77,7 +90,12 @@ class LoadMeter:
         """See `Meter`."""
         self._yields.record(num_nodes=num_nodes, num_accepted=num_accepted)
 
-    def record(self, *, rows: int, sessions: int, keys: int, seconds: float) -> None:
+    def record(
+        self, *, rows: int, sessions: int, keys: int, seconds: float, waited_s: float
+    ) -> None:
         """See `Meter`."""
+        if self._offered is not None:
+            self._waits.record(waited_s, step_s=seconds, is_drafting=self._offered.rows > 1)
+        self._offered = self._offer
         self.curve.record(rows, sessions, keys, seconds=seconds)
         self._keys_per_row += _KEYS_WEIGHT * (keys / rows - self._keys_per_row)

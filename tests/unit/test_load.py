@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.load import Allowance, Crowd, Probes, Yield
+from slipstream.core.load import Allowance, Crowd, Probes, Waits, Yield
 from slipstream.core.offer import Offer
 from slipstream.target.metering import FixedMeter, LoadMeter
 
@@ -121,6 +121,27 @@ def test_a_yield_is_learnt_from_rounds_that_proposed_something():
     assert yields.kept == before
 
 
+def test_rows_that_pay_for_themselves_but_not_for_their_drafts_are_not_offered():
+    curve, yields = curve_of(), yields_of(0.3)
+    offered = [
+        Allowance().decide(curve, yields, sessions=16, keys=0.0, draft_s=draft_s).rows
+        for draft_s in (0.0, 0.02)
+    ]
+    assert offered == [2, 1]
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.booleans()), max_size=50))
+def test_waiting_for_drafts_is_what_comes_on_top_and_never_more_than_a_step(waits):
+    kept = Waits()
+    for waited_s, is_drafting in waits:
+        kept.record(waited_s, step_s=0.1, is_drafting=is_drafting)
+    assert 0 <= kept.draft_s <= 0.1
+    for _ in range(200):
+        kept.record(0.01, step_s=0.1, is_drafting=False)
+        kept.record(0.03, step_s=0.1, is_drafting=True)
+    assert kept.draft_s == pytest.approx(0.02, rel=0.01)
+
+
 def test_probes_come_at_growing_intervals_and_anew_once_it_pays():
     probes = Probes()
     due = [at for at in range(4000) if probes.is_due()]
@@ -134,7 +155,7 @@ def test_probes_come_at_growing_intervals_and_anew_once_it_pays():
 def test_a_fixed_meter_offers_the_same_to_everybody():
     meter = FixedMeter(16)
     meter.verified(num_nodes=3, num_accepted=3)
-    meter.record(rows=99, sessions=9, keys=9, seconds=9.0)
+    meter.record(rows=99, sessions=9, keys=9, seconds=9.0, waited_s=0.0)
     assert {meter.offer(sessions) for sessions in range(40)} == {Offer(16)}
 
 
@@ -148,7 +169,7 @@ def steps(meter, count, *, sessions, accepted=0.5, law=staircase):
             kept = accepted * math.log2(offer.rows)
             meter.verified(num_nodes=offer.rows - 1, num_accepted=kept)
         total = offer.rows * sessions
-        meter.record(rows=total, sessions=sessions, keys=0, seconds=law(total))
+        meter.record(rows=total, sessions=sessions, keys=0, seconds=law(total), waited_s=0.0)
     return rows
 
 
