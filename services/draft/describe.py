@@ -39,6 +39,8 @@ def describe(
         profile=_profile(drafter.facts.profile),
         max_sessions=max_sessions,
     )
+    if drafter.memory is not None:
+        answer.memory.CopyFrom(common_pb2.Memory(**drafter.memory.account()))
     if target is not None:
         answer.target_model_id = target.model_id
         for field in _LAYOUT:

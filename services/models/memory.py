@@ -33,8 +33,16 @@ class MemoryPlan:
         """Bytes of all pages."""
         return self.num_pages * self.page_bytes
 
+    def account(self) -> dict[str, int]:
+        """Bytes by what they are for."""
+        return {
+            "weight_bytes": self.weight_bytes,
+            "kv_bytes": self.kv_bytes,
+            "workspace_bytes": self.workspace_bytes,
+        }
+
     def __str__(self) -> str:
-        total = self.weight_bytes + self.kv_bytes + self.workspace_bytes
+        total = sum(self.account().values())
         return (
             f"weights {shown(self.weight_bytes)}, keys and values {shown(self.kv_bytes)}"
             f" ({self.num_pages} pages), workspace {shown(self.workspace_bytes)},"

@@ -34,6 +34,7 @@ def describe(
         dtype=str(model.dtype).removeprefix("torch."),
         max_sessions=max_sessions,
         tokenizer=_tokenizer(loaded),
+        memory=common_pb2.Memory(**built.memory.account()),
     )
 
 

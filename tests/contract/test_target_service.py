@@ -288,6 +288,7 @@ async def test_the_tokenizer_is_described_only_to_those_who_ask(served):
 
 def test_a_description_holds_all_that_a_router_and_a_draft_need(tmp_path):
     loaded = load_target_parts(str(save_checkpoint(tmp_path / "tiny")), dtype="float16")
+    weight_bytes = sum(weight.nbytes for weight in loaded.model.parameters())
     built = build_target(loaded)
     about = describe(loaded, built, max_sessions=7)
     assert about.identity.model_id == "tiny"
@@ -296,6 +297,13 @@ def test_a_description_holds_all_that_a_router_and_a_draft_need(tmp_path):
         about.identity.incarnation != describe(loaded, built, max_sessions=7).identity.incarnation
     )
     assert (about.context_length, list(about.stop_token_ids), about.max_sessions) == (128, [0], 7)
+    memory = about.memory
+    assert memory.weight_bytes == weight_bytes
+    assert (memory.kv_bytes, memory.workspace_bytes) == (
+        built.memory.kv_bytes,
+        built.memory.workspace_bytes,
+    )
+    assert memory.kv_bytes > 0 < memory.workspace_bytes
     layout = about.layout
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
     assert DTYPE.from_pb(layout.dtype) is KvDtype.FLOAT16

@@ -704,3 +704,33 @@ class Load(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_steps) -> _WhichOneofReturnType__num_steps | None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class Memory(_message.Message):
+    """Bytes that a process has accounted for at its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
+    WORKSPACE_BYTES_FIELD_NUMBER: _builtins.int
+    weight_bytes: _builtins.int
+    """Of the model's weights."""
+    kv_bytes: _builtins.int
+    """Reserved for keys and values."""
+    workspace_bytes: _builtins.int
+    """That a step may need besides, at most."""
+    def __init__(
+        self,
+        *,
+        weight_bytes: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
+        workspace_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_bytes", b"kv_bytes", "weight_bytes", b"weight_bytes", "workspace_bytes", b"workspace_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Memory: _TypeAlias = Memory  # noqa: Y015

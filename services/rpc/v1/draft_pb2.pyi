@@ -454,6 +454,7 @@ class DescribeDraftResponse(_message.Message):
     HAS_DECISION_MODEL_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Kind of drafter: glide, vanilla or ngram."""
     target_model_id: _builtins.str
@@ -480,6 +481,10 @@ class DescribeDraftResponse(_message.Message):
     def profile(self) -> Global___DraftProfile:
         """Its calibrated defaults."""
 
+    @_builtins.property
+    def memory(self) -> _common_pb2.Memory:
+        """Its memory; unset for a draft that is no model."""
+
     def __init__(
         self,
         *,
@@ -492,10 +497,11 @@ class DescribeDraftResponse(_message.Message):
         has_decision_model: _builtins.bool = ...,
         profile: Global___DraftProfile | None = ...,
         max_sessions: _builtins.int = ...,
+        memory: _common_pb2.Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "identity", b"identity", "max_lag", b"max_lag", "profile", b"profile", "target_layout", b"target_layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "identity", b"identity", "max_lag", b"max_lag", "memory", b"memory", "profile", b"profile", "target_layout", b"target_layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "has_decision_model", b"has_decision_model", "identity", b"identity", "kind", b"kind", "max_lag", b"max_lag", "max_sessions", b"max_sessions", "profile", b"profile", "target_layers", b"target_layers", "target_layout", b"target_layout", "target_model_id", b"target_model_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "has_decision_model", b"has_decision_model", "identity", b"identity", "kind", b"kind", "max_lag", b"max_lag", "max_sessions", b"max_sessions", "memory", b"memory", "profile", b"profile", "target_layers", b"target_layers", "target_layout", b"target_layout", "target_model_id", b"target_model_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_lag: _TypeAlias = _typing.Literal["max_lag"]  # noqa: Y015
     _WhichOneofArgType__max_lag: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag"]  # noqa: Y015

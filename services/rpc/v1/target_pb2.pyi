@@ -479,6 +479,7 @@ class DescribeTargetResponse(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     ADVERTISED_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and output together, at most."""
     numerics: _builtins.str
@@ -505,6 +506,10 @@ class DescribeTargetResponse(_message.Message):
     def tokenizer(self) -> Global___Tokenizer:
         """Its tokenizer, if asked for."""
 
+    @_builtins.property
+    def memory(self) -> _common_pb2.Memory:
+        """Its memory."""
+
     def __init__(
         self,
         *,
@@ -517,10 +522,11 @@ class DescribeTargetResponse(_message.Message):
         max_sessions: _builtins.int = ...,
         advertised_address: _builtins.str = ...,
         tokenizer: Global___Tokenizer | None = ...,
+        memory: _common_pb2.Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "layout", b"layout", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "layout", b"layout", "memory", b"memory", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "identity", b"identity", "layout", b"layout", "max_sessions", b"max_sessions", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "identity", b"identity", "layout", b"layout", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
