@@ -11,7 +11,7 @@ from slipstream.core.ports import Draft
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.checks import MAX_TOKENS
-from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.draft.engine import NUM_PAGES, Feed, KvSource, LocalDraft
 from slipstream.draft.memory import DraftMemory, Needs
 from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
 from slipstream.draft.slots import Score
@@ -24,6 +24,7 @@ from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import TargetParts
 from slipstream.models.graphs import Replay
+from slipstream.models.kv_layout import KEY_BLOCK
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
@@ -138,7 +139,8 @@ class DraftModel:
         scorer = self.scorer
         if not isinstance(scorer, GlideScorer) or scorer.layout.device.type != "cuda":
             return None
-        length = self.context_length or MAX_TOKENS
+        num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
+        length = min(self.context_length or MAX_TOKENS, num_pages * KEY_BLOCK)
         replay = Replay(scorer.layout.device)
         return GlideChains(scorer, replay, context_length=length, score=self.decision)
 
@@ -226,7 +228,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         scorer=scorer,
         pair=Pair(target.model_id, "glide", config.tokenizer_hash, digests),
         source=target.source,
-        decision=None if decision is None else decision.score,
+        decision=None if decision is None else decision.to(scorer.layout.device).score,
         layers=tuple(config.target_layers),
         folder=folder,
         tokenizer_hash=config.tokenizer_hash,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.kv_layout import round_up
-from slipstream.models.paged import Lanes, attend_lanes
+from slipstream.models.paged import Lanes
 from slipstream.models.rows import Look, Rows
 
 _VECTOR = 64
@@ -23,7 +23,7 @@ def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows | Lanes, scal
     Returns [R, heads * d].
     """
     if isinstance(rows, Lanes):
-        return attend_lanes(query, layer, rows, scale)
+        return rows.kernel(query, layer, rows, scale)
     num_rows, num_heads, dim = query.shape
     num_kv = fresh.shape[1] // 2
     query = query.reshape(num_rows, num_kv, num_heads // num_kv, dim)

@@ -19,7 +19,7 @@ from slipstream.models.graphs import Replay
 from slipstream.models.invariance import RowRule
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.lanes import Packed, pack
-from slipstream.models.paged import Lanes, unpack
+from slipstream.models.paged import Attention, Kernel, Lanes, unpack
 from slipstream.models.pool import KvPool
 from slipstream.models.rows import Part
 
@@ -58,6 +58,7 @@ class Shaped:
     layout: KvLayout
     group: int
     run: Run
+    kernel: Kernel
     head: Callable[[Tensor], Tensor]
 
 
@@ -136,7 +137,8 @@ class BucketedForward:
         noise: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         model = self._model
-        batch = unpack(values, shape, group=model.group, dtype=model.layout.dtype)
+        attention = Attention(model.group, model.layout.dtype, pool.scratch.stop, model.kernel)
+        batch = unpack(values, shape, attention)
         hidden = model.run(batch.tokens, batch.positions, batch.lanes, pool)
         if not shape.draws:
             return hidden[batch.order], values[:0]

@@ -19,6 +19,7 @@ from slipstream.models.blocks import FastAttention, Rotation, write
 from slipstream.models.bucketed import BucketedForward, Draw, Drawn, Shaped, buckets_for
 from slipstream.models.cache import KvCache
 from slipstream.models.graphs import Replay
+from slipstream.models.kernels import choose_kernel
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.leading import Followers, Leader
 from slipstream.models.paged import Lanes
@@ -239,7 +240,8 @@ class CausalModel:
         buckets = buckets_for(
             max_rows=_MAX_SHAPED_ROWS, context_length=self.context_length, rule=self.rule
         )
-        shaped = Shaped(self.layout, group, self._run, self._head)
+        kernel = choose_kernel(self.layout, group, is_invariant=self.numerics == "invariant")
+        shaped = Shaped(self.layout, group, self._run, kernel, self._head)
         return BucketedForward(shaped, buckets, Replay(self.device))
 
     def _check(self, name: str, expected: Tensor) -> None:

@@ -8,6 +8,7 @@ Looks at no value on the host.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,8 @@ _OWN_BLOCK = 16
 class Lanes:
     """L lanes of Q rows each over R rows: `slots` [R] where rows write, `rows` [L * Q] which row
     is at a place, `places` [R] which place a row is at, `keys` [L * C] slots of the columns, and
-    `mask` [L, 1, Q * group, C], added to the scores.
+    `mask` [L, 1, Q * group, C], added to the scores, which says what is `visible` [L, Q, C].
+    `num_slots` are all of the pool's; `kernel` attends.
     """
 
     slots: Tensor
@@ -34,6 +36,9 @@ class Lanes:
     places: Tensor
     keys: Tensor
     mask: Tensor
+    visible: Tensor
+    num_slots: int
+    kernel: "Kernel"
 
     write_start: None = None
 
@@ -58,11 +63,23 @@ class Batch:
     lanes: Lanes
 
 
-def unpack(values: Tensor, shape: ForwardShape, *, group: int, dtype: torch.dtype) -> Batch:
-    """The forward that `lanes.pack` made of its parts. `values` int64, on the device.
+Kernel = Callable[[Tensor, Tensor, Lanes, float], Tensor]
+"""Attention of rows [R, heads, d] over a pool's layer, [R, heads * d]; see `attend_lanes`."""
 
-    `group` query heads share a key head; `dtype` is that of the scores' mask.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How a forward attends: `group` query heads share a key head, masks are of the scores'
+    `dtype`, the pool has `num_slots`."""
+
+    group: int
+    dtype: torch.dtype
+    num_slots: int
+    kernel: Kernel
+
+
+def unpack(values: Tensor, shape: ForwardShape, attention: Attention) -> Batch:
+    """The forward that `lanes.pack` made of its parts. `values` int64, on the device."""
     fields = Fields.of(shape)
     parts = values.split(list(dataclasses.astuple(fields)))
     tokens, positions, slots, order, places, rows, pages, starts, lines, wanted = parts
@@ -71,8 +88,19 @@ def unpack(values: Tensor, shape: ForwardShape, *, group: int, dtype: torch.dtyp
     own = slots[rows].view(num, -1)
     num_own = round_up(shape.lane_rows, _OWN_BLOCK)
     keys = torch.cat([keys, F.pad(own, (0, num_own - own.shape[1]), mode="replicate")], 1)
-    mask = additive(_visible(positions[rows].view(num, -1), shape.width, num_own), group, dtype)
-    return Batch(tokens, positions, order, wanted, Lanes(slots, rows, places, keys.flatten(), mask))
+    visible = _visible(positions[rows].view(num, -1), shape.width, num_own)
+    mask = additive(visible, attention.group, attention.dtype)
+    lanes = Lanes(
+        slots,
+        rows,
+        places,
+        keys.flatten(),
+        mask,
+        visible,
+        attention.num_slots,
+        attention.kernel,
+    )
+    return Batch(tokens, positions, order, wanted, lanes)
 
 
 def attend_lanes(query: Tensor, layer: Tensor, lanes: Lanes, scale: float) -> Tensor:

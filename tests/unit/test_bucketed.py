@@ -1,12 +1,11 @@
 """Forwards of fixed shapes over pages compute what forwards without shapes do."""
 
-import random
-
 import pytest
 import torch
 
 import device_only
 import tiny
+from scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
 from slipstream.core.draws import draw_keys, walk_drawn
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
@@ -16,24 +15,8 @@ from slipstream.models.bucketed import Draw, buckets_for
 from slipstream.models.causal import CausalModel
 from slipstream.models.invariance import RowRule
 from slipstream.models.lanes import pack
-from slipstream.models.paged import unpack
+from slipstream.models.paged import Attention, attend_lanes, unpack
 from slipstream.models.rows import Part
-
-LENGTHS = (130, 5, 260, 127, 1)
-
-
-def tree_of(seed, size):
-    """Paths that leave the first one at every depth."""
-    rng = random.Random(seed)
-    tokens, parents, taken = [], [], set()
-    for node in range(size):
-        parent, token = rng.randrange(-1, node), rng.randrange(1, tiny.VOCAB)
-        if (parent, token) in taken:
-            parent = node - 1
-        taken.add((parent, token))
-        tokens.append(token)
-        parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
 
 
 def chain_of(seed, size):
@@ -44,24 +27,6 @@ def leaves_of(seed, size):
     chain = tiny.tokens(size, seed=seed)
     parents = [*range(-1, size - 1), *range(-1, size - 1)]
     return TokenTree((*chain, *(token % (tiny.VOCAB - 1) + 1 for token in chain)), tuple(parents))
-
-
-def shaped(family="llama", **options):
-    return CausalModel(tiny.hf_model(family), has_shapes=True, **options)
-
-
-def parts_on_scattered_pages(model, trees, pending=2):
-    """Sessions whose pages lie between each other's."""
-    pool = model.pool(16)
-    caches = [model.open_in(pool) for _ in LENGTHS]
-    texts = [tiny.tokens(length + pending, seed=length) for length in LENGTHS]
-    for end in (100, 200, 300):
-        for cache, text in zip(caches, texts, strict=True):
-            stop = min(len(text) - pending, end)
-            if stop > cache.count:
-                model.prefill(cache, text[cache.count : stop])
-    ends = [text[-pending:] for text in texts]
-    return [Part(*given) for given in zip(caches, ends, trees, strict=True)]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
@@ -160,10 +125,11 @@ def test_a_forward_looks_at_no_value():
     parts = parts_on_scattered_pages(model, [tree_of(seed, 6) for seed in range(len(LENGTHS))])
     model.draw(parts, [Draw(0, 0.9, (1, 2))])
     packed = model._shaped.pack(parts[0].cache.pool, parts, [Draw(0, 0.9, (1, 2))])
+    attention = Attention(2, torch.float32, 9999, attend_lanes)
     device_only.check(
         lambda values: tuple(
             part
-            for part in vars_of(unpack(values, packed.shape, group=2, dtype=torch.float32))
+            for part in vars_of(unpack(values, packed.shape, attention))
             if isinstance(part, torch.Tensor)
         ),
         torch.tensor(packed.values),

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 import oracle
 from slipstream.core.candidates import (
     _top_by_bound,
-    top_by_key,
     argmax_first,
     coupled,
     draw_with_replacement,
     draw_without_replacement,
     ordered_top,
     sparse_law,
+    top_by_key,
 )
 from slipstream.core.noise import Purpose, gumbel
 from slipstream.core.types import SparseLaw

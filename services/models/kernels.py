@@ -1,0 +1,153 @@
+"""Which attention kernel a device's forwards use: measured, not assumed.
+
+For `invariant` numerics only kernels count under which a row has the same bits in any lane, place
+and width; those are tried too. On a CPU there is nothing to choose.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from slipstream.core.errors import ModelError
+from slipstream.models.buckets import ForwardShape
+from slipstream.models.flex import FlexKernel
+from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
+from slipstream.models.lanes import Fields
+from slipstream.models.paged import Attention, Kernel, Lanes, attend_lanes, unpack
+
+_NUM_PAGES = 24
+_NUM_CALLS = 10
+_SHAPES = (
+    ForwardShape(rows=16, lanes=1, lane_rows=16, width=1024, line=0, draws=0),
+    ForwardShape(rows=64, lanes=8, lane_rows=8, width=1024, line=0, draws=0),
+)
+_STEADY = (
+    ForwardShape(rows=1, lanes=1, lane_rows=1, width=256, line=0, draws=0),
+    ForwardShape(rows=8, lanes=1, lane_rows=8, width=384, line=0, draws=0),
+    ForwardShape(rows=64, lanes=4, lane_rows=16, width=1024, line=0, draws=0),
+)
+
+
+def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel:
+    """The fastest kernel for a model's shapes on its device.
+
+    Raises `ModelError` where invariant numerics are asked for and no kernel keeps a row's bits.
+    """
+    if layout.device.type != "cuda":
+        return attend_lanes
+    trial = Trial(layout, group)
+    candidates = dict(_CANDIDATES)
+    if is_invariant:
+        candidates = {name: kernel for name, kernel in candidates.items() if trial.steady(kernel)}
+        if not candidates:
+            raise ModelError(
+                f"no attention kernel of {layout.device} gives a row the same bits in every batch:"
+                " use fast numerics"
+            )
+    else:
+        candidates["flex"] = FlexKernel(is_compiled=True)
+    return fastest(candidates, trial.seconds)
+
+
+def fastest(kernels: Mapping[str, Kernel], seconds: Callable[[Kernel], float]) -> Kernel:
+    """The kernel that takes least, those left out that fail. `ModelError` where all do."""
+    best: tuple[float, Kernel] | None = None
+    reasons = []
+    for name, kernel in kernels.items():
+        try:
+            took = seconds(kernel)
+        except Exception as error:  # a kernel that this device, build or shape does not have
+            reasons.append(f"{name}: {(str(error) or repr(error)).splitlines()[0]}")
+            continue
+        if best is None or took < best[0]:
+            best = took, kernel
+    if best is None:
+        raise ModelError(f"no attention kernel works ({'; '.join(reasons)})")
+    return best[1]
+
+
+class Trial:
+    """Random keys and queries of a model's shapes, to try kernels on."""
+
+    def __init__(self, layout: KvLayout, group: int) -> None:
+        self._layout = layout
+        self._group = group
+        self._noise = torch.Generator().manual_seed(0)
+        slots = _NUM_PAGES * KEY_BLOCK
+        self._layer = self._random(2 * layout.num_kv_heads, slots, layout.head_dim)
+        self._query = self._random(128, layout.num_kv_heads * group, layout.head_dim)
+
+    def steady(self, kernel: Kernel) -> bool:
+        """Whether the last row's bits are the same in every shape; not for one that fails."""
+        try:
+            results = [self._run(kernel, shape)[shape.rows - 1] for shape in _STEADY]
+        except Exception:  # a kernel that this device, build or shape does not have
+            return False
+        return all(torch.equal(results[0], other) for other in results[1:])
+
+    def seconds(self, kernel: Kernel) -> float:
+        """Time of a call, over the shapes tried; the device is waited for."""
+        total = 0.0
+        for shape in _SHAPES:
+            self._run(kernel, shape)  # compiles, where it has to
+            self._wait()
+            began = time.perf_counter()
+            for _ in range(_NUM_CALLS):
+                self._run(kernel, shape)
+            self._wait()
+            total += time.perf_counter() - began
+        return total / (_NUM_CALLS * len(_SHAPES))
+
+    @torch.inference_mode()
+    def _run(self, kernel: Kernel, shape: ForwardShape) -> Tensor:
+        """Rows that all look back on the same 200 keys; the query of the last one is row 0's."""
+        query = self._query[: shape.rows].flip(0).contiguous()
+        return kernel(query, self._layer, self._lanes(kernel, shape), 0.1)
+
+    def _lanes(self, kernel: Kernel, shape: ForwardShape) -> Lanes:
+        fields, rows = Fields.of(shape), range(shape.rows)
+        own = [(_NUM_PAGES - 1) * KEY_BLOCK + KEY_BLOCK - shape.rows + row for row in rows]
+        pages = [page % (_NUM_PAGES - 1) for page in range(shape.width // KEY_BLOCK)]
+        parts: Sequence[Sequence[int]] = (
+            [0] * fields.tokens,
+            [200] * fields.positions,
+            own,
+            rows,
+            rows,
+            rows,
+            pages * shape.lanes,
+            [0] * fields.line_starts,
+        )
+        values = torch.tensor([value for part in parts for value in part])
+        layout = self._layout
+        attention = Attention(self._group, layout.dtype, self._layer.shape[1], kernel)
+        return unpack(values.to(layout.device), shape, attention).lanes
+
+    def _random(self, *size: int) -> Tensor:
+        made = torch.randn(size, generator=self._noise)
+        return made.to(device=self._layout.device, dtype=self._layout.dtype)
+
+    def _wait(self) -> None:
+        if self._layout.device.type == "cuda":
+            torch.cuda.synchronize(self._layout.device)
+
+
+def _only(backend: SDPBackend) -> Kernel:
+    """Attention over gathered pages, by one of torch's kernels."""
+
+    def attend(query: Tensor, layer: Tensor, lanes: Lanes, scale: float) -> Tensor:
+        with sdpa_kernel(backend):
+            return attend_lanes(query, layer, lanes, scale)
+
+    return attend
+
+
+_CANDIDATES: Mapping[str, Kernel] = {
+    "sdpa": attend_lanes,
+    "efficient": _only(SDPBackend.EFFICIENT_ATTENTION),
+    "cudnn": _only(SDPBackend.CUDNN_ATTENTION),
+    "math": _only(SDPBackend.MATH),
+}
