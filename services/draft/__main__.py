@@ -20,8 +20,8 @@ async def _serve(config: DraftConfig) -> None:
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start()
-        say_ready(with_port(config.address, port))
-        await server.serve_until_stopped()
+        address = with_port(config.address, port)
+        await server.serve_until_stopped(ready=lambda: say_ready(address))
     finally:
         await servicer.close()
 

@@ -105,12 +105,16 @@ class Server:
         if self._health_server is not None:
             await self._health_server.stop(0)
 
-    async def serve_until_stopped(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain and stop. A second signal ends the grace."""
+    async def serve_until_stopped(self, *, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT, then drain and stop. A second signal ends the grace.
+
+        `ready` is called once signals mean that.
+        """
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
+        ready()
         await stopped.wait()
         _LOG.info("stopping: calls in flight have %g s", self._options.grace_s)
         stopped.clear()

@@ -41,8 +41,7 @@ async def _serve_with(crew: Crew | None, config: TargetConfig) -> None:
         address = with_port(config.address, port)
         servicer.advertise(config.advertised_address or address)
         await server.set_serving(True)
-        say_ready(address)
-        await server.serve_until_stopped()
+        await server.serve_until_stopped(ready=lambda: say_ready(address))
     finally:
         await servicer.close()
 

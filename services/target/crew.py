@@ -5,6 +5,7 @@ What an order means is `slipstream.models.following`'s part.
 """
 
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -15,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self, cast
 
@@ -92,7 +92,8 @@ class Crew:
         self._lost = lost
         self._over = threading.Event()
         self._first = threading.Lock()
-        self._place = TemporaryDirectory(prefix="slipstream-ranks-")
+        # A file without a name, which every rank has open: nothing of it stays behind.
+        self._file = os.memfd_create("slipstream-ranks")
         self._members = [self._start(rank) for rank in range(1, plan.size)]
         for member in self._members:
             _LOG.info("rank %d of %d is process %d", member.rank, plan.size, member.process.pid)
@@ -131,11 +132,11 @@ class Crew:
         for member in self._members:
             self._end(member, 0.0 if error else _GRACE_S)
         leave_ranks()
-        self._place.cleanup()
+        os.close(self._file)
 
     @property
     def _meeting(self) -> str:
-        return str(Path(self._place.name) / "meeting")
+        return f"/proc/self/fd/{self._file}"
 
     def _start(self, rank: int) -> _Member:
         ours, theirs = socket.socketpair()
@@ -145,7 +146,7 @@ class Crew:
                 leashed([sys.executable, "-m", "slipstream.target.follower", str(number)]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(number,),
+                pass_fds=(number, self._file),
                 process_group=0,
             )
         connection = Connection(ours.detach())
@@ -177,7 +178,6 @@ class Crew:
             if self._over.is_set():
                 return
             self._over.set()
-        self._place.cleanup()
         self._lost(reason, is_input)
 
 
