@@ -6,6 +6,7 @@ law at temperature 1, which the stop rules and CaPE were calibrated on. The slot
 together, whosever they are.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from slipstream.core.candidates import (
     ordered_top,
     sparse_law,
 )
+from slipstream.core.errors import ModelError
 from slipstream.core.laws import LawContext
 from slipstream.core.types import NodeStats, Session, SparseLaw, Verification
 from slipstream.models.decision import GREEDY, SAMPLED, slot_stats
@@ -103,11 +105,11 @@ class SlotReader:
     def _best(self, logits: Tensor, position: int, count: int) -> Tensor:
         sampling = self._session.sampling
         if sampling.is_greedy:
-            return ordered_top(logits, count)[1]
+            return _best(logits[None], count)[1][0]
         scores, columns = self._laws.support(logits, ())
         ids = self._ids_of(columns, logits)
         noisy = coupled(scores, sampling.seed, position=position, ids=ids)
-        best = ordered_top(noisy, count)[1]
+        best = _best(noisy[None], count)[1][0]
         return best if columns is None else columns[best]
 
     def _drawn(self, logits: Tensor, position: int, count: int) -> tuple[Tensor, SparseLaw]:
@@ -171,21 +173,24 @@ def read_slots(scores: Scores, readings: Sequence[Reading]) -> list[list[Slot]]:
     picked = _pick(scores.logits, readings, num_tops=num_tops)
     table = _table(scores.logits, picked, readings[0].reader.vocab, num_tops=num_tops)
     chances = _chances(scores.hidden, readings, table, scoring)
-    rows = zip(table, picked.sizes, chances, picked.laws, strict=True)
     slots = iter(
-        _slot(numbers, 1 + num_tops, size, chance, law) for numbers, size, chance, law in rows
+        _slot(numbers, 1 + num_tops, picked, row, chances[row]) for row, numbers in enumerate(table)
     )
     return [[next(slots) for _ in reading.positions] for reading in readings]
 
 
 def _slot(
-    numbers: Sequence[float], start: int, size: int, score: float | None, law: SparseLaw | None
+    numbers: Sequence[float], start: int, picked: _Picked, row: int, score: float | None
 ) -> Slot:
-    """One row's slot out of its numbers: see `_table`. The candidates' begin at `start`."""
-    ids_at = (start + 1 + len(numbers)) // 2
+    """One row's slot out of its numbers: see `_table`. Probabilities begin at `start`."""
+    if math.isnan(numbers[start]):
+        raise ModelError("a slot has scores that are no numbers")
+    size = picked.sizes[row]
+    probs_at = start if picked.is_best else start + 1
+    ids_at = len(numbers) - picked.columns.size(1)
     tokens = tuple(map(int, numbers[ids_at : ids_at + size]))
-    probs = tuple(numbers[start + 1 : start + 1 + size])
-    return Slot(tokens, probs, numbers[start], numbers[0], score, law)
+    probs = tuple(numbers[probs_at : probs_at + size])
+    return Slot(tokens, probs, numbers[start], numbers[0], score, picked.laws[row])
 
 
 def _pick(logits: Tensor, readings: Sequence[Reading], *, num_tops: int) -> _Picked:
@@ -209,13 +214,13 @@ def _table(
     logits: Tensor, picked: _Picked, vocab: Tensor | None, *, num_tops: int
 ) -> list[list[float]]:
     """A row's numbers: its law's entropy, its `num_tops` highest log-probabilities, the highest
-    probability, and the candidates' probabilities and ids."""
+    probability unless it is the first candidate's, and the candidates' probabilities and ids."""
     log_probs = torch.log_softmax(logits, -1)
     seen = log_probs.gather(1, picked.columns)
     tops = seen[:, :num_tops] if picked.is_best else _tops(log_probs, num_tops)
     ids = picked.columns if vocab is None else vocab[picked.columns]
+    probs = (seen if picked.is_best else torch.cat([tops[:, :1], seen], 1)).exp()
     entropy = law_entropy(log_probs)[:, None]
-    probs = torch.cat([tops[:, :1], seen], 1).exp_()
     # A float holds any id below 2^24 as it is, and saves a second transfer.
     table: list[list[float]] = torch.cat([entropy, tops, probs, ids.float()], 1).tolist()
     return table
@@ -226,8 +231,11 @@ def _tops(log_probs: Tensor, count: int) -> Tensor:
 
 
 def _best(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`ordered_top` of rows, without its stacks where there is one."""
-    if len(rows) > 1:
+    """`ordered_top` of rows, by the shortest way."""
+    if count == 1 and rows.device.type == "cpu":  # numpy takes the first of equals, and is quick
+        ids = torch.from_numpy(rows.numpy().argmax(-1, keepdims=True))
+        return rows.gather(1, ids), ids
+    if rows.size(0) > 1:
         return ordered_top(rows, count)
     values, ids = ordered_top(rows[0], count)
     return values[None], ids[None]
@@ -255,6 +263,9 @@ def _chances(
 
 
 def law_entropy(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of the laws with these logarithms, [..., V] to [...]."""
-    negative: Tensor = torch.linalg.vecdot(log_probs.exp(), log_probs)
+    """Entropy in nats of the laws with these logarithms, [R, V] to [R]."""
+    probs = log_probs.exp()
+    if probs.size(0) == 1:  # a product of vectors takes the shortest way
+        return torch.dot(probs[0], log_probs[0]).neg_()[None]
+    negative: Tensor = torch.linalg.vecdot(probs, log_probs)
     return negative.neg_()

@@ -27,7 +27,7 @@ class DraftLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [R, in] -> [R, out]."""
-        if self._levels is None or len(x) > _FEW:
+        if self._levels is None or x.size(0) > _FEW:
             return self._packed(x)
         out = torch._weight_int8pack_mm(x, self._levels, self._scales)
         return out if self._bias is None else out + self._bias

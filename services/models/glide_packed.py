@@ -120,7 +120,7 @@ class Batch:
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
         """See `Seats`."""
-        buffer, own, at = self.pool.layer(index), len(keys), 0
+        buffer, own, at = self.pool.layer(index), keys.size(0), 0
         for rows in self.parts:
             end = at + rows.count
             buffer[:own, rows.slots] = keys[:, at:end]
@@ -129,10 +129,15 @@ class Batch:
 
     def look_back(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
         """See `Seats`."""
-        return by_session(self.parts, query, partial(_look_back, self.pool.layer(index)))
+        buffer = self.pool.layer(index)
+        if len(self.parts) == 1:
+            return _look_back(buffer, num_kv_heads, self.parts[0], query)
+        return by_session(self.parts, query, partial(_look_back, buffer, num_kv_heads))
 
     def look_across(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
         """See `Seats`."""
+        if len(self.parts) == 1:
+            return _look_across(index, num_kv_heads, self.parts[0], query)
         return by_session(self.parts, query, partial(_look_across, index, num_kv_heads))
 
 
@@ -152,7 +157,7 @@ class PackedNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., size] -> the same shape."""
         both = torch.cat((x, -x), dim=-1)
-        out = F.layer_norm(both, self._shape, self._weight, None, self._eps)
+        out = torch.layer_norm(both, self._shape, self._weight, None, self._eps)
         return out[..., : self._size]
 
 
@@ -168,7 +173,7 @@ class PackedCross:
 
     def __call__(self, x: Tensor, index: int, seats: Seats, rotation: Rotation) -> Tensor:
         """x [R, d], the kept rows -> [R, d]; reads the `index`-th target layer of each session."""
-        query = self._query(self._norm(x)).view(len(x), self._num_heads, -1)
+        query = self._query(self._norm(x)).view(x.size(0), self._num_heads, -1)
         if self._query_norm is not None:
             query = self._query_norm(query)
         query = turn(query, rotation)
@@ -212,7 +217,7 @@ class PackedLayer:
     def _write(self, x: Tensor, index: int, seats: Seats) -> Tensor:
         """Store keys and values of all rows; their queries, [R, H, hd]."""
         heads, own = self._num_heads, self._num_kv_heads
-        qkv = self._qkv(self._self_norm(x)).view(len(x), heads + 2 * own, -1)
+        qkv = self._qkv(self._self_norm(x)).view(x.size(0), heads + 2 * own, -1)
         query_key = qkv[:, : heads + own]
         if self._query_norm is not None and self._key_norm is not None:
             query = self._query_norm(query_key[:, :heads])
@@ -223,9 +228,8 @@ class PackedLayer:
         return query_key[:, :heads]
 
 
-def _look_back(buffer: Tensor, rows: Rows, query: Tensor) -> Tensor:
-    num_kv_heads = len(buffer) // 2
-    keys, values = buffer[None, :, rows.seen].split(num_kv_heads, 1)
+def _look_back(buffer: Tensor, num_kv_heads: int, rows: Rows, query: Tensor) -> Tensor:
+    keys, values = buffer[None, :, rows.seen].chunk(2, 1)
     return attend(query, (keys, values), rows.self_mask, num_kv_heads)
 
 
@@ -250,8 +254,6 @@ def by_session(
     parts: Sequence[Rows], query: Tensor, look: Callable[[Rows, Tensor], Tensor]
 ) -> Tensor:
     """Attention of all kept rows [R, H, hd] -> [R, H * hd], each session's by `look`."""
-    if len(parts) == 1:
-        return look(parts[0], query)
     queries = query.split([rows.num_kept for rows in parts])
     pairs = zip(parts, queries, strict=True)
     return torch.cat([look(rows, own) for rows, own in pairs if rows.num_kept])

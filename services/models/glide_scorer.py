@@ -5,6 +5,7 @@ Knows nothing of stop rules, sampling or where the target's keys and values come
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -136,7 +137,7 @@ class GlideScorer:
             self.check(ask)
         turns = [self._sync(ask) if isinstance(ask, Sync) else self._grow(ask) for ask in asks]
         pool = asks[0].state.cache.pool
-        x = self._embed([token for turn in turns for token in turn.tokens])
+        x = self._embed(list(chain.from_iterable(turn.tokens for turn in turns)))
         rotation = self._rotation(turns)
         *earlier, final = self._layers
         for index, layer in enumerate(earlier):
@@ -181,7 +182,7 @@ class GlideScorer:
         return _Turn(ask.tokens, positions, rows, rows)
 
     def _scores(self, x: Tensor) -> Scores:
-        if not len(x):
+        if not x.size(0):
             empty = x.new_empty(0, len(self.vocab), dtype=torch.float32)
             return Scores(logits=empty, hidden=x)
         hidden = self._norm(x)
@@ -236,7 +237,7 @@ class GlideScorer:
 
     def _rotation(self, turns: Sequence[_Turn]) -> Rotation:
         """Rotary factors of all rows."""
-        positions = [position for turn in turns for position in turn.positions]
+        positions = list(chain.from_iterable(turn.positions for turn in turns))
         first, last = positions[0], positions[-1]
         is_run = last - first + 1 == len(positions) and turns[0].last.self_mask is None
         if len(turns) == 1 and is_run:

@@ -181,7 +181,7 @@ def _records(
 def _stats(slot: _Slot) -> tuple[float, ...]:
     log_probs = slot.logits.log_softmax(-1)
     best = ordered_top(log_probs, 2)[0].tolist()
-    return slot_stats(best, float(law_entropy(log_probs)), slot.lag)
+    return slot_stats(best, float(law_entropy(log_probs[None])), slot.lag)
 
 
 def overlap(target: Tensor, draft: Tensor, vocab: Tensor) -> Tensor:
