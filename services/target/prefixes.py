@@ -72,7 +72,7 @@ class PrefixCache:
         below, above = self._first, None
         for start, page in zip(range(0, len(tokens), KEY_BLOCK), pages, strict=True):
             key = tuple(tokens[start : start + KEY_BLOCK])
-            entry = below.get(key)
+            entry = _holder(below, key)
             if entry is None:
                 self._forget_beginning(below, key)
                 entry = _Entry(key, page, above)
@@ -119,6 +119,15 @@ class PrefixCache:
         for entry in reversed(path):
             self._recent[entry] = None
             self._recent.move_to_end(entry)
+
+
+def _holder(below: dict[tuple[int, ...], _Entry], key: tuple[int, ...]) -> _Entry | None:
+    """The page that holds exactly these tokens, or begins with them where the text ends."""
+    entry = below.get(key)
+    if entry is None and len(key) < KEY_BLOCK:
+        nearest, same = _nearest(below, key)
+        entry = nearest if same == len(key) else None
+    return entry
 
 
 def _nearest(
