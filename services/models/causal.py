@@ -110,6 +110,11 @@ class CausalModel:
         """Number of columns of the logits."""
         return self.head_weight.shape[0]
 
+    @property
+    def has_shapes(self) -> bool:
+        """Whether forwards over an engine's pool come in fixed shapes."""
+        return self._shaped is not None
+
     def workspace_bytes(self, num_rows: int) -> int:
         """Bytes that a forward of so many rows needs besides weights and caches, at most.
 

@@ -69,7 +69,8 @@ def build_target(
     if team:
         model.lead(team.followers)
     memory, plan = plan_memory(model, limits, weight_bytes=weight_bytes)
-    curve = learn_cost(model, max_rows=min(limits.max_rows, _LEARN_ROWS), seconds=_LEARN_S)
+    num_rows = min(limits.max_rows, _LEARN_ROWS)
+    curve = learn_cost(model, memory.pool, max_rows=num_rows, seconds=_LEARN_S)
     meter = LoadMeter(curve, max_rows=limits.max_rows)
     target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions)
     facts = ModelFacts(
