@@ -1,6 +1,6 @@
 """Pages that others may begin with: found by their tokens, held once, let go of in order."""
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from hypothesis import given
@@ -73,7 +73,7 @@ def test_the_longest_unused_goes_first_and_ends_before_beginnings():
         prefixes.match(texts[0])
     assert len(found) == 6
     assert found[0][1] == KEY_BLOCK
-    assert all(sum(later) < sum(sooner) for sooner, later in zip(found, found[1:], strict=False))
+    assert all(sum(later) < sum(sooner) for sooner, later in pairwise(found))
     assert pool.num_free == pool.num_pages
 
 
