@@ -1,29 +1,22 @@
 """Laws of a target that many sessions share: verdicts as alone, and errors of whom they concern."""
 
 import asyncio
-import threading
-from contextlib import asynccontextmanager
 
 import pytest
 import torch
 
 import tiny
+from batches import ask, batched, guess, held, session_of
 from slipstream.core.errors import (
-    CapacityError,
-    NoRoom,
     SessionClosed,
     SessionOutOfSync,
     SessionTaken,
     Unavailable,
 )
-from slipstream.core.inline import finished
-from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, SamplingParams, Session
-from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget, BatchLimits
+from slipstream.core.types import Delta, Proposal
+from slipstream.target.batcher import BatchLimits
 from slipstream.target.schedule import RowBudget
 
-SAMPLED = SamplingParams(temperature=1.0, seed=7, top_p=0.95)
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -47,41 +40,6 @@ class Faulty:
             self.num_failures -= 1
             raise RuntimeError("out of luck")
         self._engine.step(shares)
-
-
-@asynccontextmanager
-async def batched(engine, limits=None):
-    thread = EngineThread("target")
-    target = BatchedTarget(engine, thread, limits)
-    try:
-        yield target, thread
-    finally:
-        await target.close()
-        thread.close()
-
-
-@asynccontextmanager
-async def held(thread):
-    """The engine's thread does nothing else meanwhile."""
-    go, began = threading.Event(), threading.Event()
-    job = asyncio.ensure_future(thread.run(lambda: (began.set(), go.wait(60))))
-    await asyncio.to_thread(began.wait, 60)
-    yield
-    go.set()
-    await job
-
-
-def session_of(number: int, num_tokens: int, max_tokens: int = 24) -> Session:
-    sampling = SAMPLED if number % 2 else SamplingParams()
-    return Session(f"s{number}", num_tokens, max_tokens, sampling)
-
-
-def guess(number: int, round_: int, ahead: list[int]) -> Proposal:
-    """Right for a while, then wrong, with a wrong branch: of another size every time."""
-    tokens = (*ahead[: (number + round_) % 5], 1 + (number * round_) % (tiny.VOCAB - 1))
-    parents = (*range(-1, len(tokens) - 1), -1)
-    other = 1 + tokens[0] % (tiny.VOCAB - 1)
-    return Proposal(TokenTree((*tokens, other), parents))
 
 
 async def conversation(verify, number: int, prompt: tuple[int, ...], known=()) -> list:
@@ -264,83 +222,6 @@ async def test_a_parked_session_goes_on_where_it_was(model):
         assert engine.kv_bytes("s0") == 0
         again = await target.verify(session_of(0, 200), Delta(200, first.tokens), Proposal())
         assert again.num_cached == 200
-
-
-@asynccontextmanager
-async def full(model, *, max_waiting=64):
-    """A target whose memory two sessions, `s0` and `s2`, hold."""
-    engine = tiny.local_target(model, num_pages=2)
-    async with batched(engine, BatchLimits(max_waiting=max_waiting)) as (target, thread):
-        for number in (0, 2):
-            await ask(target, number)
-        yield target, thread
-
-
-def ask(target, number):
-    prompt = tuple(tiny.tokens(100, number))
-    return asyncio.ensure_future(
-        target.verify(session_of(number, 100), Delta(0, prompt), Proposal())
-    )
-
-
-async def steps(target, thread):
-    """All that can be done has been: a job of one's own comes after the step that it is in."""
-    for _ in range(3):
-        await thread.run(lambda: None)
-        await asyncio.sleep(0)
-
-
-async def test_who_finds_no_memory_waits_until_a_session_leaves_it(model):
-    async with full(model) as (target, thread):
-        waiting = ask(target, 4)
-        await steps(target, thread)
-        assert not waiting.done()
-        assert target.num_waiting == 1
-        more = await target.verify(session_of(0, 100), Delta(100, (1,)), Proposal())
-        assert more.tokens
-        await target.release("s2")
-        assert (await waiting).tokens
-
-
-@pytest.mark.parametrize("leave", ["park", "release"])
-async def test_memory_goes_to_who_waited_longest(model, leave):
-    async with full(model) as (target, thread):
-        first, second = ask(target, 4), ask(target, 6)
-        await steps(target, thread)
-        await getattr(target, leave)("s0")
-        await first
-        assert not second.done()
-        await getattr(target, leave)("s4")
-        assert (await second).tokens
-
-
-async def test_no_more_wait_than_may(model):
-    async with full(model, max_waiting=1) as (target, _):
-        waiting = ask(target, 4)
-        with pytest.raises(CapacityError, match="1 requests wait"):
-            await ask(target, 6)
-        await target.release("s0")
-        assert (await waiting).tokens
-
-
-async def test_who_waits_for_memory_can_leave(model):
-    async with full(model) as (target, thread):
-        first, second = ask(target, 4), ask(target, 6)
-        await steps(target, thread)
-        first.cancel()
-        await target.release("s0")
-        assert (await second).tokens
-
-
-async def test_what_nobody_can_make_room_for_is_refused(model):
-    engine = tiny.local_target(model, num_pages=2)
-    prompt = tuple(tiny.tokens(100))
-    finished(engine.verify(session_of(0, 100), Delta(0, prompt), Proposal()))
-    async with batched(engine) as (target, _):
-        big = Session("big", 200, 20)
-        with pytest.raises(NoRoom):
-            await target.verify(big, Delta(0, tuple(tiny.tokens(200))), Proposal())
-        assert (await ask(target, 2)).tokens
 
 
 async def test_a_target_that_stops_takes_nothing_more(model):

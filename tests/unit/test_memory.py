@@ -31,7 +31,7 @@ def test_a_size_is_what_it_says(budget, size):
 
 @pytest.mark.parametrize("budget", ["", "much", "2GB", "-1GiB", "1e9", "50%"])
 def test_what_is_no_budget_is_refused(budget):
-    with pytest.raises(InvalidRequest, match="must be auto, a share such as 0.5 or a size"):
+    with pytest.raises(InvalidRequest, match=r"must be auto, a share such as 0\.5 or a size"):
         check_budget(budget)
 
 
