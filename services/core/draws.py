@@ -74,7 +74,8 @@ def walk_drawn(tree: TokenTree, tokens: Sequence[int]) -> Walk:
 
     Raises `ModelError` where the walk meets a row without a law.
     """
-    node, nodes = ROOT, []
+    node = ROOT
+    nodes: list[int] = []
     while True:
         token = tokens[node + 1]
         if token == NO_TOKEN:
