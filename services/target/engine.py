@@ -100,7 +100,8 @@ class LocalTarget:
         """One forward for all shares, of different verifications; those decided by it are done."""
         began = self._clock()
         keys = sum(share.num_rows * share.work.cache.count for share in shares)
-        parts, draws = [share.part() for share in shares], draws_of(shares)
+        parts = [share.part() for share in shares]
+        draws = draws_of(shares) if self._model.has_shapes else []
         drawn = self._model.draw(parts, draws) if draws else None
         if drawn is None:
             hidden, places = self._model.forward(parts)
