@@ -11,9 +11,9 @@ from typer import Option
 
 from slipstream.cli.bench_flags import OutputFlags, PromptFlags
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.engine import fetched
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags
-from slipstream.cli.progress import bars
 
 if TYPE_CHECKING:
     from slipstream.bench.leaks.findings import Course
@@ -83,17 +83,11 @@ def leaks(visits: VisitFlags, engine: EngineFlags, output: OutputFlags) -> None:
 def _load(flags: EngineFlags) -> "AsyncEmbedded":
     from slipstream.client.embedded_aio import AsyncEmbedded
     from slipstream.client.engine import EngineOptions
-    from slipstream.models.store.resolve import resolve
 
-    options: dict[str, Any] = flags.given()
-    target, draft = options.pop("target", DEFAULT_TARGET), options.pop("draft", "glide")
-    profile = options.pop("profile", None)
-    with bars() as progress:
-        resolve(target, progress=progress)
-        if draft.startswith("vanilla:"):
-            resolve(draft.removeprefix("vanilla:"), progress=progress)
-        progress.step(f"loading {target}")
-        return AsyncEmbedded.load(target, draft, EngineOptions(**options), profile=profile)
+    with fetched(flags) as options:
+        names = options.pop("target", DEFAULT_TARGET), options.pop("draft", "glide")
+        profile = options.pop("profile", None)
+        return AsyncEmbedded.load(*names, EngineOptions(**options), profile=profile)
 
 
 async def _measure(
@@ -104,7 +98,7 @@ async def _measure(
     from slipstream.bench.leaks.run import LeakRun, run_leaks
     from slipstream.client import AsyncClient
 
-    async with AsyncClient.over(engines) as client:
+    async with AsyncClient.of(engines) as client:
         info = await client.model_info()
         about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
         return await run_leaks(LeakRun(plan, client, Gauge(engines).read, advance)), about

@@ -10,9 +10,9 @@ from typer import Option
 
 from slipstream.cli.bench_flags import OutputFlags, PromptFlags
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.engine import fetched, remote_options
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
-from slipstream.cli.progress import bars
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.types import SamplingParams
 
@@ -184,25 +184,16 @@ def _opener(place: PlaceFlags) -> Callable[[], "AsyncClient"]:
 
 def _embedded(flags: EngineFlags) -> "AsyncClient":
     from slipstream.client import AsyncClient
-    from slipstream.models.store.resolve import resolve
 
-    options: dict[str, Any] = flags.given()
-    target, draft = options.get("target", DEFAULT_TARGET), options.get("draft", "")
-    with bars() as progress:
-        resolve(target, progress=progress)
-        if draft.startswith("vanilla:"):
-            resolve(draft.removeprefix("vanilla:"), progress=progress)
-        progress.step(f"loading {target}")
+    with fetched(flags) as options:
         return AsyncClient.embedded(**options)
 
 
 def _remote(flags: RouterFlags) -> "AsyncClient":
     from slipstream.client import AsyncClient
-    from slipstream.rpc.security import ClientTls
 
     assert flags.router is not None
-    tls = flags.tls or None if flags.tls_ca is None else ClientTls(flags.tls_ca)
-    return AsyncClient(flags.router, token=flags.token(), tls=tls, model=flags.model)
+    return AsyncClient(flags.router, **remote_options(flags))
 
 
 def _show(figures: dict[str, Any], plan: "ServePlan") -> None:

@@ -1,5 +1,7 @@
 """Opens the client that the options ask for, showing what it waits for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
@@ -17,6 +19,14 @@ def open_client(place: PlaceFlags) -> "Client":
 def open_embedded(flags: EngineFlags, **changes: str) -> "Client":
     """Fetch the models that are not here yet, load them and return a client to close."""
     from slipstream.client import Client
+
+    with fetched(flags, **changes) as options:
+        return Client.embedded(**options)
+
+
+@contextmanager
+def fetched(flags: EngineFlags, **changes: str) -> Iterator[dict[str, Any]]:
+    """The options of engines whose models have been fetched; loading them is shown as well."""
     from slipstream.models.store.resolve import resolve
 
     options: dict[str, Any] = flags.given() | changes
@@ -26,13 +36,19 @@ def open_embedded(flags: EngineFlags, **changes: str) -> "Client":
         if draft.startswith("vanilla:"):
             resolve(draft.removeprefix("vanilla:"), progress=progress)
         progress.step(f"loading {target}")
-        return Client.embedded(**options)
+        yield options
+
+
+def remote_options(flags: RouterFlags) -> dict[str, Any]:
+    """How a router is spoken to, as either client takes it."""
+    from slipstream.rpc.security import ClientTls
+
+    tls = flags.tls or None if flags.tls_ca is None else ClientTls(flags.tls_ca)
+    return {"token": flags.token(), "tls": tls, "model": flags.model}
 
 
 def _open_remote(flags: RouterFlags) -> "Client":
     from slipstream.client import Client
-    from slipstream.rpc.security import ClientTls
 
     assert flags.router is not None
-    tls = flags.tls or None if flags.tls_ca is None else ClientTls(flags.tls_ca)
-    return Client(flags.router, token=flags.token(), tls=tls, model=flags.model)
+    return Client(flags.router, **remote_options(flags))

@@ -65,6 +65,14 @@ class EngineFlags:
     ] = None
     threads: Annotated[int | None, _option(ENGINE, "CPU threads.", default="torch's choice")] = None
     device: Annotated[str | None, _option(ENGINE, "cpu, cuda or cuda:N.", default="cpu")] = None
+    kv_memory: Annotated[
+        str | None,
+        _option(
+            ENGINE,
+            "For keys and values of each engine: 2GiB, or a share of what is free, 0.5.",
+            default="auto",
+        ),
+    ] = None
     profile: Annotated[
         Path | None,
         _option(ENGINE, "Profile file of `slipstream calibrate`.", default="the draft's own"),

@@ -59,19 +59,26 @@ class AsyncClient:
         numerics: str = "invariant",
         threads: int | None = None,
         device: str = "cpu",
+        kv_memory: str = "auto",
         profile: str | PathLike[str] | None = None,
     ) -> Self:
         """See `Client.embedded`. Loads the models before it returns, so best before the loop."""
         from slipstream.client.embedded_aio import AsyncEmbedded
         from slipstream.client.engine import EngineOptions
 
-        options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
+        options = EngineOptions(
+            dtype,
+            numerics,  # type: ignore[arg-type]  # which it checks
+            threads,
+            device,
+            kv_memory,
+        )
         path = None if profile is None else Path(profile)
-        return cls.over(AsyncEmbedded.load(target, draft, options, profile=path))
+        return cls.of(AsyncEmbedded.load(target, draft, options, profile=path))
 
     @classmethod
-    def over(cls, backend: "AsyncBackend") -> Self:
-        """A client of what is there already, which closes with it."""
+    def of(cls, backend: "AsyncBackend") -> Self:
+        """A client of engines that are there already; they close with it."""
         client = cls.__new__(cls)
         client._defaults, client._backend = Defaults(), backend
         return client

@@ -67,18 +67,27 @@ class Client:
         numerics: str = "invariant",
         threads: int | None = None,
         device: str = "cpu",
+        kv_memory: str = "auto",
         profile: str | PathLike[str] | None = None,
     ) -> Self:
         """Both engines in this process.
 
         `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL or a
-        directory of GliDe weights; `profile` is a file of `slipstream calibrate`, in place of the
-        draft's own profile. Raises `ModelError` or `InvalidRequest`.
+        directory of GliDe weights; `kv_memory` is what the keys and values of each of the two may
+        take, a size ("2GiB") or a share of what is free ("0.5"); `profile` is a file of
+        `slipstream calibrate`, in place of the draft's own profile. Raises `ModelError`,
+        `InvalidRequest`, or `CapacityError` where the memory holds nothing.
         """
         from slipstream.client.embedded import Embedded
         from slipstream.client.engine import EngineOptions
 
-        options = EngineOptions(dtype, numerics, threads, device)  # type: ignore[arg-type]
+        options = EngineOptions(
+            dtype,
+            numerics,  # type: ignore[arg-type]  # which it checks
+            threads,
+            device,
+            kv_memory,
+        )
         path = None if profile is None else Path(profile)
         return cls.of(Embedded.load(target, draft, options, profile=path))
 

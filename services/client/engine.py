@@ -14,11 +14,13 @@ from slipstream.draft.build import (
     build_drafter,
     load_draft_model,
 )
+from slipstream.draft.memory import DraftMemory
 from slipstream.models.causal import Numerics
 from slipstream.models.glide_target import TargetParts, target_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.target.build import build_target
+from slipstream.target.build import TargetLimits, build_target
 from slipstream.text.tokenizer import TextTokenizer
 
 
@@ -30,12 +32,14 @@ class EngineOptions:
     numerics: Numerics = "invariant"
     threads: int | None = None
     device: str = "cpu"
+    kv_memory: str = AUTO
 
     def __post_init__(self) -> None:
         if self.numerics not in ("invariant", "fast"):
             raise InvalidRequest(f"numerics is {self.numerics!r}, but must be invariant or fast")
         if self.threads is not None and self.threads < 1:
             raise InvalidRequest(f"threads is {self.threads}, but must be at least 1")
+        check_budget(self.kv_memory)
 
 
 class Engine:
@@ -48,7 +52,8 @@ class Engine:
         self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
         self._loaded = loaded
         self.parts = _parts(loaded)
-        built = build_target(loaded, numerics=options.numerics)
+        limits = TargetLimits(kv_memory=options.kv_memory)
+        built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.rows = built.model, built.target, built.rows
         self.facts: ModelFacts = built.facts
 
@@ -81,6 +86,7 @@ class Engine:
             options.dtype,
             options.device,
             self.facts.context_length,
+            DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),
         )
 
 

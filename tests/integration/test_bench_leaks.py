@@ -61,7 +61,7 @@ def test_sessions_that_end_or_are_left_leave_nothing_behind(
 
 async def test_an_answer_that_nobody_ends_is_found(target):
     engines = AsyncEmbedded.load(str(target), str(fleet.glide_of(target)), OPTIONS)
-    async with AsyncClient.over(engines) as client:
+    async with AsyncClient.of(engines) as client:
         questions = (Question(1, "a", (ASKED[0],)),)
         plan = LeakPlan(questions, PARTS, 2, max_new_tokens=3, warmup=0)
         run = LeakRun(plan, client, Gauge(engines).read, lambda part: None)
