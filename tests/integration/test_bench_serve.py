@@ -84,8 +84,8 @@ def test_an_open_loop_sends_as_scheduled_and_sampled_outputs_are_those_of_the_pr
 
 
 def test_a_long_prompt_comes_among_running_sessions(serve, capsys):
-    flags = ["--concurrency", "3", "--repeats", "1", "--max-new-tokens", "40", "--warmup", "0"]
-    written = serve(*flags, "--intruder-tokens", "700", "--methods", "plain,auto")
+    flags = ["--concurrency", "3", "--repeats", "1", "--max-new-tokens", "300", "--warmup", "0"]
+    written = serve(*flags, "--intruder-tokens", "2500", "--methods", "plain,auto")
     (point,) = written["intruder"]["points"]
     for of in point["arms"].values():
         assert of["errors"] == {}
