@@ -133,7 +133,12 @@ class World:
         waited_s = self.now - seconds - self._ended
         self._ended = self.now
         self.meter.record(
-            rows=rows, sessions=len(group), keys=0, seconds=seconds, waited_s=waited_s
+            rows=rows,
+            sessions=len(group),
+            keys=0,
+            seconds=seconds,
+            waited_s=waited_s,
+            is_drafted=rows > len(group),
         )
 
     def _settle(self, drafted: Drafted, offer: Offer) -> None:

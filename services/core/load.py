@@ -15,6 +15,8 @@ MAX_ROWS = 128
 _ALONE = 2.0
 """Plain rounds that a round of a session may cost which has the target to itself. Its profile was
 calibrated for that and knows better what rows are worth."""
+_PLAIN = 1.03
+"""What plain rounds count for: drafting has costs that nobody can time."""
 _BETTER = 1.03
 """Another number of rows must promise so many times the speed of the one that is offered."""
 
@@ -95,7 +97,7 @@ class Waits:
         waited_s = min(max(waited_s, 0.0), step_s)
         if is_drafting:
             self._drafting_s += self.WEIGHT * (waited_s - self._drafting_s)
-        else:
+        elif waited_s < step_s / 2:  # longer, and nobody was there
             self._plain_s += self.WEIGHT * (waited_s - self._plain_s)
 
 
@@ -155,7 +157,7 @@ class Allowance:
             self._rows = max(rows for rows in range(1, most + 1) if cost(rows) <= _ALONE)
             return Offer(self._rows)
         draft = draft_s / _plain_s(curve, sessions, keys)
-        speeds = {1: 1.0}
+        speeds = {1: _PLAIN}
         for rows in range(2, limit + 1):
             speeds[rows] = yields.tokens(rows) / (cost(rows) + draft)
         best = max(speeds, key=lambda rows: speeds[rows])

@@ -122,6 +122,7 @@ class LocalTarget:
             keys=keys,
             seconds=self._ended - began,
             waited_s=waited_s,
+            is_drafted=any(share.is_last and share.work.num_nodes for share in shares),
         )
 
     def park(self, session_id: str) -> None:

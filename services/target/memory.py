@@ -77,10 +77,6 @@ class KvMemory:
             self._prefixes.insert(held, cache.pages)
         cache.close()
 
-    def forget(self) -> None:
-        """Let go of all that is kept of nobody's."""
-        self._prefixes.clear()
-
     def _free(self, count: int) -> None:
         """Have so many free pages. Evicts only if that helps."""
         missing = count - self.pool.num_free

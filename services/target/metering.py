@@ -24,11 +24,19 @@ class Meter(Protocol):
         ...
 
     def record(
-        self, *, rows: int, sessions: int, keys: int, seconds: float, waited_s: float
+        self,
+        *,
+        rows: int,
+        sessions: int,
+        keys: int,
+        seconds: float,
+        waited_s: float,
+        is_drafted: bool,
     ) -> None:
         """A step of so many rows of so many sessions, which read `keys` keys: summed over rows.
 
-        It began `waited_s` after the one before had ended.
+        It began `waited_s` after the one before had ended; `is_drafted` says that sessions had
+        something drafted meanwhile.
         """
         ...
 
@@ -47,7 +55,14 @@ class FixedMeter:
         """See `Meter`."""
 
     def record(
-        self, *, rows: int, sessions: int, keys: int, seconds: float, waited_s: float
+        self,
+        *,
+        rows: int,
+        sessions: int,
+        keys: int,
+        seconds: float,
+        waited_s: float,
+        is_drafted: bool,
     ) -> None:
         """See `Meter`."""
 
@@ -62,7 +77,6 @@ class LoadMeter:
         self._yields = Yield()
         self._allowance = Allowance(max_rows=max_rows)
         self._waits = Waits()
-        self._offered: Offer | None = None  # with the verdicts of the step before
         self._keys_per_row = 0.0
         self._offer: Offer | None = None
         self._size = 0
@@ -91,11 +105,16 @@ class LoadMeter:
         self._yields.record(num_nodes=num_nodes, num_accepted=num_accepted)
 
     def record(
-        self, *, rows: int, sessions: int, keys: int, seconds: float, waited_s: float
+        self,
+        *,
+        rows: int,
+        sessions: int,
+        keys: int,
+        seconds: float,
+        waited_s: float,
+        is_drafted: bool,
     ) -> None:
         """See `Meter`."""
-        if self._offered is not None:
-            self._waits.record(waited_s, step_s=seconds, is_drafting=self._offered.rows > 1)
-        self._offered = self._offer
+        self._waits.record(waited_s, step_s=seconds, is_drafting=is_drafted)
         self.curve.record(rows, sessions, keys, seconds=seconds)
         self._keys_per_row += _KEYS_WEIGHT * (keys / rows - self._keys_per_row)

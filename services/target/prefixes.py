@@ -94,13 +94,6 @@ class PrefixCache:
                 return True
         return False
 
-    def clear(self) -> None:
-        """Let go of all pages."""
-        for entry in reversed(list(self._recent)):
-            self._pool.drop(entry.page)
-        self._recent.clear()
-        self._first.clear()
-
     def _forget_beginning(self, below: dict[tuple[int, ...], _Entry], key: tuple[int, ...]) -> None:
         """Drop a page of which the new one holds all, and more."""
         for size in range(1, len(key)):

@@ -106,5 +106,6 @@ def test_a_match_is_the_longest_beginning_that_anybody_left(texts):
     match = prefixes.match(asked)
     assert match.count == max(same, default=0)
     assert len(match.pages) == round_up(match.count, KEY_BLOCK) // KEY_BLOCK
-    prefixes.clear()
+    while prefixes.evict():
+        pass
     assert pool.num_free == 64
