@@ -15,7 +15,7 @@ MAX_ROWS = 128
 _ALONE = 2.0
 """Plain rounds that a round of a session may cost which has the target to itself. Its profile was
 calibrated for that and knows better what rows are worth."""
-_PLAIN = 1.03
+_PLAIN = 1.01
 """What plain rounds count for: drafting has costs that nobody can time."""
 _BETTER = 1.03
 """Another number of rows must promise so many times the speed of the one that is offered."""
