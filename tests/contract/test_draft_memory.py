@@ -79,6 +79,11 @@ async def test_a_draft_without_room_for_a_session_says_so_and_how_much_it_does(m
         )
         assert (len(full.tree), full.stopped_by) == (0, NO_ROOM)
         await remotes[0].release(names[0])
+
+        async def is_free() -> bool:
+            return (await drafts.load()).num_sessions < len(names)
+
+        await until(is_free)  # the stream ends here before its session does there
         again = await remotes[-1].propose(
             replace(huge, session_id=names[-1]), Delta(len(PROMPT), ()), PLAN
         )
