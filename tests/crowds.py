@@ -16,7 +16,7 @@ from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner, Profile, resolve
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
-from slipstream.target.metering import LoadMeter
+from slipstream.target.metering import LoadMeter, StepTaken
 
 SURE, UNSURE = 0.95, 0.1
 """Confidence of a draft in a token, which is also how often it is right."""
@@ -132,14 +132,8 @@ class World:
             self._settle(drafted, offer)
         waited_s = self.now - seconds - self._ended
         self._ended = self.now
-        self.meter.record(
-            rows=rows,
-            sessions=len(group),
-            keys=0,
-            seconds=seconds,
-            waited_s=waited_s,
-            is_drafted=rows > len(group),
-        )
+        is_drafted = rows > len(group)
+        self.meter.record(StepTaken(rows, len(group), 0, seconds, waited_s, is_drafted))
 
     def _settle(self, drafted: Drafted, offer: Offer) -> None:
         at, accepted = drafted.session, self._accepted(drafted)

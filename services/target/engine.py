@@ -28,7 +28,7 @@ from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call, check_length
 from slipstream.target.drawing import draws_of, is_drawn
 from slipstream.target.memory import KvMemory
-from slipstream.target.metering import Meter
+from slipstream.target.metering import Meter, StepTaken
 from slipstream.target.taps import KvTap
 from slipstream.target.verification import Held, Share, Verification
 
@@ -115,15 +115,10 @@ class LocalTarget:
                 self._decide(share, slots, next(walks), offer)
             else:
                 share.work.cache.keep(slots)
+        is_drafted = any(share.is_last and share.work.num_nodes for share in shares)
         waited_s, self._ended = began - self._ended, self._clock()
-        self._meter.record(
-            rows=len(hidden),
-            sessions=len(shares),
-            keys=keys,
-            seconds=self._ended - began,
-            waited_s=waited_s,
-            is_drafted=any(share.is_last and share.work.num_nodes for share in shares),
-        )
+        seconds = self._ended - began
+        self._meter.record(StepTaken(len(hidden), len(shares), keys, seconds, waited_s, is_drafted))
 
     def park(self, session_id: str) -> None:
         """Let others have a session's memory until its next turn, which finds there what nobody

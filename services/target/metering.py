@@ -1,5 +1,6 @@
 """What a target offers its sessions, learnt from its own steps. Knows neither clock nor model."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.cost_curve import CostCurve
@@ -10,6 +11,22 @@ _KEYS_WEIGHT = 0.1
 _REFRESH = 16
 """Steps after which an offer is decided anew; a crowd of another size has it at once."""
 _SCARCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """A step of so many rows of so many sessions, which read `keys` keys: summed over rows.
+
+    It took `seconds`, and began `waited_s` after the one before had ended; `is_drafted` says that
+    sessions had something drafted meanwhile.
+    """
+
+    rows: int
+    sessions: int
+    keys: int
+    seconds: float
+    waited_s: float = 0.0
+    is_drafted: bool = False
 
 
 class Meter(Protocol):
@@ -23,21 +40,8 @@ class Meter(Protocol):
         """A verdict on so many proposed nodes."""
         ...
 
-    def record(
-        self,
-        *,
-        rows: int,
-        sessions: int,
-        keys: int,
-        seconds: float,
-        waited_s: float,
-        is_drafted: bool,
-    ) -> None:
-        """A step of so many rows of so many sessions, which read `keys` keys: summed over rows.
-
-        It began `waited_s` after the one before had ended; `is_drafted` says that sessions had
-        something drafted meanwhile.
-        """
+    def record(self, step: StepTaken) -> None:
+        """What the step was."""
         ...
 
 
@@ -54,16 +58,7 @@ class FixedMeter:
     def verified(self, *, num_nodes: int, num_accepted: int) -> None:
         """See `Meter`."""
 
-    def record(
-        self,
-        *,
-        rows: int,
-        sessions: int,
-        keys: int,
-        seconds: float,
-        waited_s: float,
-        is_drafted: bool,
-    ) -> None:
+    def record(self, step: StepTaken) -> None:
         """See `Meter`."""
 
 
@@ -104,17 +99,8 @@ class LoadMeter:
         """See `Meter`."""
         self._yields.record(num_nodes=num_nodes, num_accepted=num_accepted)
 
-    def record(
-        self,
-        *,
-        rows: int,
-        sessions: int,
-        keys: int,
-        seconds: float,
-        waited_s: float,
-        is_drafted: bool,
-    ) -> None:
+    def record(self, step: StepTaken) -> None:
         """See `Meter`."""
-        self._waits.record(waited_s, step_s=seconds, is_drafting=is_drafted)
-        self.curve.record(rows, sessions, keys, seconds=seconds)
-        self._keys_per_row += _KEYS_WEIGHT * (keys / rows - self._keys_per_row)
+        self._waits.record(step.waited_s, step_s=step.seconds, is_drafting=step.is_drafted)
+        self.curve.record(step.rows, step.sessions, step.keys, seconds=step.seconds)
+        self._keys_per_row += _KEYS_WEIGHT * (step.keys / step.rows - self._keys_per_row)

@@ -11,7 +11,7 @@ from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.load import Allowance, Crowd, Probes, Waits, Yield
 from slipstream.core.offer import Offer
-from slipstream.target.metering import FixedMeter, LoadMeter
+from slipstream.target.metering import FixedMeter, LoadMeter, StepTaken
 
 TILE = 32
 
@@ -155,7 +155,7 @@ def test_probes_come_at_growing_intervals_and_anew_once_it_pays():
 def test_a_fixed_meter_offers_the_same_to_everybody():
     meter = FixedMeter(16)
     meter.verified(num_nodes=3, num_accepted=3)
-    meter.record(rows=99, sessions=9, keys=9, seconds=9.0, waited_s=0.0, is_drafted=True)
+    meter.record(StepTaken(99, 9, 9, 9.0, is_drafted=True))
     assert {meter.offer(sessions) for sessions in range(40)} == {Offer(16)}
 
 
@@ -169,14 +169,8 @@ def steps(meter, count, *, sessions, accepted=0.5, law=staircase):
             kept = accepted * math.log2(offer.rows)
             meter.verified(num_nodes=offer.rows - 1, num_accepted=kept)
         total = offer.rows * sessions
-        meter.record(
-            rows=total,
-            sessions=sessions,
-            keys=0,
-            seconds=law(total),
-            waited_s=0.0,
-            is_drafted=total > sessions,
-        )
+        is_drafted = total > sessions
+        meter.record(StepTaken(total, sessions, 0, law(total), is_drafted=is_drafted))
     return rows
 
 
