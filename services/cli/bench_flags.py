@@ -57,17 +57,21 @@ class ModelFlags:
             )
 
 
+PromptsOption = Annotated[
+    Path | None,
+    Option(help="JSON lines with question_id, category, turns; default: a small set."),
+]
+LimitOption = Annotated[
+    int | None, Option(help="At most so many prompts, evenly from all categories.")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class PromptFlags:
     """What is asked."""
 
-    prompts: Annotated[
-        Path | None,
-        Option(help="JSON lines with question_id, category, turns; default: a small set."),
-    ] = None
-    limit: Annotated[
-        int | None, Option(help="At most so many prompts, evenly from all categories.")
-    ] = None
+    prompts: PromptsOption = None
+    limit: LimitOption = None
     categories: Annotated[str, Option(help="Only these, with commas between.")] = ""
     turns: Annotated[
         Turns, Option(help="first: one request a prompt; all: the whole conversation.")

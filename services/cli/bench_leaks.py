@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from slipstream.cli.bench_flags import OutputFlags, PromptFlags
+from slipstream.cli.bench_flags import LimitOption, OutputFlags, PromptFlags, PromptsOption
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.engine import fetched
 from slipstream.cli.flags import with_flags
@@ -33,13 +33,8 @@ class VisitFlags:
     max_new_tokens: Annotated[int, Option(help="Most tokens of a reply.")] = 8
     warmup: Annotated[int, Option(help="Sessions before the first reading.")] = 100
     seed: Annotated[int, Option(help="Of who is left, and when.")] = 0
-    prompts: Annotated[
-        Path | None,
-        Option(help="JSON lines with question_id, category, turns; default: a small set."),
-    ] = None
-    limit: Annotated[
-        int | None, Option(help="At most so many prompts, evenly from all categories.")
-    ] = None
+    prompts: PromptsOption = None
+    limit: LimitOption = None
 
     def prompt_flags(self) -> PromptFlags:
         """Where the questions are."""

@@ -4,12 +4,17 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from slipstream.cli.bench_flags import ModelFlags, OutputFlags, PromptFlags
+from slipstream.cli.bench_flags import (
+    LimitOption,
+    ModelFlags,
+    OutputFlags,
+    PromptFlags,
+    PromptsOption,
+)
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.flags import with_flags
 from slipstream.cli.up import StackFlags
@@ -28,13 +33,8 @@ DISTRIBUTED = "distributed"
 class RoundFlags:
     """What is asked, and of whom."""
 
-    prompts: Annotated[
-        Path | None,
-        Option(help="JSON lines with question_id, category, turns; default: a small set."),
-    ] = None
-    limit: Annotated[
-        int | None, Option(help="At most so many prompts, evenly from all categories.")
-    ] = None
+    prompts: PromptsOption = None
+    limit: LimitOption = None
     max_new_tokens: Annotated[int, Option(help="Most tokens of a reply.")] = 128
     warmup: Annotated[int, Option(help="Short unmeasured replies of each first.")] = 1
     router: Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from slipstream.cli.bench_flags import OutputFlags, PromptFlags
+from slipstream.cli.bench_flags import LimitOption, OutputFlags, PromptFlags, PromptsOption
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.engine import fetched, remote_options
 from slipstream.cli.flags import with_flags
@@ -69,13 +69,8 @@ class AskFlags:
         str,
         Option(help="With commas between: plain, auto, forced, or a method as of bench speed."),
     ] = "plain,auto,forced"
-    prompts: Annotated[
-        Path | None,
-        Option(help="JSON lines with question_id, category, turns; default: a small set."),
-    ] = None
-    limit: Annotated[
-        int | None, Option(help="At most so many prompts, evenly from all categories.")
-    ] = None
+    prompts: PromptsOption = None
+    limit: LimitOption = None
     max_new_tokens: Annotated[int, Option(help="Most tokens of a reply.")] = 128
     temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
     seed: Annotated[int, Option(help="Of arrivals, and of sampling above temperature 0.")] = 0
