@@ -3,6 +3,7 @@
 Knows devices and sizes; not who uses the memory.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,11 +117,13 @@ def _parse(budget: str) -> int | float:
 
 
 def _available() -> int:
-    """What Linux says is available without swapping."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+    """What Linux says is available without swapping; elsewhere all that the machine has."""
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.is_file() else []
+    for line in lines:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
-    return 1 << 62
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _group_bytes() -> int:
