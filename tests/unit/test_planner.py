@@ -206,24 +206,6 @@ def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
     assert planner.plan(1000, PREFILL) == before
 
 
-def pause_after_failing(backoff):
-    backoff.record(0.0)
-    pause = 0
-    while not backoff.allows():
-        pause += 1
-    return pause
-
-
-def test_pauses_are_short_again_once_speculation_has_paid():
-    backoff = Backoff()
-    backoff.record(-9.0)
-    assert [pause_after_failing(backoff) for _ in range(3)][-1] > Backoff.FIRST_PAUSE
-    backoff.record(1 + 4 * 9.0)
-    assert backoff.gain >= 1
-    backoff.record(-99.0)
-    assert pause_after_failing(backoff) == 2 * Backoff.FIRST_PAUSE
-
-
 def test_rounds_that_pay_just_enough_go_on():
     planner = planner_of(Profile(step_cost=0.1, max_depth=5), mode=Mode.AUTO)
     for _ in range(200):
