@@ -15,6 +15,7 @@ SlipstreamError
 │   ├── SessionClosed     a session that was closed or never opened
 │   ├── SessionNotFound   no such session
 │   ├── SessionExists     a session that is to begin is there already
+│   ├── RequestExists     a request id that another request has
 │   └── SessionTaken      another request has taken the session over
 ├── CapacityError         memory or rows that are not there
 │   └── NoRoom            memory that is not free now, but may be soon
@@ -94,6 +95,10 @@ class SessionNotFound(SessionError):
 
 class SessionExists(SessionError):
     """A session that is to begin is there already."""
+
+
+class RequestExists(SessionError):
+    """The request id is that of another request."""
 
 
 class SessionTaken(SessionError):

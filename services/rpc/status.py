@@ -25,6 +25,7 @@ _TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
     (errors.SessionNotFound, grpc.StatusCode.NOT_FOUND),
     (errors.ModelNotFound, grpc.StatusCode.NOT_FOUND),
     (errors.SessionExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.RequestExists, grpc.StatusCode.ALREADY_EXISTS),
     (errors.SessionTaken, grpc.StatusCode.ABORTED),
     (errors.SessionOutOfSync, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.SessionBusy, grpc.StatusCode.FAILED_PRECONDITION),

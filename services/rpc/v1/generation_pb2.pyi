@@ -379,8 +379,12 @@ class Generation(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
+    NUM_RECEIVED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Names the request in answers and errors; made up by the router when empty."""
+    """Names the request in answers and errors; made up by the router when empty. The same request
+    again, under the same id, goes on where it was or is answered from what was kept; it never runs
+    twice. Another request under the id is ALREADY_EXISTS.
+    """
     model: _builtins.str
     """The model; may be empty where the router serves only one."""
     adapter_id: _builtins.str
@@ -393,6 +397,10 @@ class Generation(_message.Message):
     """Not built yet; anything but empty is UNIMPLEMENTED. JSON schema that the text must follow."""
     regex: _builtins.str
     """Not built yet; anything but empty is UNIMPLEMENTED. Regular expression the text must match."""
+    num_received_tokens: _builtins.int
+    """Tokens of this request's output that the caller holds already, from an answer that broke off;
+    only what follows them is sent. For GenerateStream, with the request_id and all else as before.
+    """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """What to go on from."""
@@ -428,10 +436,11 @@ class Generation(_message.Message):
         logprobs: _builtins.int | None = ...,
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
+        num_received_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "adapter_id", b"adapter_id", "json_schema", b"json_schema", "logprobs", b"logprobs", "model", b"model", "n", b"n", "prompt", b"prompt", "regex", b"regex", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "adapter_id", b"adapter_id", "json_schema", b"json_schema", "logprobs", b"logprobs", "model", b"model", "n", b"n", "num_received_tokens", b"num_received_tokens", "prompt", b"prompt", "regex", b"regex", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -771,6 +780,40 @@ class PromptInfo(_message.Message):
 Global___PromptInfo: _TypeAlias = PromptInfo  # noqa: Y015
 
 @_typing.final
+class Continuity(_message.Message):
+    """What became of a request that lived through losses."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_KEPT_FIELD_NUMBER: _builtins.int
+    NUM_RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_UNKEPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_TARGET_LOSSES_FIELD_NUMBER: _builtins.int
+    is_kept: _builtins.bool
+    """Whether the answer was kept, so that the same request again gets it."""
+    num_resumed_tokens: _builtins.int
+    """Tokens of the output that were final before this call; statistics do not count their rounds."""
+    num_unkept_tokens: _builtins.int
+    """Tokens that were sent before they could be kept."""
+    num_target_losses: _builtins.int
+    """Times that a target was lost, and another one went on."""
+    def __init__(
+        self,
+        *,
+        is_kept: _builtins.bool = ...,
+        num_resumed_tokens: _builtins.int = ...,
+        num_unkept_tokens: _builtins.int = ...,
+        num_target_losses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_kept", b"is_kept", "num_resumed_tokens", b"num_resumed_tokens", "num_target_losses", b"num_target_losses", "num_unkept_tokens", b"num_unkept_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Continuity: _TypeAlias = Continuity  # noqa: Y015
+
+@_typing.final
 class FinishInfo(_message.Message):
     """What is known when a request has ended."""
 
@@ -780,6 +823,7 @@ class FinishInfo(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    CONTINUITY_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     @_builtins.property
@@ -794,6 +838,10 @@ class FinishInfo(_message.Message):
     def timings(self) -> Global___RequestTimings:
         """Where the time went."""
 
+    @_builtins.property
+    def continuity(self) -> Global___Continuity:
+        """What became of it on the way."""
+
     def __init__(
         self,
         *,
@@ -801,10 +849,11 @@ class FinishInfo(_message.Message):
         usage: Global___Usage | None = ...,
         speculation: Global___SpeculationStats | None = ...,
         timings: Global___RequestTimings | None = ...,
+        continuity: Global___Continuity | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["speculation", b"speculation", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["continuity", b"continuity", "speculation", b"speculation", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "speculation", b"speculation", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuity", b"continuity", "reason", b"reason", "speculation", b"speculation", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1274,7 +1323,7 @@ class GetServerInfoResponse(_message.Message):
     num_requests: _builtins.int
     """Requests that run at the moment."""
     num_sessions: _builtins.int
-    """Sessions that are remembered."""
+    """Sessions that are remembered; 0 where nobody counts them, as in a shared store."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]:
         """The replicas it knows, by role and address."""

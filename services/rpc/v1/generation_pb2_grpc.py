@@ -74,7 +74,9 @@ class GenerationServiceServicer(object):
     def Generate(self, request, context):
         """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
         what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
-        session, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target, DEADLINE_EXCEEDED, CANCELLED.
+        session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
+        request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
+        DEADLINE_EXCEEDED, CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

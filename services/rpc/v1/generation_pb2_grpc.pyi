@@ -36,7 +36,9 @@ class GenerationServiceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
     what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
-    session, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target, DEADLINE_EXCEEDED, CANCELLED.
+    session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
+    request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
+    DEADLINE_EXCEEDED, CANCELLED.
     """
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]
     """The same, message by message as tokens become final. Every message carries whole tokens and all
@@ -59,7 +61,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
     what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
-    session, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target, DEADLINE_EXCEEDED, CANCELLED.
+    session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
+    request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
+    DEADLINE_EXCEEDED, CANCELLED.
     """
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
     """The same, message by message as tokens become final. Every message carries whole tokens and all
@@ -85,7 +89,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_generation_pb2.GenerateResponse, _abc.Awaitable[_generation_pb2.GenerateResponse]]:
         """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
         what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
-        session, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target, DEADLINE_EXCEEDED, CANCELLED.
+        session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
+        request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
+        DEADLINE_EXCEEDED, CANCELLED.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,118 @@
+"""What is remembered of a session, and what a request says when it wants to run on it.
+
+Plain values; knows neither where they are kept nor what engines make of them.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request that wants to run."""
+
+    session_id: str
+    request_id: str
+    """Unique within the session."""
+    digest: str
+    """Of all that the request says; the same request again has the same."""
+    owner: str
+    """The key that asks; a session belongs to the one that began it."""
+    holder: str
+    """The process that asks."""
+    model: str
+    """The model asked for; empty for that of the session, which must then exist."""
+    create: bool
+    """Whether the session may be begun."""
+    ttl_s: float
+    """How long the session is remembered from its last use on."""
+    is_alone: bool = False
+    """A request on its own: nobody but itself can come back to the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The newest request of a session."""
+
+    request_id: str
+    digest: str
+    num_prompt_tokens: int = 0
+    """Of the session's tokens, those before this request's output; 0 until any of that is kept."""
+    params: str = ""
+    """How it samples, as JSON: for whoever looks into the store."""
+    ending: str | None = None
+    """How it ended, as JSON; None while it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A session. `tokens` are all that is final, the newest request's output included."""
+
+    session_id: str
+    owner: str
+    model: str
+    fence: int
+    """Of the newest lease; grows with every one."""
+    turn: Turn
+    tokens: tuple[int, ...] = ()
+    tokenizer_hash: str | None = None
+    """Of the numbering that the tokens are of."""
+    target: str | None = None
+    """Address of the replica that may hold its keys; so for the draft's."""
+    draft: str | None = None
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """What is final of the newest request's output."""
+        start = self.turn.num_prompt_tokens
+        return self.tokens[start:] if start else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a session, until another one has a higher fence."""
+
+    session_id: str
+    fence: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The answer to a claim. Without a lease the request has ended, and the record says how."""
+
+    record: Record
+    lease: Lease | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What is told of a request with its first tokens, which begin with those of its prompt."""
+
+    num_prompt_tokens: int
+    params: str
+    tokenizer_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What became final: the session's tokens from position `start` on, `start` being how many it
+    had; and, with the last of them, how the request ended."""
+
+    start: int
+    tokens: tuple[int, ...]
+    opening: Opening | None = None
+    ending: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a store keeps, at most."""
+
+    lease_s: float = 15.0
+    """How long a session stays busy for others when its holder says nothing."""
+    max_sessions: int = 10_000
+    """In memory; the one that would be forgotten first goes first."""
+    max_tokens: int = 1 << 20
+    """Of a session."""
+    max_past: int = 64
+    """Earlier requests of a session whose ids are remembered."""
