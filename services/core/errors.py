@@ -18,7 +18,8 @@ SlipstreamError
 │   ├── RequestExists     a request id that another request has
 │   └── SessionTaken      another request has taken the session over
 ├── CapacityError         memory or rows that are not there
-│   └── NoRoom            memory that is not free now, but may be soon
+│   ├── NoRoom            memory that is not free now, but may be soon
+│   └── LimitExceeded     what a key may ask for is used up for now
 ├── ServiceError          a service that did not answer as it should
 │   ├── Unavailable       it can't be reached, or is about to stop
 │   ├── HandshakeError    it is not the one that was expected
@@ -111,6 +112,17 @@ class CapacityError(SlipstreamError):
 
 class NoRoom(CapacityError):
     """Memory that is not free now, but may be soon."""
+
+
+class LimitExceeded(CapacityError):
+    """What a key may ask for is used up for now."""
+
+    retry_after_s: float | None = None
+    """In how many seconds there is room again, where that is known."""
+
+    def __init__(self, sentence: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(sentence)
+        self.retry_after_s = retry_after_s
 
 
 class ServiceError(SlipstreamError):

@@ -10,6 +10,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, Session, SparseLaw, Verification
 
+MAX_RIVALS = 64
 _MASS_TOLERANCE = 1e-3
 
 
@@ -23,6 +24,7 @@ def check_proposal(
     tree, mode = proposal.tree, session.verification
     _check_sizes(proposal)
     _check_tokens(tree.tokens, vocab_size, "the proposal")
+    _check_rivals(proposal.rivals, mode, vocab_size)
     if mode is not Verification.MCSD_REPLACEMENT:
         _check_siblings(tree)
     if mode is Verification.TARGET_INIT:
@@ -60,6 +62,16 @@ def _check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(f"{source} has token {bad}, outside the vocabulary of {vocab_size}")
+
+
+def _check_rivals(rivals: Sequence[int], mode: Verification, vocab_size: int) -> None:
+    if not rivals:
+        return
+    if mode is not Verification.EXACT:
+        raise InvalidRequest(f"{mode.value} verification gives no margins over rivals")
+    if len(rivals) > MAX_RIVALS:
+        raise InvalidRequest(f"{len(rivals)} rivals are asked for, but at most {MAX_RIVALS} may be")
+    _check_tokens(rivals, vocab_size, "the list of rivals")
 
 
 def _check_siblings(tree: TokenTree) -> None:

@@ -89,26 +89,41 @@ class Generation:
     """All that a caller says: the prompt, what is wanted, of which model, in which session.
 
     `model` may be empty where there is only one; without a session the request is on its own.
+    `num_received` tokens of its output the caller holds from an answer that broke off.
     """
 
     prompt: Prompt
     ask: Ask = field(default_factory=Ask)
     model: str = ""
     session: SessionRef | None = None
+    num_received: int = 0
 
     def __post_init__(self) -> None:
         check_name("model", self.model)
+        if type(self.num_received) is not int or not 0 <= self.num_received <= self.ask.max_tokens:
+            raise InvalidRequest(
+                f"num_received is {self.num_received}, but must be from 0 to max_tokens, which is"
+                f" {self.ask.max_tokens}"
+            )
+        if self.num_received and not self.ask.request_id:
+            raise InvalidRequest("a request that goes on needs the request_id that it had")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A checked request: token ids, limits and settings, and what is known of it."""
+    """A checked request: token ids, limits and settings, and what is known of it.
+
+    `tokens` are those before its output; `past` is the output that is final already, and the
+    caller holds `num_received` tokens of the whole output.
+    """
 
     session: Session
     tokens: tuple[int, ...]
     settings: Settings
     info: PromptInfo
     stop: tuple[str, ...] = ()
+    past: tuple[int, ...] = ()
+    num_received: int = 0
 
 
 def make_request(

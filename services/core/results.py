@@ -42,6 +42,20 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuity:
+    """What became of a request that lived through losses."""
+
+    is_kept: bool = False
+    """Whether the answer was kept, so that the same request again gets it."""
+    num_resumed_tokens: int = 0
+    """Output tokens that were final before this call; statistics do not count their rounds."""
+    num_unkept_tokens: int = 0
+    """Tokens that were sent before they could be kept."""
+    num_target_losses: int = 0
+    """Times that a target was lost, and another one went on."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestStats:
     """Counts, timings and speculation statistics of one request."""
 
@@ -51,16 +65,21 @@ class RequestStats:
     num_output_tokens: int
     timings: Timings
     speculation: SpeculationStats
+    continuity: Continuity = Continuity()
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second, prefill included."""
-        return self.num_output_tokens / (self.timings.prefill_s + self.timings.decode_s)
+        """Output tokens per second, prefill included; those of this call."""
+        return self._num_new_tokens / (self.timings.prefill_s + self.timings.decode_s)
 
     @property
     def decode_tokens_per_s(self) -> float:
         """Output tokens after the first round per second of decoding."""
-        return self.num_output_tokens / self.timings.decode_s if self.timings.decode_s else 0.0
+        return self._num_new_tokens / self.timings.decode_s if self.timings.decode_s else 0.0
+
+    @property
+    def _num_new_tokens(self) -> int:
+        return max(self.num_output_tokens - self.continuity.num_resumed_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)

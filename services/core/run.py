@@ -5,12 +5,15 @@ Knows the two ports and the loop between them; not where they live, nor the cloc
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
+from slipstream.core.ending import Ending
+from slipstream.core.journal import Journal, NoJournal
 from slipstream.core.loop import Round, decode
 from slipstream.core.planner import Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Request
-from slipstream.core.results import Chunk, PromptInfo, RequestStats, Timings
+from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.stats import Outcomes, num_copied_accepted
 from slipstream.core.text import Piece, TextStream
 from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
@@ -18,7 +21,8 @@ from slipstream.core.types import FinishReason
 
 
 class Run:
-    """A request on its way. Iterate it once; `output` then holds the final token ids."""
+    """A request on its way. Iterate it once; `output` is what is final of it, known to the caller
+    or not."""
 
     def __init__(
         self,
@@ -28,36 +32,63 @@ class Run:
         *,
         detokenise: Callable[[Sequence[int]], str],
         clock: Clock,
+        journal: Journal | None = None,
     ) -> None:
+        """What is final goes to the `journal` before it is given to anybody."""
         self._request = request
         self._clock = clock
         self._draft = TimedDraft(draft, clock)
         self._target = TimedTarget(target, clock)
-        self._stream = TextStream(detokenise, request.stop)
+        self._journal = journal or NoJournal()
+        self._stream = TextStream(detokenise, request.stop, num_sent=request.num_received)
         self._outcomes = Outcomes()
         self._num_cached = 0
         self._first_s: float | None = None
-        self.output: list[int] = []
+        self.output: list[int] = list(request.past)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Chunks as they become final; the last one carries the reason and the statistics."""
+        """Chunks as they become final; the last one carries the reason and the statistics.
+
+        Raises `SessionTaken` once another process goes on with the request.
+        """
         request = self._request
         info: PromptInfo | None = request.info
         start = self._clock()
+        known = self._stream.push(request.past)
+        if known.tokens:
+            yield Chunk(known.text, known.tokens, prompt=info)
+            info = None
         planner = Planner(request.settings)
-        rounds = decode(self._draft, self._target, planner, request.session, request.tokens)
+        tokens = (*request.tokens, *request.past)
+        rounds = decode(self._draft, self._target, planner, request.session, tokens)
         async with aclosing(rounds):
             async for at in rounds:
                 self._count(at, start)
                 piece, reason = self._piece(at)
-                self.output += piece.tokens
-                if reason is not None:
-                    stats = self._stats(self._clock() - start)
+                stats = await self._keep(at, reason, start)
+                if piece.tokens or stats is not None:
                     yield Chunk(piece.text, piece.tokens, reason, stats, info)
-                    return
-                if piece.tokens:
-                    yield Chunk(piece.text, piece.tokens, prompt=info)
                     info = None
+                if stats is not None:
+                    return
+
+    async def _keep(
+        self, at: Round, reason: FinishReason | None, start: float
+    ) -> RequestStats | None:
+        """Write down what the round made final; the statistics if it was the last."""
+        news = at.verdict.tokens[: self._stream.num_tokens - len(self.output)]
+        self.output += news
+        if reason is None:
+            if news:
+                await self._journal.keep(news, None)
+            return None
+        stats = self._stats(self._clock() - start)
+        await self._journal.keep(news, Ending(reason, stats))
+        return replace(stats, continuity=self._continuity())
+
+    def _continuity(self) -> Continuity:
+        num_resumed = len(self._request.past)
+        return replace(self._journal.continuity(), num_resumed_tokens=num_resumed)
 
     def _piece(self, at: Round) -> tuple[Piece, FinishReason | None]:
         piece = self._stream.push(at.verdict.tokens)
@@ -112,4 +143,5 @@ class Run:
                 num_spec_tokens=settings.longest_path,
                 lossless=settings.verification.is_lossless,
             ),
+            continuity=self._continuity(),
         )

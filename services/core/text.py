@@ -47,7 +47,15 @@ def check_stop_strings(stop: Sequence[str]) -> None:
 class TextStream:
     """Turns one request's tokens into text, as they come."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        *,
+        num_sent: int = 0,
+    ) -> None:
+        """`num_sent` leading tokens, and their text, were emitted before: they are taken in, but
+        not emitted again."""
         check_stop_strings(stop)
         self._decode = decode
         self._stop = tuple(stop)
@@ -57,7 +65,12 @@ class TextStream:
         self._text = ""
         self._context = 0
         """Where decoding starts: some decoders render a token by the one before it."""
-        self._num_sent = 0
+        self._num_sent = num_sent
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken in: those behind a stop string never are."""
+        return len(self._tokens)
 
     def push(self, tokens: Sequence[int]) -> Piece:
         """Take final tokens in; what can be emitted of them and of those held back."""
@@ -86,6 +99,8 @@ class TextStream:
 
     def _stop_start(self) -> int | None:
         """Where the first stop string in the text that is not sent yet begins."""
+        if len(self._ends) < self._num_sent:  # what was sent is free of them
+            return None
         sent = self._ends[self._num_sent - 1] if self._num_sent else 0
         found = [self._text.find(string, sent) for string in self._stop]
         return min((at for at in found if at >= 0), default=None)
@@ -102,6 +117,8 @@ class TextStream:
     def _emit(self, length: int) -> Piece:
         """Tokens whose text ends within the first `length` characters, with that text."""
         start = self._num_sent
+        if len(self._ends) < start:
+            return Piece("", ())
         begin = self._ends[start - 1] if start else 0
         while self._num_sent < len(self._ends) and self._ends[self._num_sent] <= length:
             self._num_sent += 1

@@ -268,6 +268,8 @@ class Proposal:
     """Seconds that whoever asked waited for it, where that was timed."""
     num_copied: int = 0
     """How many nodes, the last ones, no draft proposed: they were copied from the session."""
+    rivals: tuple[int, ...] = ()
+    """Not of a draft: tokens that the one of the round's first slot is to be compared with."""
 
     @property
     def drafted(self) -> TokenTree:
@@ -283,7 +285,7 @@ class Verdict:
     `num_accepted` of the `tokens` came from the proposal. `roots` are the target-initialised
     roots of the next slot, in `target-init` only. `offer` is what the target has for the next
     round; None: all that is asked for. `num_cached` leading tokens had their keys and values
-    cached before the round.
+    cached before the round. `margins` say by how much the first token beats each rival asked for.
     """
 
     tokens: tuple[int, ...]
@@ -293,3 +295,4 @@ class Verdict:
     offer: Offer | None = None
     num_cached: int = field(default=0, compare=False)
     timing: ReplyTiming | None = field(default=None, compare=False)
+    margins: tuple[float, ...] = ()

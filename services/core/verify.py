@@ -6,6 +6,7 @@ models, caches or where the proposal came from.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -44,7 +45,27 @@ def verify(
 
     if session.verification is Verification.TARGET_INIT:
         return verify_forest(session, prefix, proposal, known_row)
-    return descend(proposal.tree, ROOT, prefix, _slot(session, proposal), known_row)
+    walk = descend(proposal.tree, ROOT, prefix, _slot(session, proposal), known_row)
+    if not proposal.rivals:
+        return walk
+    token = proposal.tree.tokens[walk.nodes[0]] if walk.nodes else walk.token
+    assert token is not None, "exact verification always draws"
+    return replace(walk, margins=_margins(session, first, prefix, (token, *proposal.rivals)))
+
+
+def _margins(
+    session: Session, logits: Tensor, prefix: Sequence[int], tokens: Sequence[int]
+) -> tuple[float, ...]:
+    """By how much the first of `tokens` beats each other in the draw of the slot after `prefix`.
+
+    In the processed law, its noise included; infinite for a token outside the law's support.
+    """
+    ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    scores = _laws(session).scores(logits, prefix)[ids]
+    if not session.sampling.is_greedy:
+        noise = gumbel(session.sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
+        scores = noise.add_(scores)
+    return tuple((scores[0] - scores[1:]).tolist())
 
 
 def choose(session: Session, logits: Tensor, prefix: Sequence[int]) -> int:

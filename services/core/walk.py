@@ -20,12 +20,14 @@ class Walk:
     """What verification decided.
 
     `nodes` are the accepted nodes from the root down, `token` is the target's own after them.
-    With target-initialised roots there is no such token, but the `roots` of that slot.
+    With target-initialised roots there is no such token, but the `roots` of that slot. `margins`
+    say by how much the first token beats each of the proposal's rivals.
     """
 
     nodes: tuple[int, ...]
     token: int | None
     roots: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

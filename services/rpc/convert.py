@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
@@ -184,6 +185,21 @@ def _laws_from_pb(
     return tuple(laws)
 
 
+def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
+    """A round that is asked for. Raises what `proposal_to_pb` does."""
+    return target_pb2.VerifyProposal(
+        delta=delta_to_pb(delta), proposal=proposal_to_pb(proposal), rivals=proposal.rivals
+    )
+
+
+def verify_from_pb(message: target_pb2.VerifyProposal) -> tuple[Delta, Proposal]:
+    """A round that is asked for."""
+    proposal = proposal_from_pb(message.proposal)
+    if message.rivals:
+        proposal = replace(proposal, rivals=tuple(message.rivals))
+    return delta_from_pb(message.delta), proposal
+
+
 def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
     """See `core.types.Verdict`; the service adds where its time went."""
     return target_pb2.Verdict(
@@ -193,6 +209,7 @@ def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
         roots=verdict.roots,
         num_cached=verdict.num_cached,
         timing=timing_to_pb(timing),
+        margins=verdict.margins,
         **_offer_to_pb(verdict.offer),
     )
 
@@ -214,6 +231,7 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
         _offer_from_pb(message),
         message.num_cached,
         timing,
+        tuple(message.margins),
     )
 
 

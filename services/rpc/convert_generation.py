@@ -29,6 +29,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         model=generation.model,
         prompt=prompt_to_pb(generation.prompt, raw=ask.raw),
         session=None if generation.session is None else session_ref_to_pb(generation.session),
+        num_received_tokens=generation.num_received,
         **ask_to_pb(ask),
     )
 
@@ -38,7 +39,8 @@ def generation_from_pb(message: pb.Generation) -> Generation:
     _refuse_not_built(message)
     prompt, raw = prompt_from_pb(message.prompt)
     session = session_ref_from_pb(message.session) if message.HasField("session") else None
-    return Generation(prompt, ask_from_pb(message, raw=raw), message.model, session)
+    ask = ask_from_pb(message, raw=raw)
+    return Generation(prompt, ask, message.model, session, message.num_received_tokens)
 
 
 def ask_to_pb(ask: Ask) -> dict[str, Any]:

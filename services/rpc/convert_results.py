@@ -5,11 +5,11 @@ are sent for callers in other languages, and not read back.
 """
 
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result, Timings
+from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Result, Timings
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason
 from slipstream.rpc import enums
@@ -93,6 +93,7 @@ def finish_to_pb(reason: FinishReason, stats: RequestStats) -> pb.FinishInfo:
         usage=usage,
         speculation=speculation_stats_to_pb(stats.speculation),
         timings=timings_to_pb(stats.timings),
+        continuity=continuity_to_pb(stats.continuity),
     )
 
 
@@ -108,8 +109,19 @@ def finish_from_pb(message: pb.FinishInfo) -> tuple[FinishReason, RequestStats]:
         num_output_tokens=usage.num_output_tokens,
         timings=timings_from_pb(message.timings),
         speculation=speculation_stats_from_pb(message.speculation),
+        continuity=continuity_from_pb(message.continuity),
     )
     return reason, stats
+
+
+def continuity_to_pb(continuity: Continuity) -> pb.Continuity:
+    """See `core.results.Continuity`."""
+    return pb.Continuity(**asdict(continuity))
+
+
+def continuity_from_pb(message: pb.Continuity) -> Continuity:
+    """See `core.results.Continuity`."""
+    return Continuity(**{at.name: getattr(message, at.name) for at in fields(Continuity)})
 
 
 def timings_to_pb(timings: Timings) -> pb.RequestTimings:

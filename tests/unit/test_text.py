@@ -88,3 +88,25 @@ def test_bytes_that_never_become_a_character_are_emitted_at_the_end():
 def test_stop_strings_out_of_bounds_are_refused(stop):
     with pytest.raises(InvalidRequest):
         TextStream(decode, stop)
+
+
+@pytest.mark.parametrize("stop", [(), ("END", "x")])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_stream_that_broke_after_any_piece_goes_on_with_exactly_the_rest(seed, stop):
+    data = TEXT.encode()
+    whole = streamed(data, cuts(len(data), seed), stop)
+    for num_pieces in range(len(whole) + 1):
+        sent = [token for piece in whole[:num_pieces] for token in piece.tokens]
+        rest = TextStream(decode, stop, num_sent=len(sent))
+        piece = rest.push(list(data))
+        ending = Piece("", ()) if piece.is_stopped else rest.finish()
+        text = "".join(piece.text for piece in whole[:num_pieces]) + piece.text + ending.text
+        assert text == "".join(piece.text for piece in whole)
+        tokens = [*sent, *piece.tokens, *ending.tokens]
+        assert tokens == [token for piece in whole for token in piece.tokens]
+
+
+def test_nothing_is_emitted_of_what_was_sent_while_it_is_not_reached_again():
+    rest = TextStream(decode, num_sent=4)
+    assert rest.push([65, 66]) == Piece("", ())
+    assert rest.push([67, 68, 69]) == Piece("E", (69,))
