@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
-from slipstream.rpc.security import read
+from slipstream.rpc.certificates import read
 
 _PREFIX = "Bearer "
 
