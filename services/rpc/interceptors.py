@@ -12,10 +12,9 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError, Unavailable
-from slipstream.rpc.status import status_of
+from slipstream.core.errors import InvalidRequest, SlipstreamError, Unavailable
+from slipstream.rpc.status import pushback_of, status_of
 
-PUSHBACK_MS = "500"
 _LOG = logging.getLogger("slipstream.rpc")
 
 
@@ -173,6 +172,4 @@ async def _abort(context: Any, error: Exception, method: str) -> None:
     assert isinstance(error, SlipstreamError)
     status = status_of(error)
     trailing = [*(context.trailing_metadata() or ()), *(status.trailing_metadata or ())]
-    if isinstance(error, CapacityError):
-        trailing.append(("grpc-retry-pushback-ms", PUSHBACK_MS))
-    await context.abort(status.code, status.details, tuple(trailing))
+    await context.abort(status.code, status.details, (*trailing, *pushback_of(error)))

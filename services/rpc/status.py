@@ -3,6 +3,7 @@
 A status carries the sentence, and the error's name as the reason of a google.rpc.ErrorInfo.
 """
 
+import math
 import re
 from typing import Any
 
@@ -15,6 +16,9 @@ from slipstream.core import errors
 from slipstream.core.errors import SlipstreamError
 
 DOMAIN = "slipstream"
+PUSHBACK = "grpc-retry-pushback-ms"
+PUSHBACK_MS = 500
+"""Where the error does not know how long it takes."""
 
 # The most special class comes first; a code's own class, for errors without a name, comes last.
 _TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
@@ -32,6 +36,7 @@ _TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
     (errors.SessionClosed, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.ModelMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.HandshakeError, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.CapacityError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
     (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
@@ -74,7 +79,25 @@ def error_from(error: grpc.RpcError) -> SlipstreamError:
     kind = _named(error) or _BY_CODE.get(code, errors.InternalError)
     if kind is errors.InternalError and code is not _INTERNAL:
         sentence = f"{sentence} ({code.name})"
+    if kind is errors.LimitExceeded:
+        return errors.LimitExceeded(sentence, retry_after_s=_pushback_s(error))
     return kind(sentence)
+
+
+def pushback_of(error: SlipstreamError) -> tuple[tuple[str, str], ...]:
+    """When the caller may try again, as a trailer; none where trying again is no use."""
+    if not isinstance(error, errors.CapacityError):
+        return ()
+    wait_s = error.retry_after_s if isinstance(error, errors.LimitExceeded) else None
+    wait_ms = PUSHBACK_MS if wait_s is None else math.ceil(wait_s * 1000)
+    return ((PUSHBACK, str(wait_ms)),)
+
+
+def _pushback_s(error: Any) -> float | None:
+    for key, value in error.trailing_metadata() or ():
+        if key == PUSHBACK and str(value).isdecimal():
+            return int(value) / 1000
+    return None
 
 
 def is_named(error: grpc.RpcError) -> bool:

@@ -194,14 +194,23 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
     assert "3 bytes" in caught.value.details()
 
 
-async def test_an_overload_says_when_to_come_back():
-    server, address = await serving(Failing(errors.CapacityError("full")))
+@pytest.mark.parametrize(
+    ("error", "wait_ms", "wait_s"),
+    [
+        (errors.CapacityError("full"), "500", None),
+        (errors.LimitExceeded("used up", retry_after_s=12.3451), "12346", 12.346),
+        (errors.LimitExceeded("used up"), "500", 0.5),
+    ],
+)
+async def test_who_is_refused_for_now_is_told_when_to_come_back(error, wait_ms, wait_s):
+    server, address = await serving(Failing(error))
     async with connect(address, ChannelOptions()) as channel:
         stub = draft_pb2_grpc.DraftServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
     await server.stop(0)
-    assert ("grpc-retry-pushback-ms", "500") in tuple(caught.value.trailing_metadata())
+    assert ("grpc-retry-pushback-ms", wait_ms) in tuple(caught.value.trailing_metadata())
+    assert getattr(error_from(caught.value), "retry_after_s", None) == wait_s
 
 
 async def test_an_address_in_use_is_refused():
