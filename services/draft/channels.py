@@ -9,19 +9,27 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.certificates import Stamp
+from slipstream.rpc.channel import ChannelOptions, Dialer
 
 MAX_IDLE = 4
 """Unused channels that stay open, so that a target's next session need not connect anew."""
 
+_Way = tuple[str, Stamp]
+"""An address, and the certificates that it was dialled with."""
+
 
 class Channels:
-    """Open channels by address. Close them all in the end."""
+    """Open channels by address. Close them all in the end.
+
+    Once certificates have changed, whoever comes next has another channel, with the new ones.
+    """
 
     def __init__(self, options: ChannelOptions) -> None:
-        self._options = options
-        self._used: dict[str, tuple[grpc.aio.Channel, int]] = {}
-        self._idle: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        """Raises `InvalidRequest` for certificates that can't be used."""
+        self._dial = Dialer(options)
+        self._used: dict[_Way, tuple[grpc.aio.Channel, int]] = {}
+        self._idle: OrderedDict[_Way, grpc.aio.Channel] = OrderedDict()
 
     @property
     def num_open(self) -> int:
@@ -31,12 +39,12 @@ class Channels:
     @asynccontextmanager
     async def to(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         """A channel for as long as it is needed. Raises `InvalidRequest` for no address."""
-        channel = self._take(address)
+        way = address, self._dial.stamp()
+        channel = self._take(way)
         try:
             yield channel
         finally:
-            unused = self._give(address)
-            if unused is not None:
+            for unused in self._give(way):
                 await unused.close()
 
     async def close(self) -> None:
@@ -44,21 +52,25 @@ class Channels:
         while self._idle:
             await self._idle.popitem()[1].close()
 
-    def _take(self, address: str) -> grpc.aio.Channel:
-        if address in self._used:
-            channel, num_users = self._used[address]
-        elif address in self._idle:
-            channel, num_users = self._idle.pop(address), 0
+    def _take(self, way: _Way) -> grpc.aio.Channel:
+        if way in self._used:
+            channel, num_users = self._used[way]
+        elif way in self._idle:
+            channel, num_users = self._idle.pop(way), 0
         else:
-            channel, num_users = connect(address, self._options), 0
-        self._used[address] = (channel, num_users + 1)
+            channel, num_users = self._dial(way[0]), 0
+        self._used[way] = (channel, num_users + 1)
         return channel
 
-    def _give(self, address: str) -> grpc.aio.Channel | None:
-        """A channel to close, if there is one too many."""
-        channel, num_users = self._used.pop(address)
+    def _give(self, way: _Way) -> list[grpc.aio.Channel]:
+        """Channels to close: one too many, and those whose certificates are no more."""
+        channel, num_users = self._used.pop(way)
         if num_users > 1:
-            self._used[address] = (channel, num_users - 1)
-            return None
-        self._idle[address] = channel
-        return self._idle.popitem(last=False)[1] if len(self._idle) > MAX_IDLE else None
+            self._used[way] = (channel, num_users - 1)
+            return []
+        self._idle[way] = channel
+        stamp = self._dial.stamp()
+        outdated = [self._idle.pop(old) for old in tuple(self._idle) if old[1] != stamp]
+        if len(self._idle) > MAX_IDLE:
+            outdated.append(self._idle.popitem(last=False)[1])
+        return outdated

@@ -133,8 +133,7 @@ class KvFeed:
         if before is not None:
             await asyncio.wait({before})
         try:
-            async with self._channels.to(at.address) as channel:
-                await self._keep_reading(at, target_pb2_grpc.TargetServiceStub(channel))
+            await self._keep_reading(at)
         except SlipstreamError as error:
             _LOG.warning("%s: no more keys and values from %s: %s", *_names(at), error)
         except Exception:
@@ -142,16 +141,14 @@ class KvFeed:
         finally:
             self._changed.set()
 
-    async def _keep_reading(
-        self, at: FeedAddress, stub: "target_pb2_grpc.TargetServiceAsyncStub"
-    ) -> None:
+    async def _keep_reading(self, at: FeedAddress) -> None:
         """Until the target ends the stream. Raises what makes another try useless."""
         pause_s = FIRST_PAUSE_S
         while True:
             start = self.mirror.count
             error: SlipstreamError
             try:
-                await self._stream(at, stub)
+                await self._stream(at)
                 return
             except NoRoom as refusal:
                 error = refusal
@@ -175,16 +172,16 @@ class KvFeed:
         finally:
             self._is_pausing = False
 
-    async def _stream(
-        self, at: FeedAddress, stub: "target_pb2_grpc.TargetServiceAsyncStub"
-    ) -> None:
-        # No deadline: the session's lease ends the reader, and keepalive finds a lost target.
-        call = stub.StreamKv(self._request(at))
-        try:
-            async for message in call:
-                self._take(message, at.source)
-        finally:
-            call.cancel()
+    async def _stream(self, at: FeedAddress) -> None:
+        # Each try by the certificates of its time. No deadline: the session's lease ends the
+        # reader, and keepalive finds a lost target.
+        async with self._channels.to(at.address) as channel:
+            call = target_pb2_grpc.TargetServiceStub(channel).StreamKv(self._request(at))
+            try:
+                async for message in call:
+                    self._take(message, at.source)
+            finally:
+                call.cancel()
 
     def _request(self, at: FeedAddress) -> target_pb2.StreamKvRequest:
         return target_pb2.StreamKvRequest(

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.rpc.certificates import Reloaded, Stamp
 from slipstream.rpc.security import ClientTls
 
 KEEPALIVE_S = 10
@@ -54,12 +55,34 @@ class ChannelOptions:
             raise InvalidRequest("a bearer token is printable ASCII without line breaks")
 
 
+class Dialer:
+    """Opens channels that are alike, but for certificates: each has those of its time."""
+
+    def __init__(self, options: ChannelOptions) -> None:
+        """Raises `InvalidRequest` for certificates that can't be used; later ones are logged."""
+        self._options = options
+        tls = options.tls
+        self._tls = None if tls is None else Reloaded(tls.files, tls.credentials)
+
+    def stamp(self) -> Stamp:
+        """Another one once a new channel would come with other certificates than the last."""
+        if self._tls is None:
+            return ()
+        self._tls.refresh()
+        return self._tls.stamp
+
+    def __call__(self, address: str) -> grpc.aio.Channel:
+        """A channel for asyncio; nothing is sent before the first call. Close it."""
+        where, arguments = check_address(address), _arguments(self._options)
+        if self._tls is None:
+            return grpc.aio.insecure_channel(where, options=arguments)
+        self._tls.refresh()
+        return grpc.aio.secure_channel(where, self._tls.value, options=arguments)
+
+
 def connect(address: str, options: ChannelOptions) -> grpc.aio.Channel:
     """A channel for asyncio; nothing is sent before the first call. Close it."""
-    if options.tls is None:
-        return grpc.aio.insecure_channel(check_address(address), options=_arguments(options))
-    credentials = options.tls.credentials()
-    return grpc.aio.secure_channel(check_address(address), credentials, options=_arguments(options))
+    return Dialer(options)(address)
 
 
 def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:

@@ -1,4 +1,7 @@
-"""TLS on either side of a connection, from files. Reads them when a connection is set up."""
+"""TLS on either side of a connection, from files that may be replaced while a service runs.
+
+A server looks at its files at each handshake; a caller's connection keeps those it was made with.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,24 +9,44 @@ from pathlib import Path
 import grpc
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.rpc.certificates import Reloaded, Stamp, read_authority, read_pair, stamp_of
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """A server's certificate and key; with `client_ca`, callers must show one that it signed."""
+    """A server's certificate and key; with `client_ca`, callers must show one that it signed.
+
+    With `client_names`, theirs must carry one of these names as well.
+    """
 
     cert: Path
     key: Path
     client_ca: Path | None = None
+    client_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.client_names and self.client_ca is None:
+            raise InvalidRequest("names of callers need an authority that signs their certificates")
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Raises `InvalidRequest` for a file that can't be read."""
-        authority = None if self.client_ca is None else read(self.client_ca)
-        return grpc.ssl_server_credentials(
-            [(read(self.key), read(self.cert))],
-            root_certificates=authority,
-            require_client_auth=authority is not None,
+        """Those of now, and at each handshake those of then.
+
+        Raises `InvalidRequest` for files that can't be used; later ones are only logged.
+        """
+        files = tuple(filter(None, (self.cert, self.key, self.client_ca)))
+        loaded = Reloaded(files, self._load)
+
+        def changed() -> grpc.ServerCertificateConfiguration | None:
+            return loaded.value if loaded.refresh() else None
+
+        return grpc.dynamic_ssl_server_credentials(
+            loaded.value, changed, require_client_authentication=self.client_ca is not None
         )
+
+    def _load(self) -> grpc.ServerCertificateConfiguration:
+        cert, key = read_pair(self.cert, self.key)
+        authority = None if self.client_ca is None else read_authority(self.client_ca)
+        return grpc.ssl_server_certificate_configuration([(key, cert)], authority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +61,40 @@ class ClientTls:
         if (self.cert is None) != (self.key is None):
             raise InvalidRequest("a client's certificate and its key go together only")
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that is read."""
+        return tuple(filter(None, (self.ca, self.cert, self.key)))
+
+    def stamp(self) -> Stamp:
+        """Another one once any of the files has changed."""
+        return stamp_of(self.files)
+
     def credentials(self) -> grpc.ChannelCredentials:
-        """Raises `InvalidRequest` for a file that can't be read."""
-        return grpc.ssl_channel_credentials(
-            root_certificates=None if self.ca is None else read(self.ca),
-            private_key=None if self.key is None else read(self.key),
-            certificate_chain=None if self.cert is None else read(self.cert),
-        )
+        """Those of now. Raises `InvalidRequest` for files that can't be used."""
+        cert = key = None
+        if self.cert is not None and self.key is not None:
+            cert, key = read_pair(self.cert, self.key)
+        ca = None if self.ca is None else read_authority(self.ca)
+        return grpc.ssl_channel_credentials(ca, private_key=key, certificate_chain=cert)
 
 
 def server_tls(
-    tls_cert: Path | None, tls_key: Path | None, tls_client_ca: Path | None
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    tls_client_names: tuple[str, ...] = (),
 ) -> ServerTls | None:
     """What a service's options of these names mean; None for no TLS. Raises `InvalidRequest`."""
     if (tls_cert is None) != (tls_key is None):
         raise InvalidRequest("tls_cert and tls_key go together only")
+    if tls_client_names and tls_client_ca is None:
+        raise InvalidRequest("tls_client_names needs tls_client_ca")
     if tls_cert is None or tls_key is None:
         if tls_client_ca is not None:
             raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
         return None
-    return ServerTls(tls_cert, tls_key, tls_client_ca)
+    return ServerTls(tls_cert, tls_key, tls_client_ca, tls_client_names)
 
 
 def peer_tls(
@@ -71,11 +108,3 @@ def peer_tls(
             raise InvalidRequest("peer_cert and peer_key need peer_ca")
         return None
     return ClientTls(peer_ca, peer_cert, peer_key)
-
-
-def read(path: Path) -> bytes:
-    """A file's bytes; `InvalidRequest` where it can't be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be read ({error.strerror})") from None
