@@ -8,11 +8,10 @@ from dataclasses import replace
 from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.core.types import Delta, Proposal, ReplyTiming, Session, Verdict
 from slipstream.rpc.convert import (
-    delta_to_pb,
-    proposal_to_pb,
     session_to_pb,
     timing_from_pb,
     verdict_from_pb,
+    verify_to_pb,
 )
 from slipstream.rpc.exchange import Exchange, Peer, Terms, parsed
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
@@ -39,9 +38,7 @@ class RemoteTarget:
         """See `core.ports.Target.verify`; `timing` says where the time went."""
         clock = self._terms.clock
         began = clock()
-        verify = target_pb2.VerifyProposal(
-            delta=delta_to_pb(delta), proposal=proposal_to_pb(proposal)
-        )
+        verify = verify_to_pb(delta, proposal)
         message = target_pb2.VerifyRequest(verify=verify).SerializeToString()
         packed_s = clock() - began
         answer = await self._ask(session, message, num_tokens=len(delta.tokens))

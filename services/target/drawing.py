@@ -12,7 +12,8 @@ from slipstream.target.verification import Share
 
 def is_drawn(share: Share) -> bool:
     """Whether the rows that decide a share may draw on their own."""
-    return share.is_last and fits_device(share.work.session)
+    # Margins need the logits of a row, not its token alone.
+    return share.is_last and not share.work.proposal.rivals and fits_device(share.work.session)
 
 
 def draws_of(shares: Sequence[Share]) -> list[Draw]:

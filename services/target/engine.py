@@ -5,6 +5,7 @@ Knows no wire and no queue: who joins which forward is decided elsewhere (`sched
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -244,7 +245,8 @@ class LocalTarget:
         final, reason = self._settle(work, walk, places)
         num_accepted = min(len(walk.nodes), len(final))
         self._meter.verified(num_nodes=work.num_nodes, num_accepted=num_accepted)
-        work.verdict = Verdict(final, num_accepted, reason, held.roots, offer, work.num_cached)
+        verdict = Verdict(final, num_accepted, reason, held.roots, offer, work.num_cached)
+        work.verdict = replace(verdict, margins=walk.margins) if walk.margins else verdict
 
     def _settle(
         self, work: Verification, walk: Walk, slots: tuple[Sequence[int], Sequence[int]]

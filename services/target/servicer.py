@@ -14,12 +14,7 @@ import grpc
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming, Session
 from slipstream.engine.thread import EngineThread
-from slipstream.rpc.convert import (
-    delta_from_pb,
-    proposal_from_pb,
-    session_from_pb,
-    verdict_to_pb,
-)
+from slipstream.rpc.convert import session_from_pb, verdict_to_pb, verify_from_pb
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
@@ -180,7 +175,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self, message: target_pb2.VerifyProposal, session: Session, served: Served
     ) -> target_pb2.VerifyResponse:
         arrived = self._clock()
-        delta, proposal = delta_from_pb(message.delta), proposal_from_pb(message.proposal)
+        delta, proposal = verify_from_pb(message)
         done = await self._batched.run(session, delta, proposal)
         if not served.has_begun:
             served.has_begun = True

@@ -123,6 +123,7 @@ class VerifyProposal(_message.Message):
 
     DELTA_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
+    RIVALS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delta(self) -> _common_pb2.Delta:
         """What became final since the last call."""
@@ -131,15 +132,20 @@ class VerifyProposal(_message.Message):
     def proposal(self) -> _common_pb2.Proposal:
         """The draft's guess; empty for a plain round."""
 
+    @_builtins.property
+    def rivals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that the one of the round's first slot is to be compared with; exact verification only."""
+
     def __init__(
         self,
         *,
         delta: _common_pb2.Delta | None = ...,
         proposal: _common_pb2.Proposal | None = ...,
+        rivals: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "proposal", b"proposal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "proposal", b"proposal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "proposal", b"proposal", "rivals", b"rivals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,6 +226,7 @@ class Verdict(_message.Message):
     TIMING_FIELD_NUMBER: _builtins.int
     ROW_COST_FIELD_NUMBER: _builtins.int
     ROUND_S_FIELD_NUMBER: _builtins.int
+    MARGINS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """How many of them came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -244,6 +251,12 @@ class Verdict(_message.Message):
     def timing(self) -> _common_pb2.ReplyTiming:
         """Where the time went."""
 
+    @_builtins.property
+    def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """By how much the first token beats each of the rivals in the draw of its slot: difference of
+        scores after temperature, penalties and bias, noise included; infinite for one cut off.
+        """
+
     def __init__(
         self,
         *,
@@ -256,10 +269,11 @@ class Verdict(_message.Message):
         timing: _common_pb2.ReplyTiming | None = ...,
         row_cost: _builtins.float | None = ...,
         round_s: _builtins.float | None = ...,
+        margins: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "finish_reason", b"finish_reason", "free_rows", b"free_rows", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "finish_reason", b"finish_reason", "free_rows", b"free_rows", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015
