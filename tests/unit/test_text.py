@@ -95,7 +95,7 @@ def test_stop_strings_out_of_bounds_are_refused(stop):
 def test_a_stream_that_broke_after_any_piece_goes_on_with_exactly_the_rest(seed, stop):
     data = TEXT.encode()
     whole = streamed(data, cuts(len(data), seed), stop)
-    for num_pieces in range(len(whole) + 1):
+    for num_pieces in range(len(whole)):  # the last one says that it ended
         sent = [token for piece in whole[:num_pieces] for token in piece.tokens]
         rest = TextStream(decode, stop, num_sent=len(sent))
         piece = rest.push(list(data))
