@@ -16,6 +16,7 @@ from slipstream.router.discovery import parse_source
 from slipstream.router.fleet import Defaults, Fleet
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
+from slipstream.router.replica import Hooks
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream.router.turns import Patience, Turns
 from slipstream.rpc.channel import connect
@@ -33,17 +34,20 @@ class Router:
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         dial, options = connect, config.channel_options()
+        hooks = Hooks(on_change=self._changed.set)
         self._targets = Pool(
             parse_source(config.targets),
             TargetProbe(),
             lambda address: dial(address, options),
-            on_change=self._changed.set,
+            heartbeat=config.heartbeat(),
+            hooks=hooks,
         )
         self._drafts = Pool(
             parse_source(config.drafts),
             DraftProbe(),
             lambda address: dial(address, options),
-            on_change=self._changed.set,
+            heartbeat=config.heartbeat(),
+            hooks=hooks,
         )
         defaults = Defaults(bool(config.drafts), config.drafter)
         self._fleet = Fleet(self._targets, self._drafts, defaults=defaults)

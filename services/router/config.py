@@ -7,6 +7,7 @@ from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
+from slipstream.router.heartbeat import Heartbeat
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import ServerOptions
@@ -35,6 +36,8 @@ class RouterConfig:
     drafter: str | None = option(
         None, "Of requests that name none: glide, vanilla, ngram or none; unset, the best there is."
     )
+    heartbeat_s: float = option(1.0, "How often replicas are asked what they hold.")
+    replica_timeout_s: float = option(5.0, "A replica that is silent for so long is lost.")
     target_round_timeout_s: float = option(30.0, "Longest time for a verification.")
     target_token_timeout_s: float = option(0.02, "More of it for every token of a prompt.")
     draft_round_timeout_s: float = option(2.0, "Longest time for a proposal; then a plain round.")
@@ -63,6 +66,7 @@ class RouterConfig:
             raise InvalidRequest(f"drafter is {self.drafter!r}, but must be one of {kinds}")
         if not self.targets:
             raise InvalidRequest("a router needs targets, and none are named")
+        self.heartbeat()
         self.server_options()
         self.channel_options()
 
@@ -75,6 +79,10 @@ class RouterConfig:
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,
         )
+
+    def heartbeat(self) -> Heartbeat:
+        """How replicas are watched."""
+        return Heartbeat(self.heartbeat_s, self.replica_timeout_s)
 
     def channel_options(self) -> ChannelOptions:
         """How to dial replicas."""

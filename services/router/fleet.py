@@ -12,6 +12,7 @@ from slipstream.core.errors import (
 from slipstream.core.ngram import NGRAM
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.server_info import ReplicaInfo, ReplicaState
+from slipstream.router.epoch import Epoch
 from slipstream.router.placement import (
     KINDS,
     TargetView,
@@ -31,6 +32,8 @@ class Placed:
 
     replica: Replica[TargetModel]
     model: TargetModel
+    epoch: Epoch
+    """Over as soon as the replica is lost, even if it is back at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Fleet:
         found: dict[str, Placed] = {}
         for replica in sorted(self._targets, key=lambda at: at.state is ReplicaState.READY):
             if replica.described is not None:  # the ready ones come last, and stay
-                found[replica.described.name] = Placed(replica, replica.described)
+                found[replica.described.name] = Placed(replica, replica.described, replica.epoch)
         return found
 
     def num_targets(self, model_id: str) -> int:
@@ -103,18 +106,21 @@ class Fleet:
             raise InvalidRequest(f"the request names no model, but there are several: {listing}")
         return names[0]
 
-    def target(self, wanted: Wanted) -> Placed:
-        """The replica that is to verify. Raises `Unavailable` when none is ready."""
+    def target(self, wanted: Wanted, *, excluded: Collection[str] = ()) -> Placed:
+        """The replica that is to verify, none of the addresses `excluded`.
+
+        Raises `Unavailable` when none is ready.
+        """
         views = [
             view
             for view in self._target_views()
             if wanted.tokenizer_hash in (None, view.tokenizer_hash)
         ]
-        chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky)
+        chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky, excluded=excluded)
         if chosen is None:
             raise Unavailable(f"no target for model {wanted.model_id} is ready")
         return next(
-            Placed(at, at.described)
+            Placed(at, at.described, at.epoch)
             for at in self._targets.ready()
             if at.address == chosen.address and at.described is not None
         )
@@ -181,7 +187,7 @@ class Fleet:
         """The ready target at an address."""
         for replica in self._targets.ready():
             if replica.address == address and replica.described is not None:
-                return Placed(replica, replica.described)
+                return Placed(replica, replica.described, replica.epoch)
         return None
 
     def draft_at(self, address: str | None) -> Replica[DraftModel] | None:

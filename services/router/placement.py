@@ -52,10 +52,15 @@ View = TypeVar("View", TargetView, DraftView)
 
 
 def choose_target(
-    targets: Iterable[TargetView], model_id: str, *, sticky: str | None = None
+    targets: Iterable[TargetView],
+    model_id: str,
+    *,
+    sticky: str | None = None,
+    excluded: Collection[str] = (),
 ) -> TargetView | None:
     """The replica for a request; `sticky` is the address that may hold the session's keys."""
-    return _chosen([at for at in targets if at.model_id == model_id], sticky)
+    fitting = [at for at in targets if at.model_id == model_id and at.address not in excluded]
+    return _chosen(fitting, sticky)
 
 
 def choose_draft(

@@ -8,23 +8,32 @@ import grpc.aio
 
 from slipstream.core.server_info import ReplicaState
 from slipstream.router.discovery import Addresses, Source
-from slipstream.router.replica import Described, Probe, Replica
+from slipstream.router.heartbeat import Heartbeat
+from slipstream.router.replica import Described, Hooks, Probe, Replica
 
 D = TypeVar("D", bound=Described)
 Dial = Callable[[str], grpc.aio.Channel]
+_USUAL, _NOBODY = Heartbeat(), Hooks()
 
 
 class Pool(Generic[D]):
     """Keeps a connection to every replica that there is. Whoever runs `run` owns it."""
 
     def __init__(
-        self, source: Source, probe: Probe[D], dial: Dial, *, on_change: Callable[[], None]
+        self,
+        source: Source,
+        probe: Probe[D],
+        dial: Dial,
+        *,
+        heartbeat: Heartbeat = _USUAL,
+        hooks: Hooks = _NOBODY,
     ) -> None:
-        """`on_change` is called after every change of any replica's state."""
+        """`hooks` are told of the changes of every replica."""
         self._source = source
         self._probe = probe
         self._dial = dial
-        self._on_change = on_change
+        self._heartbeat = heartbeat
+        self._hooks = hooks
         self._listed: dict[str, tuple[Replica[D], asyncio.Task[None]]] = {}
         self._retired: list[Replica[D]] = []
 
@@ -50,17 +59,19 @@ class Pool(Generic[D]):
     def _update(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
         for address in sorted(self._listed.keys() - addresses):
             replica, following = self._listed.pop(address)
-            following.cancel()
+            replica.retire()
             self._retired.append(replica)
             group.create_task(self._retire(replica, following))
         for address in sorted(addresses - self._listed.keys()):
-            replica = Replica(address, self._dial(address), self._probe, on_change=self._on_change)
+            replica = Replica(
+                address, self._dial, self._probe, heartbeat=self._heartbeat, hooks=self._hooks
+            )
             self._listed[address] = (replica, group.create_task(replica.follow()))
 
     async def _retire(self, replica: Replica[D], following: asyncio.Task[None]) -> None:
-        """Let its requests finish before the connection is closed."""
-        await asyncio.wait({following})
-        replica.retire()
+        """Let its requests finish before the connection is closed; they learn when it is lost."""
         await replica.idle.wait()
+        following.cancel()
+        await asyncio.wait({following})
         await replica.channel.close()
         self._retired.remove(replica)

@@ -94,6 +94,13 @@ class TargetProbe:
             self._tokenizers[key] = await _fetch_tokenizer(stub, key[1])
         return TargetModel(facts, answer, self._tokenizers[key])
 
+    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
+        """See `Probe.load`."""
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        asked: Any = stub.GetTargetLoad(target_pb2.GetTargetLoadRequest())
+        answer: target_pb2.GetTargetLoadResponse = await asked
+        return answer.load
+
 
 class DraftProbe:
     """Asks drafts."""
@@ -111,6 +118,13 @@ class DraftProbe:
         check_protocol(answer.identity)
         return DraftModel(draft_facts_from_pb(answer), answer)
 
+    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
+        """See `Probe.load`."""
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        asked: Any = stub.GetDraftLoad(draft_pb2.GetDraftLoadRequest())
+        answer: draft_pb2.GetDraftLoadResponse = await asked
+        return answer.load
+
 
 def target_view(replica: Replica[TargetModel], model: TargetModel) -> TargetView:
     """What placement needs to know."""
@@ -121,7 +135,7 @@ def target_view(replica: Replica[TargetModel], model: TargetModel) -> TargetView
         identity.tokenizer_hash,
         identity.vocab_size,
         _layout(model.description.layout),
-        replica.num_requests,
+        replica.num_busy,
         replica.num_started,
     )
 
@@ -137,7 +151,7 @@ def draft_view(replica: Replica[DraftModel], model: DraftModel) -> DraftView:
         answer.identity.vocab_size,
         answer.target_model_id,
         _layout(answer.target_layout) if has_layout else None,
-        replica.num_requests,
+        replica.num_busy,
         replica.num_started,
     )
 

@@ -1,20 +1,25 @@
-"""One replica: reached, asked what it is, followed by its health, and lost and found again.
+"""One replica: reached, asked what it is, followed by its health and its answers, lost and found.
 
-Knows nothing of what it is asked for. Whoever runs `follow` owns it.
+It is lost when its connection breaks, or when it is silent for too long: a stopped process keeps
+its connections. Knows nothing of what it is asked for. Whoever runs `follow` owns it.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipstream.core.errors import HandshakeError, SlipstreamError
+from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
-from slipstream.rpc.status import error_from
+from slipstream.router.epoch import Epoch
+from slipstream.router.heartbeat import Heartbeat, while_both
+from slipstream.rpc.status import error_from, is_named
+from slipstream.rpc.v1 import common_pb2
 
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1
@@ -57,6 +62,20 @@ class Probe(Protocol[D_co]):
         """What the replica is. Raises `HandshakeError` for one that can't be used."""
         ...
 
+    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
+        """What the replica holds at the moment. Raises `grpc.aio.AioRpcError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Who is told of a replica's changes."""
+
+    on_change: Callable[[], None] = lambda: None
+    """Called after every change of its state."""
+    on_met: Callable[[str], None] = lambda address: None
+    """Called with its address whenever it was met, as another process or the same one."""
+
 
 class Replica(Generic[D]):
     """A replica as the router sees it."""
@@ -64,29 +83,43 @@ class Replica(Generic[D]):
     def __init__(
         self,
         address: str,
-        channel: grpc.aio.Channel,
+        dial: Callable[[str], grpc.aio.Channel],
         probe: Probe[D],
         *,
-        on_change: Callable[[], None],
+        heartbeat: Heartbeat,
+        hooks: Hooks,
     ) -> None:
-        """`on_change` is called after every change of the state."""
         self.address = address
-        self.channel = channel
+        self.channel = dial(address)
         self.state = ReplicaState.CONNECTING
         self.reason = "not reached yet"
         self.described: D | None = None
         """What it said of itself last, whatever became of it since."""
+        self.epoch = Epoch()
+        """Over while it is not reached; see `Epoch` for how to be told of that."""
+        self.epoch.end(self.reason)
+        self.load: common_pb2.Load | None = None
+        """What it said last that it holds; None before that."""
         self.num_requests = 0
         self.num_started = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self._probe = probe
-        self._on_change = on_change
+        self._heartbeat = heartbeat
+        self._hooks = hooks
+        self._num_others = 0
+        """Requests of other routers that ran on it when it was asked last."""
+        self._is_retired = False
 
     @property
     def name(self) -> str:
         """For errors: target 10.0.0.7:50052."""
         return f"{self._probe.role.value} {self.address}"
+
+    @property
+    def num_busy(self) -> int:
+        """Requests that run on it, those of other routers included as far as they are known."""
+        return self.num_requests + self._num_others
 
     @property
     def info(self) -> ReplicaInfo:
@@ -116,13 +149,14 @@ class Replica(Generic[D]):
                 self.idle.set()
 
     def retire(self) -> None:
-        """Take nothing new."""
-        self._set(ReplicaState.DRAINING, "removed from the list")
+        """Take nothing new. What runs is told when the replica is lost, as before."""
+        self._is_retired = True
+        self._set(self.state, self.reason)
 
     async def follow(self) -> None:
-        """Reach it, and follow what it says of itself, until cancelled."""
+        """Reach it, and follow what it says of itself, until cancelled or retired and lost."""
         wait_s = FIRST_WAIT_S
-        while True:
+        while not self._is_retired:
             reason = await self._attend()
             if self.state is not ReplicaState.CONNECTING:
                 wait_s = FIRST_WAIT_S
@@ -132,22 +166,30 @@ class Replica(Generic[D]):
 
     async def _attend(self) -> str:
         """Follow one connection to its end; why it ended."""
+        reason = ""
+        try:
+            reason = await self._watch()
+        except TimeoutError:
+            reason = f"it did not answer within {CONNECT_LIMIT_S:g} s"
+        except grpc.aio.AioRpcError as error:
+            reason = str(error_from(error))
+        except SlipstreamError as error:
+            reason = str(error)
+        finally:
+            self.epoch.end(reason or "the router has let go of it")
+            self.load, self._num_others = None, 0
+        return reason
+
+    async def _watch(self) -> str:
         request = health_pb2.HealthCheckRequest(service=self._probe.service)
         watch: Any = health_pb2_grpc.HealthStub(self.channel).Watch(request)
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
                 health = await watch.read()
-            if health is not grpc.aio.EOF:
-                await self._follow(watch, health)
-            return "it has ended the connection"
-        except TimeoutError:
-            return f"it did not answer within {CONNECT_LIMIT_S:g} s"
-        except grpc.aio.AioRpcError as error:
-            return str(error_from(error))
-        except SlipstreamError as error:
-            return f"it did not say what it is: {error}"
+            await while_both(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
         finally:
             watch.cancel()
+        return "it has ended the connection"
 
     async def _follow(self, watch: Any, health: Any) -> None:
         is_described = False
@@ -167,12 +209,31 @@ class Replica(Generic[D]):
         except HandshakeError as error:
             self._set(ReplicaState.UNFIT, str(error))
             return False
+        except SlipstreamError as error:
+            raise Unavailable(f"it did not say what it is: {error}") from None
+        self.epoch = Epoch()
+        self._hooks.on_met(self.address)
         return True
 
+    async def _ask_load(self) -> None:
+        """Any answer will do, a refusal too; only gRPC's own, which is none, is passed over."""
+        num_before = self.num_requests
+        try:
+            load = await self._probe.load(self.channel)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not is_named(error):
+                raise
+            return
+        # A request may have come or gone while it counted; none is to count for two.
+        self._num_others = max(load.num_sessions - max(num_before, self.num_requests), 0)
+        self.load = load
+
     def _set(self, state: ReplicaState, reason: str) -> None:
+        if self._is_retired:
+            state, reason = ReplicaState.DRAINING, "removed from the list"
         if (state, reason) == (self.state, self.reason):
             return
         if state is not self.state:
             _LOG.info("%s is %s%s", self.name, state.value, f": {reason}" if reason else "")
         self.state, self.reason = state, reason
-        self._on_change()
+        self._hooks.on_change()
