@@ -1,6 +1,6 @@
 """A router and the replicas it knows, as it tells them to whoever asks. Plain values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -41,6 +41,35 @@ class ReplicaInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowInfo:
+    """What has come of the shadow check, since the router's start.
+
+    Of the requests drawn for it, `num_offered`, each is in one of the counts of outcomes, or waits.
+    """
+
+    rate: float = 0.0
+    """Share of finished requests that are drawn; 0 where the check is off."""
+    num_offered: int = 0
+    num_checked: int = 0
+    """Decoded again to their end, or to the first difference."""
+    num_checked_tokens: int = 0
+    """Output tokens compared, those of checks that were given up included."""
+    num_diverged: int = 0
+    """Of those checked, how many differed from plain decoding."""
+    num_inconclusive: int = 0
+    """Nothing was drafted, so there was nothing to check."""
+    num_incomparable: int = 0
+    """Their verification keeps a law rather than tokens, or nothing."""
+    num_skipped: int = 0
+    """No target had room for them, or the router had none left."""
+    num_dropped: int = 0
+    """Too many waited already."""
+    smallest_margin: float | None = None
+    """Of all differences whose margin is known; None without any."""
+    largest_margin: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """A router and its replicas, sorted by role and address."""
 
@@ -50,3 +79,4 @@ class ServerInfo:
     num_requests: int
     num_sessions: int
     replicas: tuple[ReplicaInfo, ...] = ()
+    shadow: ShadowInfo = field(default_factory=ShadowInfo)
