@@ -8,11 +8,12 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.draft.memory import DraftMemory
 from slipstream.draft.servicer import DraftSettings
 from slipstream.models.memory import AUTO, check_budget
+from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import peer_tls, server_tls
-from slipstream.rpc.server import ServerOptions
+from slipstream.rpc.server import ServerOptions, stream_limit
 
 _LEAST = {
     "max_sessions": 1,
@@ -57,10 +58,16 @@ class DraftConfig:
     )
     kv_encoding: str = option("raw", "How keys and values travel: raw or int8.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
+    max_streams: int | None = option(
+        None, "Calls that one connection may have open; unset, 256, or twice max_sessions if more."
+    )
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve TLS with.")
     tls_key: Path | None = option(None, "Its private key.")
     tls_client_ca: Path | None = option(None, "Callers must show a certificate signed by this.")
+    tls_client_names: tuple[str, ...] = option(
+        (), "It must carry one of these names, those of routers; unset, any certificate will do."
+    )
     peer_ca: Path | None = option(None, "Dial targets with TLS, trusting this certificate.")
     peer_cert: Path | None = option(None, "Certificate to show to targets.")
     peer_key: Path | None = option(None, "Its private key.")
@@ -83,8 +90,10 @@ class DraftConfig:
         return ServerOptions(
             address=self.address,
             max_message_bytes=self.max_message_bytes,
+            max_streams=stream_limit(self.max_streams, self.max_sessions),
             grace_s=self.grace_s,
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
+            callers=named_callers(self.tls_client_ca, self.tls_client_names),
             health_address=self.health_address,
         )
 

@@ -10,7 +10,7 @@ from slipstream.core.request import NO_DRAFTER
 from slipstream.router.heartbeat import Heartbeat
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.security import peer_tls, server_tls
-from slipstream.rpc.server import ServerOptions
+from slipstream.rpc.server import MAX_STREAMS, ServerOptions
 
 _POSITIVE = (
     "target_round_timeout_s",
@@ -47,6 +47,7 @@ class RouterConfig:
     session_ttl_s: float = option(3600.0, "How long a session is remembered without a turn.")
     park_ttl_s: float = option(300.0, "How long engines keep a session's keys for its next turn.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
+    max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open at once.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve TLS with.")
     tls_key: Path | None = option(None, "Its private key.")
@@ -75,6 +76,7 @@ class RouterConfig:
         return ServerOptions(
             address=self.address,
             max_message_bytes=self.max_message_bytes,
+            max_streams=self.max_streams,
             grace_s=self.grace_s,
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,

@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import InvalidRequest, SlipstreamError, Unavailable
+from slipstream.rpc.callers import Callers
 from slipstream.rpc.status import pushback_of, status_of
 
 _LOG = logging.getLogger("slipstream.rpc")
@@ -26,20 +27,29 @@ class _Malformed:
 
 
 class Calls:
-    """The calls in flight, health and reflection not among them: who watches health never ends."""
+    """The calls in flight, and who may make one.
 
-    def __init__(self) -> None:
+    Health and reflection are not among them: they answer everybody, and who watches health never
+    ends.
+    """
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
         self._num_running = 0
         self._is_closed = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     @asynccontextmanager
-    async def one(self, method: str) -> AsyncIterator[None]:
-        """Count a call for as long as it runs. Raises `Unavailable` once there may be no more."""
+    async def one(self, method: str, context: Any) -> AsyncIterator[None]:
+        """Count a call for as long as it runs.
+
+        Raises `Unavailable` once there may be no more, and `PermissionDenied`.
+        """
         if method.startswith("/grpc."):
             yield
             return
+        self._callers.check(method, context)
         if self._is_closed:
             raise Unavailable("the service is about to stop")
         self._num_running += 1
@@ -140,7 +150,7 @@ def _checking_each(handler: Any) -> Any:
 def _awaited(handler: Any, method: str, calls: Calls) -> Any:
     async def answer(request: Any, context: Any) -> Any:
         try:
-            async with calls.one(method):
+            async with calls.one(method, context):
                 return await handler(_checked(request), context)
         except Exception as error:
             await _abort(context, error, method)
@@ -152,7 +162,7 @@ def _streaming(handler: Any, method: str, calls: Calls) -> Any:
     async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
             async with (
-                calls.one(method),
+                calls.one(method, context),
                 aclosing(handler(_checked(request), context)) as answers,
             ):
                 async for message in answers:

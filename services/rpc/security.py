@@ -14,19 +14,11 @@ from slipstream.rpc.certificates import Reloaded, Stamp, read_authority, read_pa
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """A server's certificate and key; with `client_ca`, callers must show one that it signed.
-
-    With `client_names`, theirs must carry one of these names as well.
-    """
+    """A server's certificate and key; with `client_ca`, callers must show one that it signed."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
-    client_names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.client_names and self.client_ca is None:
-            raise InvalidRequest("names of callers need an authority that signs their certificates")
 
     def credentials(self) -> grpc.ServerCredentials:
         """Those of now, and at each handshake those of then.
@@ -80,21 +72,16 @@ class ClientTls:
 
 
 def server_tls(
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    tls_client_ca: Path | None,
-    tls_client_names: tuple[str, ...] = (),
+    tls_cert: Path | None, tls_key: Path | None, tls_client_ca: Path | None
 ) -> ServerTls | None:
     """What a service's options of these names mean; None for no TLS. Raises `InvalidRequest`."""
     if (tls_cert is None) != (tls_key is None):
         raise InvalidRequest("tls_cert and tls_key go together only")
-    if tls_client_names and tls_client_ca is None:
-        raise InvalidRequest("tls_client_names needs tls_client_ca")
     if tls_cert is None or tls_key is None:
         if tls_client_ca is not None:
             raise InvalidRequest("tls_client_ca needs tls_cert and tls_key")
         return None
-    return ServerTls(tls_cert, tls_key, tls_client_ca, tls_client_names)
+    return ServerTls(tls_cert, tls_key, tls_client_ca)
 
 
 def peer_tls(

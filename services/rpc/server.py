@@ -8,7 +8,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,12 +16,16 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.rpc.callers import Callers
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import Calls, ErrorsToStatuses
 from slipstream.rpc.security import ServerTls
 
 HEALTH = "grpc.health.v1.Health"
 LAST_WORDS_S = 0.25
+MAX_METADATA_BYTES = 16 << 10
+MAX_STREAMS = 256
+HANDSHAKE_S = 10
 _LOG = logging.getLogger("slipstream.rpc")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -35,8 +39,11 @@ class ServerOptions:
 
     address: str = "127.0.0.1:0"
     max_message_bytes: int = 4 << 20
+    max_streams: int = MAX_STREAMS
+    """Calls that one connection may have open at once; more of them wait on the caller's side."""
     grace_s: float = 30.0
     tls: ServerTls | None = None
+    callers: Callers = field(default_factory=Callers)
     health_address: str | None = None
 
     def __post_init__(self) -> None:
@@ -46,6 +53,13 @@ class ServerOptions:
             raise InvalidRequest(
                 f"max_message_bytes is {self.max_message_bytes}, but must be 1024 or more"
             )
+        if self.max_streams < 1:
+            raise InvalidRequest(f"max_streams is {self.max_streams}, but must be 1 or more")
+
+
+def stream_limit(given: int | None, num_sessions: int) -> int:
+    """`max_streams` of a service that holds so many sessions; twice as many have room, unasked."""
+    return max(MAX_STREAMS, 2 * num_sessions) if given is None else given
 
 
 class Server:
@@ -56,7 +70,7 @@ class Server:
         self._options = options
         self._names = ("", *services)
         self._health = HealthServicer()
-        self._calls = Calls()
+        self._calls = Calls(options.callers)
         self._server = grpc.aio.server(
             interceptors=[ErrorsToStatuses(self._calls)], options=_arguments(options)
         )
@@ -147,18 +161,29 @@ class Server:
     def _plain_health(self) -> grpc.aio.Server | None:
         if self._options.health_address is None:
             return None
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=_limits(self._options))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server
+
+
+def _limits(options: ServerOptions) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_concurrent_streams", options.max_streams),
+        # Two, or what lies between them is refused by chance.
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+        ("grpc.so_reuseport", 0),
+    ]
 
 
 def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
     return [
         *keepalive(),
+        *_limits(options),
         # Callers ping every 10 s, on idle connections and through long prefills too.
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
-        ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),
     ]

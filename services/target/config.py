@@ -9,10 +9,11 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import MAX_NODES
 from slipstream.models.causal import Numerics
 from slipstream.models.memory import AUTO, check_budget
+from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import check_address
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import server_tls
-from slipstream.rpc.server import ServerOptions
+from slipstream.rpc.server import ServerOptions, stream_limit
 from slipstream.target.build import MAX_ROWS, TargetLimits
 
 _ANY_HOST = ("0.0.0.0", "[::]")
@@ -56,10 +57,19 @@ class TargetConfig:
     )
     max_park_ttl_s: float = option(600.0, "Longest time that a router may ask to keep them.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
+    max_streams: int | None = option(
+        None, "Calls that one connection may have open; unset, 256, or twice max_sessions if more."
+    )
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve TLS with.")
     tls_key: Path | None = option(None, "Its private key.")
     tls_client_ca: Path | None = option(None, "Callers must show a certificate signed by this.")
+    tls_client_names: tuple[str, ...] = option(
+        (), "It must carry one of these names, those of routers; unset, any certificate will do."
+    )
+    tls_draft_names: tuple[str, ...] = option(
+        (), "Names of drafts, which may read keys and values, and do nothing else."
+    )
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
     def __post_init__(self) -> None:
@@ -97,8 +107,12 @@ class TargetConfig:
         return ServerOptions(
             address=self.address,
             max_message_bytes=self.max_message_bytes,
+            max_streams=stream_limit(self.max_streams, self.max_sessions),
             grace_s=self.grace_s,
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
+            callers=named_callers(
+                self.tls_client_ca, self.tls_client_names, StreamKv=self.tls_draft_names
+            ),
             health_address=self.health_address,
         )
 
