@@ -1,0 +1,197 @@
+"""What keys may ask for: requests and tokens per minute, and how many requests at once.
+
+Requests and tokens are buckets that fill evenly: a minute's worth at most. A request takes one
+from the first and needs the second to be above zero; tokens are charged as they become known, and
+may drive it below. Requests that run are known by id and for a time only, so that those of a
+process that died are not counted for ever.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+from slipstream.core.errors import InvalidRequest, LimitExceeded
+
+MINUTE_S = 60.0
+RUNNING_RETRY_S = 1.0
+"""When to try again where requests that run are in the way; nobody knows when they end."""
+_ENOUGH = 1 - 1e-9
+"""Of a request; what is rounded off must not cost another wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a key. None is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Of prompts and outputs together."""
+    max_concurrent: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in self.given().items():
+            if type(limit) is not int or not 0 < limit <= 1 << 40:
+                raise InvalidRequest(f"{name} is {limit!r}, but must be a whole number above 0")
+
+    def given(self) -> dict[str, int]:
+        """Those that there are, by name."""
+        named = {at.name: getattr(self, at.name) for at in fields(self)}
+        return {name: limit for name, limit in named.items() if limit is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One attempt at one request of one key.
+
+    A request that is tried again while the first attempt counts as running takes its place: it is
+    not held up by what is used up, though it is charged, up to a minute's requests in debt.
+    """
+
+    key: str
+    limits: Limits
+    request_id: str
+    attempt: str
+    """Unique to the attempt."""
+
+
+class Quotas(Protocol):
+    """Counts what keys use. `ttl_s` is for how long a request counts that says nothing more."""
+
+    async def take(self, ticket: Ticket, *, ttl_s: float) -> None:
+        """Let a request in. Raises `LimitExceeded`, and has then taken nothing."""
+        ...
+
+    async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
+        """Count tokens of a request that runs, and have it count as running for longer."""
+        ...
+
+    async def give_back(self, ticket: Ticket, num_tokens: int) -> None:
+        """Count the last tokens of a request; it runs no more."""
+        ...
+
+    async def aclose(self) -> None:
+        """End connections. Again is fine."""
+        ...
+
+
+def refusal(ticket: Ticket, limit: str, wait_s: float) -> LimitExceeded:
+    """The error for a limit, by name, that is used up."""
+    wait_s = math.ceil(wait_s * 1000) / 1000
+    most = getattr(ticket.limits, limit)
+    what = {
+        "requests_per_minute": f"{most} requests per minute, and has sent them",
+        "tokens_per_minute": f"{most} tokens per minute, and has used them",
+        "max_concurrent": f"{most} requests running at once, and has them",
+    }[limit]
+    return LimitExceeded(
+        f"the key {ticket.key!r} may have {what} ({limit}); try again in {wait_s:g} seconds",
+        retry_after_s=wait_s,
+    )
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What is left of a minute's worth; None of it known is all of it."""
+
+    level: float | None = None
+    at_s: float = 0.0
+
+    def filled(self, limit: int, now_s: float) -> float:
+        level = limit if self.level is None else self.level
+        passed_s = max(0.0, now_s - self.at_s)
+        self.level = min(float(limit), level + passed_s * limit / MINUTE_S)
+        self.at_s = now_s
+        return self.level
+
+    def lower(self, amount: float) -> None:
+        assert self.level is not None
+        self.level -= amount
+
+
+@dataclass(slots=True)
+class _Account:
+    """Of one key."""
+
+    requests: _Bucket = field(default_factory=_Bucket)
+    tokens: _Bucket = field(default_factory=_Bucket)
+    running: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Per request its attempt, and until when it counts."""
+
+    def expire(self, now_s: float) -> None:
+        gone = [name for name, (_, until_s) in self.running.items() if until_s <= now_s]
+        for name in gone:
+            del self.running[name]
+
+
+class MemoryQuotas:
+    """Of one process."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    async def take(self, ticket: Ticket, *, ttl_s: float) -> None:
+        """See `Quotas.take`."""
+        now_s = self._clock()
+        account = self._account(ticket, now_s)
+        waits = dict(_waits(ticket, account, now_s))
+        if waits:
+            limit = max(waits, key=lambda name: waits[name])
+            raise refusal(ticket, limit, waits[limit])
+        if ticket.limits.requests_per_minute is not None:
+            account.requests.lower(1)
+        account.running[ticket.request_id] = (ticket.attempt, now_s + ttl_s)
+
+    async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
+        """See `Quotas.charge`."""
+        now_s = self._clock()
+        account = self._account(ticket, now_s)
+        _pay(ticket, account, num_tokens, now_s)
+        attempt, _ = account.running.get(ticket.request_id, (ticket.attempt, 0.0))
+        if attempt == ticket.attempt:
+            account.running[ticket.request_id] = (attempt, now_s + ttl_s)
+
+    async def give_back(self, ticket: Ticket, num_tokens: int) -> None:
+        """See `Quotas.give_back`."""
+        now_s = self._clock()
+        account = self._account(ticket, now_s)
+        _pay(ticket, account, num_tokens, now_s)
+        attempt, _ = account.running.get(ticket.request_id, ("", 0.0))
+        if attempt == ticket.attempt:
+            del account.running[ticket.request_id]
+
+    async def aclose(self) -> None:
+        """See `Quotas.aclose`."""
+
+    def _account(self, ticket: Ticket, now_s: float) -> _Account:
+        account = self._accounts.setdefault(ticket.key, _Account())
+        account.expire(now_s)
+        return account
+
+
+def _waits(ticket: Ticket, account: _Account, now_s: float) -> list[tuple[str, float]]:
+    """What is used up, and when there is some again."""
+    limits, waits = ticket.limits, []
+    goes_on = ticket.request_id in account.running
+    if (most := limits.requests_per_minute) is not None:
+        needed = _ENOUGH - most if goes_on else _ENOUGH
+        level = account.requests.filled(most, now_s)
+        if level < needed:
+            waits.append(("requests_per_minute", (needed - level) * MINUTE_S / most))
+    if goes_on:
+        return waits
+    if (most := limits.tokens_per_minute) is not None:
+        level = account.tokens.filled(most, now_s)
+        if level <= 0:
+            waits.append(("tokens_per_minute", (1 - level) * MINUTE_S / most))
+    if (most := limits.max_concurrent) is not None and len(account.running) >= most:
+        waits.append(("max_concurrent", RUNNING_RETRY_S))
+    return waits
+
+
+def _pay(ticket: Ticket, account: _Account, num_tokens: int, now_s: float) -> None:
+    most = ticket.limits.tokens_per_minute
+    if most is not None:
+        account.tokens.filled(most, now_s)
+        account.tokens.lower(num_tokens)
