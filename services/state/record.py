@@ -114,5 +114,7 @@ class Bounds:
     """In memory; the one that would be forgotten first goes first."""
     max_tokens: int = 1 << 20
     """Of a session."""
+    max_text_bytes: int = 1 << 18
+    """Of a request's parameters, and of how it ended."""
     max_past: int = 64
     """Earlier requests of a session whose ids are remembered."""

@@ -2,6 +2,7 @@
 
 Every operation is atomic. Writes carry the fence of a lease, and one that is not the newest is
 refused: two processes can never both go on with a session. Times are the store's own.
+A session without tokens is there only for as long as it is held.
 """
 
 from typing import Protocol
@@ -27,12 +28,13 @@ class SessionStore(Protocol):
         """Keep what became final, and renew the lease. What is kept already is not kept twice.
 
         Raises `SessionTaken` when another lease is newer, `SessionOutOfSync` when `news` starts
-        above what is kept or is not what is kept there, `CapacityError` for a session too long.
+        above what is kept or is not what is kept there, or the store lost the session or lease
+        (to acquire it again, with `create`, shows what is kept), `CapacityError` for too much.
         """
         ...
 
     async def renew(self, lease: Lease) -> None:
-        """Go on holding the session. Raises `SessionTaken`."""
+        """Go on holding the session. Raises `SessionTaken`, and `SessionOutOfSync` once lost."""
         ...
 
     async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
