@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
+from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
 from slipstream.router.conversations import Bounds, Conversations
 from slipstream.router.discovery import parse_source
@@ -34,7 +35,8 @@ class Router:
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         dial, options = connect, config.channel_options()
-        hooks = Hooks(on_change=self._changed.set)
+        breakers = Breakers(time.monotonic)
+        hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
         self._targets = Pool(
             parse_source(config.targets),
             TargetProbe(),
@@ -50,7 +52,7 @@ class Router:
             hooks=hooks,
         )
         defaults = Defaults(bool(config.drafts), config.drafter)
-        self._fleet = Fleet(self._targets, self._drafts, defaults=defaults)
+        self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
         self._admission = Admission(config.max_requests)
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
@@ -110,7 +112,7 @@ class Router:
             patience=_patience(config),
             next_fence=next_fence,
         )
-        access = Access.load(config.token_file)
+        access = Access(config.key_file)
         parts = Parts(access, self._fleet, turns, conversations, self._admission)
         servicer = GenerationServicer(parts)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)

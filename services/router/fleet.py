@@ -1,7 +1,7 @@
 """All replicas, both roles: which models there are, and who is to run a request. No requests."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.core.errors import (
     InvalidRequest,
@@ -12,6 +12,7 @@ from slipstream.core.errors import (
 from slipstream.core.ngram import NGRAM
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.server_info import ReplicaInfo, ReplicaState
+from slipstream.router.breaker import Breakers
 from slipstream.router.epoch import Epoch
 from slipstream.router.placement import (
     KINDS,
@@ -60,11 +61,18 @@ class Fleet:
     """The replicas of one router."""
 
     def __init__(
-        self, targets: Pool[TargetModel], drafts: Pool[DraftModel], *, defaults: Defaults
+        self,
+        targets: Pool[TargetModel],
+        drafts: Pool[DraftModel],
+        *,
+        defaults: Defaults,
+        breakers: Breakers,
     ) -> None:
+        """`breakers` are the failures of all replicas that all requests know of, by address."""
         self._targets = targets
         self._drafts = drafts
         self._defaults = defaults
+        self.breakers = breakers
 
     @property
     def has_target(self) -> bool:
@@ -72,9 +80,12 @@ class Fleet:
         return bool(self._targets.ready())
 
     def infos(self) -> tuple[ReplicaInfo, ...]:
-        """Every replica, by role and address."""
+        """Every replica, by role and address; a ready one may rest after failures."""
         everyone = [*(at.info for at in self._drafts), *(at.info for at in self._targets)]
-        return tuple(sorted(everyone, key=lambda at: (at.role.value, at.address)))
+        return tuple(
+            replace(at, reason=at.reason or self.breakers.reason(at.address))
+            for at in sorted(everyone, key=lambda at: (at.role.value, at.address))
+        )
 
     def models(self) -> dict[str, Placed]:
         """A replica of every model: of all targets that were ever reached and are still listed."""

@@ -13,7 +13,7 @@ from slipstream.core.errors import SlipstreamError
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ngram import NGRAM
 from slipstream.core.types import Session
-from slipstream.router.backoff import Backoffs
+from slipstream.router.breaker import BreakerLimits, Breakers
 from slipstream.router.conversations import Conversation
 from slipstream.router.fleet import Fleet, Placed
 from slipstream.router.held import HeldLookup, HeldReplica
@@ -26,6 +26,8 @@ from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import draft_pb2
 
 _LOG = logging.getLogger("slipstream.router")
+_AT_ONCE = BreakerLimits(failures=1)
+"""A request that was failed by a draft is not the next to try it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,13 @@ class SeatTerms:
 class Pair:
     """A target and a seat for a draft, for one request. Park or release them in the end."""
 
-    def __init__(self, fleet: Fleet, placed: Placed, terms: SeatTerms, *, shared: Backoffs) -> None:
-        """`shared` are the failures of drafts that all requests know of."""
+    def __init__(self, fleet: Fleet, placed: Placed, terms: SeatTerms) -> None:
         self._fleet = fleet
         self._placed = placed
         self._terms = terms
         replica, model = placed.replica, placed.model
         self.target = RemoteTarget(_peer(replica), model.description.identity, terms.target)
-        failures = Failures(Backoffs(time.monotonic), shared)
+        failures = Failures(Breakers(time.monotonic, _AT_ONCE), fleet.breakers)
         self._seat = DraftSeat(
             self._choose,
             failures,

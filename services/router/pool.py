@@ -75,3 +75,5 @@ class Pool(Generic[D]):
         await asyncio.wait({following})
         await replica.channel.close()
         self._retired.remove(replica)
+        if replica.address not in self._listed:
+            self._hooks.forget(replica.address)

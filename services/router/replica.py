@@ -73,8 +73,8 @@ class Hooks:
 
     on_change: Callable[[], None] = lambda: None
     """Called after every change of its state."""
-    on_met: Callable[[str], None] = lambda address: None
-    """Called with its address whenever it was met, as another process or the same one."""
+    forget: Callable[[str], None] = lambda address: None
+    """Called when what was known of an address holds no longer: it was met anew, or is gone."""
 
 
 class Replica(Generic[D]):
@@ -212,7 +212,7 @@ class Replica(Generic[D]):
         except SlipstreamError as error:
             raise Unavailable(f"it did not say what it is: {error}") from None
         self.epoch = Epoch()
-        self._hooks.on_met(self.address)
+        self._hooks.forget(self.address)
         return True
 
     async def _ask_load(self) -> None:

@@ -16,7 +16,7 @@ from slipstream.core.history import apply_delta
 from slipstream.core.proposal_check import check_proposal
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session
-from slipstream.router.backoff import Backoffs
+from slipstream.router.breaker import Attempt, Breakers
 
 NO_DRAFT = "no draft"
 NO_KEYS = "no keys"
@@ -63,23 +63,40 @@ Choose = Callable[[Collection[str]], HeldDraft | None]
 class Failures:
     """Who is not to be asked for a while: as this request sees it, and as all requests do."""
 
-    own: Backoffs
-    shared: Backoffs
+    own: Breakers
+    shared: Breakers
 
     def resting(self) -> frozenset[str]:
         """Those that failed lately."""
         return self.own.resting() | self.shared.resting()
 
-    def failed(self, name: str, error: SlipstreamError) -> None:
-        """Others are told of a draft that does not answer, not of what it made of one request."""
-        self.own.failed(name)
-        if isinstance(error, (errors.Unavailable, errors.DeadlineExceeded)):
-            self.shared.failed(name)
+    def begin(self, name: str) -> "Try":
+        """The request asks it from now on."""
+        return Try(self.own.begin(name), self.shared.begin(name))
 
-    def succeeded(self, name: str) -> None:
-        """It answers again."""
-        self.own.succeeded(name)
-        self.shared.succeeded(name)
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A request's use of a draft, as it sees it itself and as all requests do."""
+
+    own: Attempt
+    shared: Attempt
+
+    def failed(self, error: SlipstreamError) -> None:
+        """Others are told of a draft that does not answer, not of what it made of one request."""
+        self.own.failed()
+        if isinstance(error, (errors.Unavailable, errors.DeadlineExceeded)):
+            self.shared.failed()
+
+    def succeeded(self) -> None:
+        """It has answered."""
+        self.own.succeeded()
+        self.shared.succeeded()
+
+    def end(self) -> None:
+        """The request asks it no more."""
+        self.own.end()
+        self.shared.end()
 
 
 class DraftSeat:
@@ -100,6 +117,8 @@ class DraftSeat:
         self._vocab_size = vocab_size
         self._tokens: list[int] = []
         self._held: HeldDraft | None = None
+        self._try: Try | None = None
+        """The use of the one that is held."""
         self._num_told = 0
         """Leading tokens that the held draft was told."""
         self._reason = NO_DRAFT
@@ -113,10 +132,9 @@ class DraftSeat:
         """A draft's proposal, or an empty one that says in `fallback` why there is none."""
         self._tokens, num_same = apply_delta(self._tokens, delta)
         self._num_told = min(self._num_told, num_same)
-        held = self._held or self._choose(self._failures.resting())
+        held = self._held or self._take()
         if held is None:
             return _without_draft(plan, Proposal(fallback=self._reason))
-        self._held = held
         news = Delta.since(self._num_told, self._tokens)
         try:
             proposal = await held.propose(session, news, plan)
@@ -125,7 +143,8 @@ class DraftSeat:
             await self._lose(held, error)
             return _without_draft(plan, Proposal(fallback=self._reason))
         self._num_told = len(self._tokens)
-        self._failures.succeeded(held.name)
+        if self._try is not None:
+            self._try.succeeded()
         self._reason = NO_DRAFT
         if not len(proposal.tree):
             lost = NO_KEYS if proposal.stopped_by == "lag" else None
@@ -138,7 +157,7 @@ class DraftSeat:
 
     async def park(self, ttl_s: float) -> str | None:
         """Have the session kept; the name of who keeps it, None when nobody does."""
-        held, self._held = self._held, None
+        held = self._let_go()
         if held is None:
             return None
         try:
@@ -150,10 +169,21 @@ class DraftSeat:
             await held.drop()
         return held.name
 
+    def _take(self) -> HeldDraft | None:
+        held = self._held = self._choose(self._failures.resting())
+        self._try = None if held is None else self._failures.begin(held.name)
+        return held
+
+    def _let_go(self) -> HeldDraft | None:
+        held, self._held = self._held, None
+        if self._try is not None:
+            self._try.end()
+        return held
+
     async def _lose(self, held: HeldDraft, error: SlipstreamError) -> None:
         self._reason = reason_of(error)
-        if not self._is_over(held):
-            self._failures.failed(held.name, error)
+        if not self._is_over(held) and self._try is not None:
+            self._try.failed(error)
             _LOG.warning("a request goes on without the draft %s: %s", held.name, error)
         await self._drop()
 
@@ -163,7 +193,7 @@ class DraftSeat:
         return self._held is not held or (remaining is not None and remaining <= 0)
 
     async def _drop(self) -> None:
-        held, self._held = self._held, None
+        held = self._let_go()
         self._num_told = 0
         if held is not None:
             await held.drop()

@@ -23,7 +23,6 @@ from slipstream.core.request import (
 from slipstream.core.results import Chunk
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
-from slipstream.router.backoff import Backoffs
 from slipstream.router.conversations import Conversation, Conversations
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.places import Pair, SeatTerms, free_parked
@@ -67,7 +66,6 @@ class Turns:
         self._admission = admission
         self._patience = patience
         self._next_fence = next_fence
-        self._failures = Backoffs(time.monotonic)
 
     async def chunks(self, asked: Generation, remaining: Remaining) -> AsyncGenerator[Chunk, None]:
         """Run a request. `remaining` is the caller's patience in seconds, None being endless."""
@@ -143,7 +141,7 @@ class Turns:
             kind,
             conversation.draft,
         )
-        return Pair(self._fleet, placed, terms, shared=self._failures)
+        return Pair(self._fleet, placed, terms)
 
 
 async def _encode(

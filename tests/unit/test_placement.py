@@ -2,7 +2,6 @@
 
 import pytest
 
-from slipstream.router.backoff import Backoffs
 from slipstream.router.placement import (
     DraftView,
     Layout,
@@ -100,6 +99,14 @@ def test_a_draft_of_another_kind_is_not_taken():
     assert choose_draft([draft(kind="vanilla")], target(), "glide") is None
 
 
+def test_targets_that_failed_are_spared_even_where_they_hold_the_keys():
+    views = [target("a:1"), target("b:1", num_requests=9)]
+    chosen = choose_target(views, "small", sticky="a:1", excluded={"a:1"})
+    assert chosen is not None
+    assert chosen.address == "b:1"
+    assert choose_target(views, "small", excluded={"a:1", "b:1"}) is None
+
+
 def test_drafts_that_failed_are_spared_even_where_they_hold_the_keys():
     drafts = [draft("a:1"), draft("b:1", num_requests=9)]
     chosen = choose_draft(drafts, target(), "glide", sticky="a:1", excluded={"a:1"})
@@ -121,28 +128,3 @@ def test_a_draft_that_reads_keys_is_better_than_one_that_does_not():
     assert best_kind({"ngram", "vanilla", "glide"}) == "glide"
     assert best_kind({"ngram", "vanilla"}) == "vanilla"
     assert best_kind({"ngram"}) is None
-
-
-def test_a_failure_rests_a_name_and_each_that_follows_twice_as_long_up_to_a_limit():
-    now = [100.0]
-    backoffs = Backoffs(lambda: now[0], first_s=0.25, longest_s=2.0)
-    rests = []
-    for _ in range(5):
-        backoffs.failed("a")
-        began = now[0]
-        while backoffs.resting():
-            now[0] += 0.125
-        rests.append(now[0] - began)
-    assert rests == [0.25, 0.5, 1.0, 2.0, 2.0]
-
-
-def test_a_success_forgets_the_failures():
-    now = [0.0]
-    backoffs = Backoffs(lambda: now[0])
-    for _ in range(4):
-        backoffs.failed("a")
-    backoffs.succeeded("a")
-    assert backoffs.resting() == frozenset()
-    backoffs.failed("a")
-    now[0] = 0.25
-    assert backoffs.resting() == frozenset()

@@ -19,7 +19,7 @@ from slipstream.core.types import (
     Verdict,
     Verification,
 )
-from slipstream.router.backoff import Backoffs
+from slipstream.router.breaker import BreakerLimits, Breakers
 from slipstream.router.seat import DraftSeat, Failures, reason_of
 
 PLAN = Plan(max_depth=4, max_nodes=6)
@@ -59,9 +59,10 @@ class World:
         self.now = 0.0
         self.remaining = None
         self.waiting = list(guessers)
+        at_once = BreakerLimits(failures=1)
         self.excluded = []
-        self.shared = Backoffs(lambda: self.now)
-        failures = Failures(Backoffs(lambda: self.now), self.shared)
+        self.shared = Breakers(lambda: self.now, at_once)
+        failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
         self.seat = DraftSeat(
             self.choose, failures, vocab_size=50, remaining=lambda: self.remaining
         )
@@ -147,7 +148,7 @@ async def test_a_draft_that_comes_back_is_told_everything_from_the_start():
     await world.round(0, 1, 2, 3)
     assert (await world.round(3, 4)).fallback == "unavailable"
     assert (await world.round(4, 5)).fallback == "unavailable"  # it rests
-    world.now += 0.25
+    world.now += 0.5
     assert (await world.round(5, 6)).fallback is None
     assert after.deltas == [Delta(0, (1, 2, 3, 4, 5, 6))]
 
