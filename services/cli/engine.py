@@ -43,7 +43,8 @@ def remote_options(flags: RouterFlags) -> dict[str, Any]:
     """How a router is spoken to, as either client takes it."""
     from slipstream.rpc.security import ClientTls
 
-    tls = flags.tls or None if flags.tls_ca is None else ClientTls(flags.tls_ca)
+    files = (flags.tls_ca, flags.tls_cert, flags.tls_key)
+    tls = ClientTls(*files) if any(files) else flags.tls or None
     return {"token": flags.token(), "tls": tls, "model": flags.model}
 
 

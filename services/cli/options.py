@@ -104,6 +104,10 @@ class RouterFlags:
     tls_ca: Annotated[
         Path | None, _option(ROUTER, "Use TLS, trusting the certificates in this file.")
     ] = None
+    tls_cert: Annotated[
+        Path | None, _option(ROUTER, "Certificate to show to a router that asks for one.")
+    ] = None
+    tls_key: Annotated[Path | None, _option(ROUTER, "Its private key.")] = None
 
     def token(self) -> str | None:
         """What the router is shown. Raises `InvalidRequest` for a file that holds none."""
