@@ -55,7 +55,7 @@ class RouterConfig:
     peer_ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")
     peer_cert: Path | None = option(None, "Certificate to show to replicas.")
     peer_key: Path | None = option(None, "Its private key.")
-    token_file: Path | None = option(None, "Bearer tokens that callers must show, one per line.")
+    key_file: Path | None = option(None, "Keys whose tokens open the API: TOML, read on change.")
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
     def __post_init__(self) -> None:

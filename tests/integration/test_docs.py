@@ -9,6 +9,8 @@ import pytest
 import tiny_checkpoint
 from certificates import self_signed
 from cluster import running
+from key_files import key as key_of
+from key_files import write_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOKEN = "open-sesame"
@@ -32,9 +34,8 @@ def names(tmp_path_factory):
     # The pages leave limits to their defaults, which the tiny model's own context has no room for.
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
     cert, key = self_signed(folder)
-    tokens = folder / "tokens"
-    tokens.write_text(f"{TOKEN}\n")
-    safe = {"tls_cert": cert, "tls_key": key, "token_file": tokens}
+    keys = write_keys(folder / "keys.toml", key_of("alice", TOKEN))
+    safe = {"tls_cert": cert, "tls_key": key, "key_file": keys}
     draft = f"vanilla:{model}"
     with running(model, draft) as cluster, running(model, draft, **safe) as guarded:
         yield {

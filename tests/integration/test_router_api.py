@@ -11,6 +11,7 @@ import pytest
 
 import fleet
 from fleet import LIMIT_S, draft_worker, eventually, glide_of, num_ready, routed, target_worker
+from key_files import key, write_keys
 from slipstream.client import AsyncClient, Mode, SpeculationOptions, StopPolicy
 from slipstream.core.errors import InvalidRequest, ModelNotFound, Unavailable
 from slipstream.router.app import Router
@@ -215,11 +216,8 @@ async def test_without_a_target_nothing_runs_and_health_says_so():
 
 
 async def test_who_shows_no_token_is_turned_away_from_everything(target, tmp_path):
-    tokens = tmp_path / "tokens"
-    tokens.write_text("open-sesame\n")
-    router = Router(
-        RouterConfig(address="127.0.0.1:0", targets=(target.address,), token_file=tokens)
-    )
+    keys = write_keys(tmp_path / "keys.toml", key("alice", "open-sesame"))
+    router = Router(RouterConfig(address="127.0.0.1:0", targets=(target.address,), key_file=keys))
     address = f"127.0.0.1:{await router.start()}"
     await asyncio.wait_for(router.ready(), LIMIT_S)
     shown = (("authorization", "Bearer open-sesame"),)
