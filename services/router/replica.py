@@ -211,6 +211,7 @@ class Replica(Generic[D]):
             return False
         except SlipstreamError as error:
             raise Unavailable(f"it did not say what it is: {error}") from None
+        await self._ask_load()
         self.epoch = Epoch()
         self._hooks.forget(self.address)
         return True
