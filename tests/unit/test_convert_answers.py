@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result, Timings
-from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState, ServerInfo
+from slipstream.core.server_info import (
+    ReplicaInfo,
+    ReplicaRole,
+    ReplicaState,
+    ServerInfo,
+    ShadowInfo,
+)
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
@@ -137,6 +143,13 @@ def test_a_model_is_the_same_on_the_other_side(model):
             ),
             max_size=3,
         ).map(tuple),
+        shadow=st.builds(
+            ShadowInfo,
+            SECONDS,
+            *[UINT32] * 8,
+            st.none() | st.floats(allow_nan=False),
+            st.none() | st.floats(allow_nan=False),
+        ),
     )
 )
 def test_a_router_is_the_same_on_the_other_side(server):

@@ -1314,6 +1314,7 @@ class GetServerInfoResponse(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_SESSIONS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of Slipstream."""
     protocol_version: _builtins.int
@@ -1328,6 +1329,10 @@ class GetServerInfoResponse(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]:
         """The replicas it knows, by role and address."""
 
+    @_builtins.property
+    def shadow(self) -> Global___ShadowInfo:
+        """What has come of its shadow check."""
+
     def __init__(
         self,
         *,
@@ -1337,14 +1342,88 @@ class GetServerInfoResponse(_message.Message):
         num_requests: _builtins.int = ...,
         num_sessions: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaInfo] | None = ...,
+        shadow: Global___ShadowInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shadow", b"shadow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests", b"num_requests", "num_sessions", b"num_sessions", "protocol_version", b"protocol_version", "replicas", b"replicas", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_requests", b"num_requests", "num_sessions", b"num_sessions", "protocol_version", b"protocol_version", "replicas", b"replicas", "shadow", b"shadow", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class ShadowInfo(_message.Message):
+    """What has come of the shadow check since the start: finished requests, decoded again without
+    speculation and compared. Each of those drawn for it is in one of the counts, or waits.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RATE_FIELD_NUMBER: _builtins.int
+    NUM_OFFERED_FIELD_NUMBER: _builtins.int
+    NUM_CHECKED_FIELD_NUMBER: _builtins.int
+    NUM_CHECKED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DIVERGED_FIELD_NUMBER: _builtins.int
+    NUM_INCONCLUSIVE_FIELD_NUMBER: _builtins.int
+    NUM_INCOMPARABLE_FIELD_NUMBER: _builtins.int
+    NUM_SKIPPED_FIELD_NUMBER: _builtins.int
+    NUM_DROPPED_FIELD_NUMBER: _builtins.int
+    SMALLEST_MARGIN_FIELD_NUMBER: _builtins.int
+    LARGEST_MARGIN_FIELD_NUMBER: _builtins.int
+    rate: _builtins.float
+    """Share of finished requests that are drawn; 0 where the check is off."""
+    num_offered: _builtins.int
+    """Requests drawn for it."""
+    num_checked: _builtins.int
+    """Decoded again to their end, or to the first difference."""
+    num_checked_tokens: _builtins.int
+    """Output tokens compared, those of checks that were given up included."""
+    num_diverged: _builtins.int
+    """Of those checked, how many differed from plain decoding."""
+    num_inconclusive: _builtins.int
+    """Nothing was drafted for them, so there was nothing to check."""
+    num_incomparable: _builtins.int
+    """Their verification keeps a law rather than tokens, or nothing."""
+    num_skipped: _builtins.int
+    """No target had room for them, or the router had none left."""
+    num_dropped: _builtins.int
+    """Too many waited already."""
+    smallest_margin: _builtins.float
+    """Of all differences, by how much less the token scored that should not be there; unset without
+    any that is known.
+    """
+    largest_margin: _builtins.float
+    """The largest of them: far above 0, it is no rounding."""
+    def __init__(
+        self,
+        *,
+        rate: _builtins.float = ...,
+        num_offered: _builtins.int = ...,
+        num_checked: _builtins.int = ...,
+        num_checked_tokens: _builtins.int = ...,
+        num_diverged: _builtins.int = ...,
+        num_inconclusive: _builtins.int = ...,
+        num_incomparable: _builtins.int = ...,
+        num_skipped: _builtins.int = ...,
+        num_dropped: _builtins.int = ...,
+        smallest_margin: _builtins.float | None = ...,
+        largest_margin: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_largest_margin", b"_largest_margin", "_smallest_margin", b"_smallest_margin", "largest_margin", b"largest_margin", "smallest_margin", b"smallest_margin"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_margin", b"_largest_margin", "_smallest_margin", b"_smallest_margin", "largest_margin", b"largest_margin", "num_checked", b"num_checked", "num_checked_tokens", b"num_checked_tokens", "num_diverged", b"num_diverged", "num_dropped", b"num_dropped", "num_incomparable", b"num_incomparable", "num_inconclusive", b"num_inconclusive", "num_offered", b"num_offered", "num_skipped", b"num_skipped", "rate", b"rate", "smallest_margin", b"smallest_margin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__largest_margin: _TypeAlias = _typing.Literal["largest_margin"]  # noqa: Y015
+    _WhichOneofArgType__largest_margin: _TypeAlias = _typing.Literal["_largest_margin", b"_largest_margin"]  # noqa: Y015
+    _WhichOneofReturnType__smallest_margin: _TypeAlias = _typing.Literal["smallest_margin"]  # noqa: Y015
+    _WhichOneofArgType__smallest_margin: _TypeAlias = _typing.Literal["_smallest_margin", b"_smallest_margin"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_margin) -> _WhichOneofReturnType__largest_margin | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__smallest_margin) -> _WhichOneofReturnType__smallest_margin | None: ...
+
+Global___ShadowInfo: _TypeAlias = ShadowInfo  # noqa: Y015
 
 @_typing.final
 class DeleteSessionRequest(_message.Message):
