@@ -1,20 +1,51 @@
-"""A certificate of this machine for tests of TLS, and its key: short-lived, its own authority."""
+"""Certificates for tests of TLS, of their own authority: what `slipstream certs dev` makes."""
 
 import shutil
-import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from slipstream.cli.authority import AUTHORITY, Wanted, cert_path, key_path, make
+from slipstream.rpc.security import ClientTls, ServerTls
 
 
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """Paths of a certificate for localhost and of its key. Skips where there is no openssl."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl, which makes certificates, is not installed")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-keyout", str(key), "-out", str(cert), "-days", "1"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
+@dataclass(frozen=True)
+class Certificates:
+    """A folder of them, and what to do with its files."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        """Whom to trust."""
+        return cert_path(self.folder, AUTHORITY)
+
+    def cert(self, role: str) -> Path:
+        return cert_path(self.folder, role)
+
+    def key(self, role: str) -> Path:
+        return key_path(self.folder, role)
+
+    def server(self, role: str, *, is_mutual: bool = True) -> ServerTls:
+        """A server that is in this role."""
+        return ServerTls(self.cert(role), self.key(role), self.ca if is_mutual else None)
+
+    def client(self, role: str) -> ClientTls:
+        """A caller that is in this role."""
+        return ClientTls(self.ca, self.cert(role), self.key(role))
+
+    def stranger(self) -> ClientTls:
+        """A caller without a certificate."""
+        return ClientTls(self.ca)
+
+    def replace(self, other: "Certificates", *names: str) -> None:
+        """Put files of another authority in the place of these, each at once, in this order."""
+        for name in names:
+            beside = self.folder / f"{name}.new"
+            shutil.copy(other.folder / name, beside)
+            beside.replace(self.folder / name)
+
+
+def certificates(folder: Path) -> Certificates:
+    """Those of a new authority."""
+    make(folder, Wanted())
+    return Certificates(folder)

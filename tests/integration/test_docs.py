@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tiny_checkpoint
-from certificates import self_signed
+from certificates import certificates
 from cluster import running
 from key_files import key as key_of
 from key_files import write_keys
@@ -33,16 +33,16 @@ def names(tmp_path_factory):
     config = json.loads((model / "config.json").read_text())
     # The pages leave limits to their defaults, which the tiny model's own context has no room for.
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
-    cert, key = self_signed(folder)
+    made = certificates(folder / "certs")
     keys = write_keys(folder / "keys.toml", key_of("alice", TOKEN))
-    safe = {"tls_cert": cert, "tls_key": key, "key_file": keys}
+    safe = {"tls_cert": made.cert("router"), "tls_key": made.key("router"), "key_file": keys}
     draft = f"vanilla:{model}"
     with running(model, draft) as cluster, running(model, draft, **safe) as guarded:
         yield {
             "ADDRESS": cluster.address,
             "MODEL": str(model),
             "TLS_ADDRESS": guarded.address,
-            "CA": cert,
+            "CA": made.ca,
             "TOKEN": TOKEN,
         }
 
