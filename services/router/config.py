@@ -8,6 +8,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
 from slipstream.router.heartbeat import Heartbeat
+from slipstream.router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
@@ -46,6 +47,8 @@ class RouterConfig:
     max_sessions: int = option(10_000, "Sessions remembered; the longest unused go first.")
     session_ttl_s: float = option(3600.0, "How long a session is remembered without a turn.")
     park_ttl_s: float = option(300.0, "How long engines keep a session's keys for its next turn.")
+    shadow_rate: float = option(0.0, "Share of requests decoded again without drafts, to compare.")
+    shadow_queue: int = option(16, "How many of them may wait; more are not checked.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
     max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open at once.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
@@ -68,6 +71,7 @@ class RouterConfig:
         if not self.targets:
             raise InvalidRequest("a router needs targets, and none are named")
         self.heartbeat()
+        self.shadow_options()
         self.server_options()
         self.channel_options()
 
@@ -85,6 +89,15 @@ class RouterConfig:
     def heartbeat(self) -> Heartbeat:
         """How replicas are watched."""
         return Heartbeat(self.heartbeat_s, self.replica_timeout_s)
+
+    def shadow_options(self) -> ShadowOptions:
+        """What is checked, and how long its rounds may take."""
+        return ShadowOptions(
+            self.shadow_rate,
+            self.shadow_queue,
+            self.target_round_timeout_s,
+            self.target_token_timeout_s,
+        )
 
     def channel_options(self) -> ChannelOptions:
         """How to dial replicas."""
