@@ -20,7 +20,7 @@ from slipstream.router.pool import Pool
 from slipstream.router.probes import TargetProbe
 from slipstream.router.replica import Hooks
 from slipstream.router.shadow import Answered, Shadow, ShadowOptions
-from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.channel import ChannelOptions, Dialer
 from tiny_checkpoint import tiny_llama
 
 PROMPT = (70, 71, 72, 73, 70, 71, 72, 73, 70, 71)
@@ -49,7 +49,7 @@ async def fleet_of(*workers):
     targets = Pool(
         source,
         TargetProbe(),
-        lambda address: connect(address, ChannelOptions()),
+        Dialer(ChannelOptions()),
         hooks=Hooks(on_change=changed.set),
     )
     upkeep = asyncio.get_running_loop().create_task(targets.run())

@@ -20,7 +20,7 @@ from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream.router.turns import Patience, Turns
-from slipstream.rpc.channel import connect
+from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 
@@ -34,20 +34,20 @@ class Router:
         self._config = config
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
-        dial, options = connect, config.channel_options()
+        dial = Dialer(config.channel_options())
         breakers = Breakers(time.monotonic)
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
         self._targets = Pool(
             parse_source(config.targets),
             TargetProbe(),
-            lambda address: dial(address, options),
+            dial,
             heartbeat=config.heartbeat(),
             hooks=hooks,
         )
         self._drafts = Pool(
             parse_source(config.drafts),
             DraftProbe(),
-            lambda address: dial(address, options),
+            dial,
             heartbeat=config.heartbeat(),
             hooks=hooks,
         )

@@ -1,18 +1,16 @@
 """All replicas of one role, as a source lists them. Knows nothing of what they are asked for."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, TypeVar
-
-import grpc.aio
 
 from slipstream.core.server_info import ReplicaState
 from slipstream.router.discovery import Addresses, Source
 from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.replica import Described, Hooks, Probe, Replica
+from slipstream.rpc.channel import Dialer
 
 D = TypeVar("D", bound=Described)
-Dial = Callable[[str], grpc.aio.Channel]
 _USUAL, _NOBODY = Heartbeat(), Hooks()
 
 
@@ -23,7 +21,7 @@ class Pool(Generic[D]):
         self,
         source: Source,
         probe: Probe[D],
-        dial: Dial,
+        dial: Dialer,
         *,
         heartbeat: Heartbeat = _USUAL,
         hooks: Hooks = _NOBODY,
@@ -54,7 +52,7 @@ class Pool(Generic[D]):
                     self._update(addresses, group)
         finally:
             for replica in self:
-                await replica.channel.close()
+                await replica.close()
 
     def _update(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
         for address in sorted(self._listed.keys() - addresses):
@@ -73,7 +71,7 @@ class Pool(Generic[D]):
         await replica.idle.wait()
         following.cancel()
         await asyncio.wait({following})
-        await replica.channel.close()
+        await replica.close()
         self._retired.remove(replica)
         if replica.address not in self._listed:
             self._hooks.forget(replica.address)

@@ -18,6 +18,7 @@ from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.epoch import Epoch
 from slipstream.router.heartbeat import Heartbeat, while_both
+from slipstream.rpc.channel import Dialer
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import common_pb2
 
@@ -83,7 +84,7 @@ class Replica(Generic[D]):
     def __init__(
         self,
         address: str,
-        dial: Callable[[str], grpc.aio.Channel],
+        dial: Dialer,
         probe: Probe[D],
         *,
         heartbeat: Heartbeat,
@@ -91,6 +92,7 @@ class Replica(Generic[D]):
     ) -> None:
         self.address = address
         self.channel = dial(address)
+        """How it is reached; another one once certificates have changed and it was lost."""
         self.state = ReplicaState.CONNECTING
         self.reason = "not reached yet"
         self.described: D | None = None
@@ -104,6 +106,9 @@ class Replica(Generic[D]):
         self.num_started = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        self._dial = dial
+        self._stamp = dial.stamp()
+        self._outdated: list[grpc.aio.Channel] = []
         self._probe = probe
         self._heartbeat = heartbeat
         self._hooks = hooks
@@ -157,12 +162,26 @@ class Replica(Generic[D]):
         """Reach it, and follow what it says of itself, until cancelled or retired and lost."""
         wait_s = FIRST_WAIT_S
         while not self._is_retired:
+            await self._renew()
             reason = await self._attend()
             if self.state is not ReplicaState.CONNECTING:
                 wait_s = FIRST_WAIT_S
             self._set(ReplicaState.CONNECTING, reason)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def close(self) -> None:
+        """End its connections."""
+        for channel in (self.channel, *self._outdated):
+            await channel.close()
+
+    async def _renew(self) -> None:
+        """Have the certificates of now. Who still waits at the old channel learns by its epoch."""
+        if (stamp := self._dial.stamp()) != self._stamp:
+            self._outdated.append(self.channel)
+            self.channel, self._stamp = self._dial(self.address), stamp
+        while self._outdated and not self.num_requests:
+            await self._outdated.pop().close()
 
     async def _attend(self) -> str:
         """Follow one connection to its end; why it ended."""

@@ -12,7 +12,7 @@ from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe
 from slipstream.router.replica import Hooks, Replica
-from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -78,8 +78,7 @@ class Watched:
                 await self.changed.wait()
 
 
-def dial(address):
-    return connect(address, ChannelOptions())
+dial = Dialer(ChannelOptions())
 
 
 @asynccontextmanager
@@ -94,7 +93,7 @@ async def followed(address, heartbeat=PATIENT):
     finally:
         following.cancel()
         await asyncio.wait({following})
-        await replica.channel.close()
+        await replica.close()
 
 
 async def asked_again(draft):
