@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 import slipstream
-from slipstream.cli import certs, chat, generate, models, serve, up
+from slipstream.cli import certs, chat, generate, keys, models, serve, up
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.rpc.process import BAD_INPUT, FAILED
 
@@ -31,6 +31,7 @@ app.command("up")(up.up)
 app.add_typer(serve.app, name="serve")
 app.add_typer(models.app, name="models")
 app.add_typer(certs.app, name="certs")
+app.add_typer(keys.app, name="keys")
 
 # Commands whose modules load torch come into being only when they are called.
 _LATER = {
