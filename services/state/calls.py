@@ -1,0 +1,116 @@
+"""Scripts in Redis, within a time; all that can go wrong on the way becomes a sentence here.
+
+Knows nothing of what scripts do. Imports `redis`, as `connect` does.
+"""
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis import exceptions as faults
+from redis.asyncio import RedisCluster
+
+from slipstream.core.errors import Unavailable
+
+_AS_IT_IS: tuple[tuple[Any, str], ...] = (
+    (faults.TimeoutError | TimeoutError, "did not answer in time"),
+    (faults.AuthenticationError, "does not take this user or password"),
+    (faults.NoPermissionError, "does not let its user do what is needed; see its ACL"),
+    (faults.OutOfMemoryError, "has no memory left"),
+    (faults.ReadOnlyError, "is a replica, which can't be written"),
+    (faults.BusyLoadingError, "is still reading its data"),
+    (faults.MaxConnectionsError, "is asked too much at once"),
+    (faults.MovedError, "is part of a cluster, which store_url does not say (redis+cluster)"),
+    (faults.ClusterDownError, "is a cluster that is down"),
+    (faults.RedisClusterException, "is a cluster that can't be reached"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script of Redis, known to servers by its digest."""
+
+    text: str
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "digest", digest)
+
+
+class Calls:
+    """What is asked of one Redis."""
+
+    def __init__(self, client: Any, *, timeout_s: float, place: str) -> None:
+        """`client` is one of `redis.asyncio`, closed with this; `place` is for errors."""
+        self._client = client
+        self._timeout_s = timeout_s
+        self._place = place
+        self._is_cluster = isinstance(client, RedisCluster)
+        self._preparing: asyncio.Future[Any] | None = None
+        """Held because the loop does not."""
+
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool = True
+    ) -> Any:
+        """What a script answers. Raises `Unavailable`.
+
+        `again` says that it may run twice, which it does when a connection breaks.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._prepare()
+                return await self._evaluate(script, keys, args, again=again)
+        except (faults.RedisError, faults.RedisClusterException, OSError) as error:
+            if isinstance(error, faults.ReadOnlyError) and not self._is_cluster:
+                # Another server may answer to the name by now.
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+            raise Unavailable(f"the store at {self._place} {_why(error)}") from None
+
+    async def aclose(self) -> None:
+        """End connections. Again is fine."""
+        await self._client.aclose()
+
+    async def _evaluate(
+        self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool
+    ) -> Any:
+        command = self._client.execute_command
+        rest = (len(keys), *keys, *args)
+        try:
+            return await command("EVALSHA", script.digest, *rest)
+        except faults.NoScriptError:
+            return await command("EVAL", script.text, *rest)
+        except faults.ConnectionError as error:
+            # Such as of a server that has been started anew behind an idle connection.
+            if not again or type(error) is not faults.ConnectionError:
+                raise
+        return await command("EVAL", script.text, *rest)
+
+    async def _prepare(self) -> None:
+        """Have a cluster's layout, which to learn may take longer than an operation may."""
+        if self._is_cluster:
+            self._preparing = asyncio.ensure_future(self._client.initialize())
+            await asyncio.shield(self._preparing)
+
+
+def _why(error: BaseException) -> str:
+    for kind, why in _AS_IT_IS:
+        if isinstance(error, kind):
+            return why
+    if isinstance(error, faults.ResponseError):
+        return f"fails ({str(error).split(' ', 1)[0][:40]})"  # the rest may quote what was sent
+    for cause in (error, error.__cause__, error.__context__):
+        if isinstance(cause, OSError) and (why := _of_system(cause)):
+            return why
+    return "can't be reached"
+
+
+def _of_system(error: OSError) -> str | None:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"shows a certificate that is not trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return f"does not agree on TLS ({error.reason or 'it hung up'})"
+    return f"can't be reached ({error.strerror})" if error.strerror else None

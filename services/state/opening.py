@@ -1,0 +1,39 @@
+"""Opens the store that options name. Only here it is decided whether Redis is needed."""
+
+from typing import TYPE_CHECKING
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.timing import Clock
+from slipstream.state.memory import MemoryStore
+from slipstream.state.options import StoreOptions
+from slipstream.state.record import Bounds
+from slipstream.state.store import SessionStore
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis, RedisCluster
+
+
+def open_store(options: StoreOptions, bounds: Bounds, clock: Clock) -> SessionStore:
+    """Where sessions are kept; dials when first used. `clock` gives seconds since the epoch.
+
+    Raises `InvalidRequest` where a URL needs the package redis, which is not installed.
+    """
+    if options.url is None:
+        return MemoryStore(bounds, clock)
+    client = open_client(options)
+    from slipstream.state.redis_store import RedisStore
+
+    return RedisStore(client, options, bounds)
+
+
+def open_client(options: StoreOptions) -> "Redis | RedisCluster":
+    """A client of the Redis that options name. Raises `InvalidRequest` as `open_store` does."""
+    try:
+        from slipstream.state.connect import connect
+    except ModuleNotFoundError as error:
+        if error.name not in ("redis", "hiredis"):
+            raise
+        raise InvalidRequest(
+            f"store_url needs the package {error.name}: pip install 'slipstream[serve]'"
+        ) from None
+    return connect(options)
