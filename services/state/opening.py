@@ -1,4 +1,4 @@
-"""Opens the store that options name. Only here it is decided whether Redis is needed."""
+"""Opens the store that options name, and the quotas beside it. Only here it is decided whether Redis is needed."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 from slipstream.state.memory import MemoryStore
 from slipstream.state.options import StoreOptions
+from slipstream.state.quotas import MemoryQuotas, Quotas
 from slipstream.state.record import Bounds
 from slipstream.state.store import SessionStore
 
@@ -24,6 +25,18 @@ def open_store(options: StoreOptions, bounds: Bounds, clock: Clock) -> SessionSt
     from slipstream.state.redis_store import RedisStore
 
     return RedisStore(client, options, bounds)
+
+
+def open_quotas(options: StoreOptions, clock: Clock) -> Quotas:
+    """Where it is counted what keys use; dials when first used. Raises as `open_store` does."""
+    if options.url is None:
+        return MemoryQuotas(clock)
+    client = open_client(options)
+    from slipstream.state.calls import Calls
+    from slipstream.state.redis_quotas import RedisQuotas
+
+    calls = Calls(client, timeout_s=options.timeout_s, place=str(options.address()))
+    return RedisQuotas(calls, prefix=options.prefix, clock=clock)
 
 
 def open_client(options: StoreOptions) -> "Redis | RedisCluster":

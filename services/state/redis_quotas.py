@@ -4,15 +4,13 @@ One script does everything, so that it is atomic; times are those of Redis. Impo
 imported itself only where one is configured.
 """
 
-import asyncio
-import hashlib
 import logging
 import math
 from collections.abc import Callable
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError
-
+from slipstream.core.errors import Unavailable
+from slipstream.state.calls import Calls, Script
 from slipstream.state.quotas import RUNNING_RETRY_S, MemoryQuotas, Ticket, refusal
 
 PAUSE_S = 1.0
@@ -21,7 +19,7 @@ _LOG = logging.getLogger("slipstream.state")
 
 # KEYS: buckets (a hash), requests that run (a sorted set, by when they count no more), and their
 # attempts (a hash). The rules are those of `MemoryQuotas`; what has expired is full, or over.
-_SCRIPT = """
+_SCRIPT = Script("""
 local op, id, attempt = ARGV[1], ARGV[2], ARGV[3]
 local ttl, amount = tonumber(ARGV[4]), tonumber(ARGV[5])
 local limits = {r = tonumber(ARGV[6]), t = tonumber(ARGV[7]), c = tonumber(ARGV[8])}
@@ -93,28 +91,19 @@ if op == 'give back' and runs == attempt then
   redis.call('HDEL', KEYS[3], id)
 end
 return {}
-"""
+""")
 
 
 class RedisQuotas:
     """Of all routers that share a Redis. While it does not answer, each counts alone."""
 
-    def __init__(
-        self,
-        client: Any,
-        *,
-        prefix: str,
-        timeout_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        """`client` is one of `redis.asyncio`; it is closed with this."""
-        self._client = client
+    def __init__(self, calls: Calls, *, prefix: str, clock: Callable[[], float]) -> None:
+        """`calls` are closed with this."""
+        self._calls = calls
         self._prefix = prefix
-        self._timeout_s = timeout_s
         self._clock = clock
         self._alone = MemoryQuotas(clock)
         self._paused_until_s: float | None = None
-        self._digest = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
     async def take(self, ticket: Ticket, *, ttl_s: float) -> None:
         """See `Quotas.take`."""
@@ -139,7 +128,7 @@ class RedisQuotas:
 
     async def aclose(self) -> None:
         """See `Quotas.aclose`."""
-        await self._client.aclose()
+        await self._calls.aclose()
 
     async def _ask(
         self, operation: str, ticket: Ticket, ttl_s: float, num_tokens: int
@@ -154,20 +143,11 @@ class RedisQuotas:
             *(limits.max_concurrent or 0, round(RUNNING_RETRY_S * 1000)),
         ]
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self._run(self._keys(ticket.key), arguments)
-        except (RedisError, OSError, TimeoutError) as error:
+            answer: list[Any] = await self._calls.run(_SCRIPT, self._keys(ticket.key), arguments)
+        except Unavailable as error:
             self._lost(error)
             return None
         self._found()
-        return answer
-
-    async def _run(self, keys: list[str], arguments: list[Any]) -> list[Any]:
-        rest = (len(keys), *keys, *arguments)
-        try:
-            answer: list[Any] = await self._client.evalsha(self._digest, *rest)
-        except NoScriptError:
-            answer = await self._client.eval(_SCRIPT, *rest)
         return answer
 
     def _keys(self, key: str) -> list[str]:
@@ -176,13 +156,12 @@ class RedisQuotas:
             f"{self._prefix}:quota:{{{key}}}:{part}" for part in ("left", "running", "attempts")
         ]
 
-    def _lost(self, error: Exception) -> None:
+    def _lost(self, error: Unavailable) -> None:
         if self._paused_until_s is None:
-            reason = str(error) or "it did not answer in time"
-            _LOG.warning("limits are counted by this router alone: Redis fails (%s)", reason)
+            _LOG.warning("limits are counted by this router alone: %s", error)
         self._paused_until_s = self._clock() + PAUSE_S
 
     def _found(self) -> None:
         if self._paused_until_s is not None:
-            _LOG.info("limits are counted in Redis again")
+            _LOG.info("limits are counted by all routers together again")
             self._paused_until_s = None

@@ -11,6 +11,7 @@ import redis.asyncio
 
 from redis_server import redis_server, running_redis
 from slipstream.core.errors import InvalidRequest, LimitExceeded
+from slipstream.state.calls import Calls
 from slipstream.state.quotas import Limits, MemoryQuotas, Ticket
 from slipstream.state.redis_quotas import RedisQuotas
 
@@ -54,7 +55,8 @@ def url():
 @asynccontextmanager
 async def in_redis(url, *, timeout_s=10.0, clock=lambda: 0.0):
     client = redis.asyncio.from_url(url)
-    quotas = RedisQuotas(client, prefix="test", timeout_s=timeout_s, clock=clock)
+    calls = Calls(client, timeout_s=timeout_s, place="test")
+    quotas = RedisQuotas(calls, prefix="test", clock=clock)
     yield InRedis(client, quotas)
     await quotas.aclose()
 
@@ -258,12 +260,12 @@ async def test_while_redis_does_not_answer_each_router_counts_alone_and_says_so_
             await refused(place, ticket(**limits))
             await place.quotas.charge(first, 5, ttl_s=TTL_S)
             (said,) = caplog.messages
-            assert said.startswith("limits are counted by this router alone: Redis fails (")
+            assert said.startswith("limits are counted by this router alone: the store at test did")
             server.go_on()
             server.call("flushall")
             now_s = 10.0
             await place.quotas.take(ticket(**limits), ttl_s=TTL_S)
-            assert caplog.messages[1:] == ["limits are counted in Redis again"]
+            assert caplog.messages[1:] == ["limits are counted by all routers together again"]
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "8"])

@@ -1,0 +1,96 @@
+"""Requests of a key, within its limits. Knows keys and their quotas; not what is generated."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+from slipstream.core.results import Chunk
+from slipstream.router.access import Key
+from slipstream.state.quotas import Quotas, Ticket
+
+LONGEST_S = 600.0
+"""For how long a request that says nothing more counts as running, at most."""
+BATCH_TOKENS = 64
+"""Tokens are counted in lots of these: a count may be a way to Redis and back."""
+
+Remaining = Callable[[], float | None]
+
+
+class Spending:
+    """What one request uses of its key's quotas."""
+
+    def __init__(self, quotas: Quotas, ticket: Ticket, remaining: Remaining) -> None:
+        self._quotas, self._ticket, self._remaining = quotas, ticket, remaining
+        self._num_pending = 0
+
+    async def begin(self) -> None:
+        """Raises `LimitExceeded`."""
+        try:
+            await self._quotas.take(self._ticket, ttl_s=self._ttl_s())
+        except asyncio.CancelledError:
+            await self.end()  # it may have been counted
+            raise
+
+    async def charge(self, num_tokens: int) -> None:
+        """Count tokens of the prompt or the output, now or with those that follow."""
+        self._num_pending += num_tokens
+        if self._num_pending >= BATCH_TOKENS:
+            num_pending, self._num_pending = self._num_pending, 0
+            await self._quotas.charge(self._ticket, num_pending, ttl_s=self._ttl_s())
+
+    async def end(self) -> None:
+        """Count what is left; the request runs no more."""
+        await self._quotas.give_back(self._ticket, self._num_pending)
+
+    def _ttl_s(self) -> float:
+        left = self._remaining()
+        return LONGEST_S if left is None else max(1.0, min(left, LONGEST_S))
+
+
+class KeyLimits:
+    """Lets requests in as their keys' limits allow."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+
+    @asynccontextmanager
+    async def admitted(
+        self, key: Key, *, request_id: str, remaining: Remaining
+    ) -> AsyncIterator[Spending]:
+        """Let a request run. Raises `LimitExceeded`, which says when there is room again.
+
+        `remaining` is the caller's patience in seconds, None being endless.
+        """
+        attempt = secrets.token_hex(8)
+        ticket = Ticket(key.name, key.limits, request_id or attempt, attempt)
+        spending = Spending(self._quotas, ticket, remaining)
+        await spending.begin()
+        try:
+            yield spending
+        finally:
+            await spending.end()
+
+    async def within(
+        self,
+        key: Key,
+        chunks: AsyncGenerator[Chunk, None],
+        *,
+        request_id: str,
+        remaining: Remaining,
+    ) -> AsyncGenerator[Chunk, None]:
+        """The chunks of a request, each counted before it is given out."""
+        async with aclosing(chunks):
+            if not key.limits.given():
+                async for chunk in chunks:
+                    yield chunk
+                return
+            async with self.admitted(key, request_id=request_id, remaining=remaining) as spending:
+                async for chunk in chunks:
+                    await spending.charge(_num_tokens(chunk))
+                    yield chunk
+
+
+def _num_tokens(chunk: Chunk) -> int:
+    prompt = 0 if chunk.prompt is None else chunk.prompt.num_prompt_tokens
+    return prompt + len(chunk.token_ids)
