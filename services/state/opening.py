@@ -1,4 +1,5 @@
-"""Opens the store that options name, and the quotas beside it. Only here it is decided whether Redis is needed."""
+"""Opens the store that options name, and quotas beside it. Only here it is decided whether Redis is
+needed."""
 
 from typing import TYPE_CHECKING
 
