@@ -11,18 +11,22 @@ from collections.abc import Callable
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
+from slipstream.router.claims import Claims
 from slipstream.router.config import RouterConfig
-from slipstream.router.conversations import Bounds, Conversations
 from slipstream.router.discovery import parse_source
 from slipstream.router.fleet import Defaults, Fleet
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
-from slipstream.router.turns import Patience, Turns
+from slipstream.router.turns import Memory, Patience, Turns
+from slipstream.router.upkeep import Upkeep
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from slipstream.state.opening import open_store
+from slipstream.state.options import store_options
+from slipstream.state.record import Bounds
 
 _LOG = logging.getLogger("slipstream.router")
 
@@ -54,6 +58,9 @@ class Router:
         defaults = Defaults(bool(config.drafts), config.drafter)
         self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
         self._admission = Admission(config.max_requests)
+        bounds = Bounds(lease_s=config.lease_s, max_sessions=config.max_sessions)
+        self._store = open_store(store_options(config), bounds, clock=time.time)
+        self._journals = Upkeep(lease_s=config.lease_s)
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -102,18 +109,11 @@ class Router:
 
     def _register(self) -> Callable[..., None]:
         config = self._config
-        next_fence = fences(time.time)
-        bounds = Bounds(config.max_sessions, config.session_ttl_s)
-        conversations = Conversations(bounds, clock=time.monotonic, next_fence=next_fence)
-        turns = Turns(
-            self._fleet,
-            conversations,
-            self._admission,
-            patience=_patience(config),
-            next_fence=next_fence,
-        )
+        claims = Claims(self._store, config.keep_rules(), next_fence=fences(time.time))
+        memory = Memory(claims, self._journals)
+        turns = Turns(self._fleet, memory, self._admission, patience=_patience(config))
         access = Access(config.key_file)
-        parts = Parts(access, self._fleet, turns, conversations, self._admission)
+        parts = Parts(access, self._fleet, turns, self._store, self._admission)
         servicer = GenerationServicer(parts)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
@@ -137,6 +137,8 @@ class Router:
         if upkeep is not None:
             upkeep.cancel()
             await asyncio.wait({upkeep})
+        await self._journals.aclose()
+        await self._store.aclose()
 
 
 def fences(now: Callable[[], float]) -> Callable[[], int]:
@@ -155,6 +157,7 @@ def _patience(config: RouterConfig) -> Patience:
     return Patience(
         config.target_round_timeout_s,
         config.target_token_timeout_s,
+        config.target_wait_s,
         config.draft_round_timeout_s,
         config.draft_token_timeout_s,
         config.park_ttl_s,

@@ -7,11 +7,13 @@ from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
+from slipstream.router.claims import KeepRules
 from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
+from slipstream.state.options import store_options
 
 _POSITIVE = (
     "target_round_timeout_s",
@@ -21,8 +23,13 @@ _POSITIVE = (
     "max_requests",
     "max_sessions",
     "session_ttl_s",
+    "request_ttl_s",
+    "lease_s",
+    "target_wait_s",
     "park_ttl_s",
 )
+ALLOW, REFUSE = "allow", "refuse"
+"""What becomes of new requests while the store does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +51,35 @@ class RouterConfig:
     draft_round_timeout_s: float = option(2.0, "Longest time for a proposal; then a plain round.")
     draft_token_timeout_s: float = option(0.005, "More of it for every token of a prompt.")
     max_requests: int = option(64, "Requests that run at once; more are refused.")
-    max_sessions: int = option(10_000, "Sessions remembered; the longest unused go first.")
+    target_wait_s: float = option(
+        30.0, "How long a request that has lost its target waits for another one."
+    )
+    max_sessions: int = option(
+        10_000, "Sessions and requests remembered in memory; what would go first, goes."
+    )
     session_ttl_s: float = option(3600.0, "How long a session is remembered without a turn.")
+    request_ttl_s: float = option(
+        600.0, "How long the answer to a request without a session is remembered."
+    )
+    lease_s: float = option(
+        15.0, "How long a session stays busy for others when its router says nothing."
+    )
+    store_url: str | None = option(
+        None, "Redis that sessions are kept in, for all routers; unset, each keeps its own."
+    )
+    store_user: str | None = option(None, "User there.")
+    store_password: str | None = option(None, "The user's password.", secret=True)
+    store_password_file: Path | None = option(None, "A file with the user's password.")
+    store_ca: Path | None = option(None, "Trust this certificate there; unset, the system's.")
+    store_cert: Path | None = option(None, "Certificate to show there.")
+    store_key: Path | None = option(None, "Its private key.")
+    store_prefix: str = option("slipstream", "What every key there begins with.")
+    store_timeout_s: float = option(
+        0.1, "Longest time for the store to answer; then a request goes on without."
+    )
+    store_down: str = option(
+        ALLOW, "New requests while the store does not answer: allow, or refuse."
+    )
     park_ttl_s: float = option(300.0, "How long engines keep a session's keys for its next turn.")
     shadow_rate: float = option(0.0, "Share of requests decoded again without drafts, to compare.")
     shadow_queue: int = option(16, "How many of them may wait; more are not checked.")
@@ -72,6 +106,11 @@ class RouterConfig:
             raise InvalidRequest("a router needs targets, and none are named")
         self.heartbeat()
         self.shadow_options()
+        if self.store_down not in (ALLOW, REFUSE):
+            raise InvalidRequest(
+                f"store_down is {self.store_down!r}, but must be {ALLOW} or {REFUSE}"
+            )
+        store_options(self)
         self.server_options()
         self.channel_options()
 
@@ -85,6 +124,10 @@ class RouterConfig:
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,
         )
+
+    def keep_rules(self) -> KeepRules:
+        """How long requests are remembered, and what becomes of them without a store."""
+        return KeepRules(self.session_ttl_s, self.request_ttl_s, self.store_down == ALLOW)
 
     def heartbeat(self) -> Heartbeat:
         """How replicas are watched."""

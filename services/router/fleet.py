@@ -44,6 +44,18 @@ class Wanted:
     model_id: str
     tokenizer_hash: str | None = None
     sticky: str | None = None
+    twin: TargetModel | None = None
+    """One that gives the same tokens in everything that it computes; None for any."""
+
+    def admits(self, model: TargetModel) -> bool:
+        """Whether it would do."""
+        if self.tokenizer_hash not in (None, model.tokenizer_hash):
+            return False
+        twin = self.twin
+        return twin is None or (twin.tokenizer_hash, _arithmetic(twin)) == (
+            model.tokenizer_hash,
+            _arithmetic(model),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +134,8 @@ class Fleet:
 
         Raises `Unavailable` when none is ready.
         """
-        views = [
-            view
-            for view in self._target_views()
-            if wanted.tokenizer_hash in (None, view.tokenizer_hash)
-        ]
+        ready = [(at, at.described) for at in self._targets.ready() if at.described is not None]
+        views = [target_view(at, model) for at, model in ready if wanted.admits(model)]
         chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky, excluded=excluded)
         if chosen is None:
             raise Unavailable(f"no target for model {wanted.model_id} is ready")
@@ -208,6 +217,10 @@ class Fleet:
     def _target_views(self) -> list[TargetView]:
         ready = self._targets.ready()
         return [target_view(at, at.described) for at in ready if at.described is not None]
+
+
+def _arithmetic(model: TargetModel) -> tuple[str, str]:
+    return model.description.numerics, model.description.dtype
 
 
 def _best(known: Sequence[tuple[DraftModel, bool]]) -> str | None:

@@ -1,18 +1,18 @@
 """The public API on the wire: unpack, delegate, pack. Errors become statuses in the server."""
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import slipstream
-from slipstream.core.request import SessionRef
-from slipstream.core.results import collected
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request import Generation, SessionRef
+from slipstream.core.results import Chunk, collected
 from slipstream.core.server_info import ServerInfo
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
-from slipstream.router.conversations import Conversations
 from slipstream.router.fields import refuse_unknown
 from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
@@ -23,6 +23,7 @@ from slipstream.rpc.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
+from slipstream.state.store import SessionStore
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
 
@@ -34,7 +35,7 @@ class Parts:
     access: Access
     fleet: Fleet
     turns: Turns
-    conversations: Conversations
+    store: SessionStore
     admission: Admission
 
 
@@ -48,18 +49,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """See `generation.proto`."""
-        self._enter(request, context)
+        owner = self._enter(request, context)
         asked = generation_from_pb(request.generation)
-        async with aclosing(self._parts.turns.chunks(asked, self._remaining(context))) as chunks:
+        if asked.num_received:
+            raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
+        async with aclosing(self._chunks(asked, owner, context)) as chunks:
             return result_to_pb(collected([chunk async for chunk in chunks]))
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """See `generation.proto`."""
-        self._enter(request, context)
+        owner = self._enter(request, context)
         asked = generation_from_pb(request.generation)
-        async with aclosing(self._parts.turns.chunks(asked, self._remaining(context))) as chunks:
+        async with aclosing(self._chunks(asked, owner, context)) as chunks:
             async for chunk in chunks:
                 yield chunk_to_pb(chunk)
 
@@ -92,7 +95,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             protocol_version=PROTOCOL_VERSION,
             uptime_s=self._clock() - self._started,
             num_requests=parts.admission.num_requests,
-            num_sessions=len(parts.conversations),
+            num_sessions=await parts.store.count() or 0,
             replicas=parts.fleet.infos(),
         )
         return server_info_to_pb(info)
@@ -101,13 +104,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.DeleteSessionRequest, context: Any
     ) -> pb.DeleteSessionResponse:
         """See `generation.proto`."""
-        self._enter(request, context)
-        await self._parts.turns.forget(SessionRef(request.session_id).session_id)
+        owner = self._enter(request, context)
+        await self._parts.turns.forget(SessionRef(request.session_id).session_id, owner)
         return pb.DeleteSessionResponse()
 
-    def _enter(self, request: Any, context: Any) -> None:
-        self._parts.access.check(context.invocation_metadata())
+    def _enter(self, request: Any, context: Any) -> str:
+        """The caller, who owns the sessions that it begins."""
+        key = self._parts.access.check(context.invocation_metadata())
         refuse_unknown(request)
+        return key.name
+
+    def _chunks(self, asked: Generation, owner: str, context: Any) -> AsyncGenerator[Chunk, None]:
+        return self._parts.turns.chunks(asked, owner, self._remaining(context))
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:
         """Seconds until the caller's deadline, also after the call has ended."""

@@ -4,14 +4,16 @@ Knows sessions, text and placement; not the public API on the wire.
 """
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from slipstream.core.errors import Unavailable
 from slipstream.core.prompt import Prompt
 from slipstream.core.request import (
     DraftFacts,
@@ -23,16 +25,21 @@ from slipstream.core.request import (
 from slipstream.core.results import Chunk
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
-from slipstream.router.conversations import Conversation, Conversations
+from slipstream.router.claims import Claims, check_received
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.places import Pair, SeatTerms, free_parked
+from slipstream.router.replay import replayed
+from slipstream.router.upkeep import Upkeep, Whereabouts
 from slipstream.rpc.exchange import Terms
+from slipstream.state.journal import StoreJournal
+from slipstream.state.record import Opening, Record
 from slipstream.text.prompts import encode_prompt, encode_turn
 from slipstream.text.tokenizer import TextTokenizer
 
 LONG_PROMPT = 4096
 """Characters from which on a prompt is turned into tokens outside of the event loop."""
 
+INVARIANT = "invariant"
 _FORGET_LIMIT_S = 2.0
 
 Remaining = Callable[[], float | None]
@@ -40,108 +47,151 @@ Remaining = Callable[[], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long rounds may take, and how long keys are kept between turns. See `RouterConfig`."""
+    """How long rounds may take, how long requests wait for a target when all are lost, and how
+    long keys are kept between turns. See `RouterConfig`."""
 
     target_round_s: float = 30.0
     target_token_s: float = 0.02
+    target_wait_s: float = 30.0
     draft_round_s: float = 2.0
     draft_token_s: float = 0.005
     park_ttl_s: float = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a router remembers requests with."""
+
+    claims: Claims
+    upkeep: Upkeep
+
+
 class Turns:
-    """Runs requests, and remembers the sessions among them."""
+    """Runs requests, and has the sessions among them remembered."""
 
     def __init__(
-        self,
-        fleet: Fleet,
-        conversations: Conversations,
-        admission: Admission,
-        *,
-        patience: Patience,
-        next_fence: Callable[[], int],
+        self, fleet: Fleet, memory: Memory, admission: Admission, *, patience: Patience
     ) -> None:
         self._fleet = fleet
-        self._conversations = conversations
+        self._memory = memory
         self._admission = admission
         self._patience = patience
-        self._next_fence = next_fence
 
-    async def chunks(self, asked: Generation, remaining: Remaining) -> AsyncGenerator[Chunk, None]:
-        """Run a request. `remaining` is the caller's patience in seconds, None being endless."""
-        async with AsyncExitStack() as stack:
-            stack.enter_context(self._admission.place())
-            conversation = self._conversation(asked, stack)
-            placed = self._fleet.target(_wanted(conversation))
-            stack.enter_context(placed.replica.used())
-            conversation.tokenizer_hash = placed.model.tokenizer_hash
-            request, facts = await self._request(asked, conversation, placed)
-            pair = self._pair(placed, conversation, facts.kind, remaining)
-            stack.push_async_callback(pair.release, conversation.session_id)
-            run = Run(
-                pair.draft,
-                pair.target,
-                request,
-                detokenise=placed.model.tokenizer.decode,
-                clock=time.perf_counter,
-            )
-            stack.callback(lambda: conversation.say(request.tokens, run.output))
-            async for chunk in await stack.enter_async_context(aclosing(run.chunks())):
-                yield chunk
-            if asked.session is not None:
-                where = await pair.park(self._patience.park_ttl_s)
-                conversation.target, conversation.draft = where
+    async def chunks(
+        self, asked: Generation, owner: str, remaining: Remaining
+    ) -> AsyncGenerator[Chunk, None]:
+        """Run a request of an owner, go on with it, or say again what became of it.
+
+        `remaining` is the caller's patience in seconds, None being endless.
+        """
+        with self._admission.place():
+            asked = _named(asked)
+            taken = await self._memory.claims.take(asked, owner, self._model(asked))
+            if taken.journal is None:
+                yield replayed(asked, taken.record, self._tokenizer(taken.record).decode)
+                return
+            async with aclosing(self._run(asked, taken.record, taken.journal, remaining)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def tokens(self, prompt: Prompt, model: str, *, raw: bool) -> tuple[int, ...]:
         """Token ids of a prompt, as a request with it would use them."""
         name = self._fleet.model_name(model)
         return await _encode(self._fleet.models()[name].model.tokenizer, prompt, raw=raw)
 
-    async def forget(self, session_id: str) -> None:
+    async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
-        conversation = self._conversations.delete(session_id)
-        placed = self._fleet.at(conversation.target)
-        if placed is not None:
-            terms = Terms(fence=conversation.fence, round_s=_FORGET_LIMIT_S)
-            await free_parked(self._fleet, placed, conversation, terms)
+        record = await self._memory.claims.delete(session_id, owner)
+        await free_parked(self._fleet, record, Terms(fence=record.fence, round_s=_FORGET_LIMIT_S))
 
-    def _conversation(self, asked: Generation, stack: AsyncExitStack) -> Conversation:
-        """The session, for one turn; a request on its own is a session that nobody remembers."""
-        if asked.session is None:
-            name = self._fleet.model_name(asked.model)
-            return Conversation(secrets.token_hex(8), name, self._next_fence())
-        known = self._conversations.model_of(asked.session)
-        name = self._fleet.model_name(asked.model or known or "")
-        return stack.enter_context(self._conversations.turn(asked.session, name))
+    async def _run(
+        self, asked: Generation, record: Record, journal: StoreJournal, remaining: Remaining
+    ) -> AsyncGenerator[Chunk, None]:
+        where = Whereabouts()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._memory.upkeep.tended(journal, where))
+            wanted = Wanted(record.model, record.tokenizer_hash, record.target)
+            placed = self._fleet.target(wanted, excluded=self._fleet.breakers.resting())
+            request, facts = await self._request(asked, record, placed)
+            journal.open(request.tokens, _opening(asked, request, placed))
+            pair = self._pair(placed, record, facts.kind, journal, remaining)
+            stack.push_async_callback(pair.release, record.session_id)
+            run = Run(
+                pair.draft,
+                pair.target,
+                request,
+                detokenise=placed.model.tokenizer.decode,
+                clock=time.perf_counter,
+                journal=journal,
+            )
+            async for chunk in await stack.enter_async_context(aclosing(run.chunks())):
+                yield chunk
+            if asked.session is not None:
+                await pair.park(self._patience.park_ttl_s, where)
+
+    def _model(self, asked: Generation) -> str:
+        """The model that is meant; empty for that of a session which goes on."""
+        if asked.session is not None and not asked.session.create and not asked.model:
+            return ""
+        return self._fleet.model_name(asked.model)
+
+    def _tokenizer(self, record: Record) -> TextTokenizer:
+        placed = self._fleet.models().get(record.model)
+        if placed is None or placed.model.tokenizer_hash != record.tokenizer_hash:
+            raise Unavailable(f"no target for model {record.model} has been reached yet")
+        return placed.model.tokenizer
 
     async def _request(
-        self, asked: Generation, conversation: Conversation, placed: Placed
+        self, asked: Generation, record: Record, placed: Placed
     ) -> tuple[Request, DraftFacts]:
-        ask, before = asked.ask, conversation.tokens
+        """The request, checked; its prompt is encoded unless that was done when it began."""
+        ask, model = asked.ask, placed.model
+        check_received(asked, record, is_repeatable=model.description.numerics == INVARIANT)
         facts = self._fleet.draft_facts(placed, ask.speculation.drafter)
         draft_settings(ask.speculation, facts)  # refused before anything is encoded
-        last_token = before[-1] if before else None
-        new = await _encode(
-            placed.model.tokenizer, asked.prompt, raw=ask.raw, last_token=last_token
-        )
-        named = replace(ask, request_id=ask.request_id or secrets.token_hex(8))
-        tokens = (*before, *new)
-        return (
-            make_request(conversation.session_id, tokens, named, placed.model.facts, facts),
-            facts,
-        )
+        tokens = record.tokens[: record.turn.num_prompt_tokens]
+        if not tokens:
+            before = record.tokens
+            last_token = before[-1] if before else None
+            new = await _encode(model.tokenizer, asked.prompt, raw=ask.raw, last_token=last_token)
+            tokens = (*before, *new)
+        request = make_request(record.session_id, tokens, ask, model.facts, facts)
+        return replace(request, past=record.output, num_received=asked.num_received), facts
 
     def _pair(
-        self, placed: Placed, conversation: Conversation, kind: str, remaining: Remaining
+        self,
+        placed: Placed,
+        record: Record,
+        kind: str,
+        journal: StoreJournal,
+        remaining: Remaining,
     ) -> Pair:
-        patience, fence = self._patience, conversation.fence
+        patience, fence = self._patience, record.fence
         terms = SeatTerms(
             Terms(fence, patience.target_round_s, patience.target_token_s, remaining),
             Terms(fence, patience.draft_round_s, patience.draft_token_s, remaining),
             kind,
-            conversation.draft,
+            record.draft,
+            patience.target_wait_s,
         )
-        return Pair(self._fleet, placed, terms)
+        return Pair(self._fleet, placed, terms, on_loss=journal.lost_target)
+
+
+def _named(asked: Generation) -> Generation:
+    if asked.ask.request_id:
+        return asked
+    return replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
+
+
+def _opening(asked: Generation, request: Request, placed: Placed) -> Opening:
+    ask = asked.ask
+    params = {
+        "sampling": asdict(ask.sampling),
+        "max_tokens": ask.max_tokens,
+        "stop": ask.stop,
+        "verification": request.session.verification,
+    }
+    return Opening(len(request.tokens), json.dumps(params), placed.model.tokenizer_hash)
 
 
 async def _encode(
@@ -162,7 +212,3 @@ def _num_chars(prompt: Any) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(item["content"]) if isinstance(item, Mapping) else 1 for item in prompt)
-
-
-def _wanted(conversation: Conversation) -> Wanted:
-    return Wanted(conversation.model, conversation.tokenizer_hash, conversation.target)

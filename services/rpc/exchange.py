@@ -66,6 +66,8 @@ class Exchange:
         self._terms = terms
         self._call: Any = None
         self._is_over = False
+        self._patience: asyncio.Timeout | None = None
+        self._given_up = ""
 
     @property
     def is_open(self) -> bool:
@@ -88,6 +90,14 @@ class Exchange:
         self._is_over = True
         await self._within(self._terms.limit_s(0), self._end())
 
+    def give_up(self, reason: str) -> None:
+        """End the stream now; whoever waits for an answer gets `Unavailable` with this reason."""
+        self._given_up = reason
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(asyncio.get_running_loop().time())
+        else:
+            self.cancel()
+
     def cancel(self) -> None:
         """End the stream now; the other side frees what it holds. Again is fine."""
         self._is_over = True
@@ -96,19 +106,24 @@ class Exchange:
 
     async def _within(self, limit_s: float, work: Awaitable[R]) -> R:
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s) as self._patience:
                 return await work
         except TimeoutError:
             self.cancel()
-            raise DeadlineExceeded(
-                f"{self._peer.name} did not answer within {limit_s:g} s"
-            ) from None
+            raise self._too_late(limit_s) from None
         except grpc.aio.AioRpcError as error:
             self._is_over = True
             raise self._error(error) from None
         except BaseException:
             self.cancel()
             raise
+        finally:
+            self._patience = None
+
+    def _too_late(self, limit_s: float) -> SlipstreamError:
+        if self._given_up:
+            return Unavailable(f"{self._peer.name} is lost: {self._given_up}")
+        return DeadlineExceeded(f"{self._peer.name} did not answer within {limit_s:g} s")
 
     async def _ask(self, message: bytes) -> bytes:
         if self._call is None:
@@ -134,6 +149,8 @@ class Exchange:
         return error
 
     def _has_ended(self) -> Unavailable:
+        if self._given_up:
+            return Unavailable(f"{self._peer.name} is lost: {self._given_up}")
         return Unavailable(f"{self._peer.name} has ended the stream")
 
     async def _end(self) -> None:

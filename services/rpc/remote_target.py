@@ -55,6 +55,10 @@ class RemoteTarget:
         """The same at once, whatever the session."""
         self._exchange.cancel()
 
+    def give_up(self, reason: str) -> None:
+        """The same; whoever waits for an answer gets `Unavailable` with this reason."""
+        self._exchange.give_up(reason)
+
     async def park(self, ttl_s: float) -> None:
         """End the stream, but have the session kept for its next turn."""
         if not self._exchange.is_open:

@@ -1,6 +1,7 @@
 """Opens the store that options name, and quotas beside it. Only here it is decided whether Redis is
 needed."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InvalidRequest
@@ -13,6 +14,11 @@ from slipstream.state.store import SessionStore
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
+
+    from slipstream.state.registry import Registry
+
+REGISTRY_LIMIT_S = 1.0
+"""For an answer of Redis about replicas, at least: no request waits for it."""
 
 
 def open_store(options: StoreOptions, bounds: Bounds, clock: Clock) -> SessionStore:
@@ -38,6 +44,17 @@ def open_quotas(options: StoreOptions, clock: Clock) -> Quotas:
 
     calls = Calls(client, timeout_s=options.timeout_s, place=str(options.address()))
     return RedisQuotas(calls, prefix=options.prefix, clock=clock)
+
+
+def open_registry(options: StoreOptions) -> "Registry":
+    """Where live replicas are listed; dials when first used. Raises as `open_client` does."""
+    options = replace(options, timeout_s=max(options.timeout_s, REGISTRY_LIMIT_S))
+    client = open_client(options)
+    from slipstream.state.calls import Calls
+    from slipstream.state.registry import Registry
+
+    calls = Calls(client, timeout_s=options.timeout_s, place=str(options.address()))
+    return Registry(calls, prefix=options.prefix)
 
 
 def open_client(options: StoreOptions) -> "Redis | RedisCluster":

@@ -1,0 +1,43 @@
+"""Answers that were kept: the same request again gets the same answer, and nothing runs."""
+
+from collections.abc import Callable, Sequence
+
+from slipstream.core.ending import Ending
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request import Generation
+from slipstream.core.results import Chunk, PromptInfo
+from slipstream.core.text import Piece, TextStream
+from slipstream.state.record import Record
+
+
+def replayed(
+    asked: Generation, record: Record, detokenise: Callable[[Sequence[int]], str]
+) -> Chunk:
+    """All of a request's answer that its caller does not hold, in one piece.
+
+    Raises `InvalidRequest` when the caller holds more than there is.
+    """
+    output, turn = record.output, record.turn
+    if asked.num_received > len(output):
+        raise InvalidRequest(
+            f"num_received is {asked.num_received}, but the answer has {len(output)} tokens"
+        )
+    assert turn.ending is not None
+    ending = Ending.from_json(turn.ending).answered_again()
+    sampling = asked.ask.sampling
+    info = PromptInfo(turn.request_id, record.model, sampling.seed, turn.num_prompt_tokens)
+    piece = _rest(asked, output, detokenise)
+    return Chunk(piece.text, piece.tokens, ending.reason, ending.stats, info)
+
+
+def _rest(
+    asked: Generation, output: Sequence[int], detokenise: Callable[[Sequence[int]], str]
+) -> Piece:
+    if asked.num_received == len(output):
+        return Piece("", ())
+    stream = TextStream(detokenise, asked.ask.stop, num_sent=asked.num_received)
+    piece = stream.push(output)
+    if piece.is_stopped:
+        return piece
+    rest = stream.finish()
+    return Piece(piece.text + rest.text, piece.tokens + rest.tokens)

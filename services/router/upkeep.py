@@ -1,0 +1,91 @@
+"""Journals of running requests are tended, and those that ended unkept for a while after.
+
+Starts one task per request; knows journals, and nothing of what is in them.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from slipstream.core.errors import Unavailable
+from slipstream.state.journal import StoreJournal
+
+BEAT_S = 0.5
+_LOG = logging.getLogger("slipstream.router")
+
+
+@dataclass(slots=True)
+class Whereabouts:
+    """Addresses of the replicas that keep a session's keys for its next turn."""
+
+    target: str | None = None
+    draft: str | None = None
+
+
+class Upkeep:
+    """Of one router. `aclose` it."""
+
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        patience_s: float = 60.0,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Leases are renewed several times in `lease_s`. What a request could not have kept by its
+        end is tried again for `patience_s`."""
+        self._beats_per_renewal = max(round(lease_s / 3 / BEAT_S), 1)
+        self._num_tries = max(round(patience_s / BEAT_S), 1)
+        self._pause = pause
+        self._late: set[asyncio.Task[None]] = set()
+        self._is_over = asyncio.Event()
+
+    @asynccontextmanager
+    async def tended(self, journal: StoreJournal, where: Whereabouts) -> AsyncIterator[None]:
+        """Tend the journal, then give its session back."""
+        tending = asyncio.get_running_loop().create_task(self._tend(journal))
+        try:
+            yield
+        finally:
+            tending.cancel()
+            await asyncio.wait({tending})
+            closing = self._own(self._close(journal, where))
+            await asyncio.shield(closing)  # a caller that leaves must not leave the session busy
+
+    async def aclose(self) -> None:
+        """Try once more to keep what is not kept, and end."""
+        self._is_over.set()
+        while self._late:
+            await asyncio.gather(*self._late)
+
+    async def _tend(self, journal: StoreJournal) -> None:
+        num_beats = 0
+        while True:
+            await self._pause(BEAT_S)
+            num_beats += 1
+            if journal.is_behind or num_beats % self._beats_per_renewal == 0:
+                with suppress(Unavailable):
+                    await journal.tend()
+
+    async def _close(self, journal: StoreJournal, where: Whereabouts) -> None:
+        if not await journal.close(target=where.target, draft=where.draft):
+            self._own(self._close_later(journal, where))
+
+    async def _close_later(self, journal: StoreJournal, where: Whereabouts) -> None:
+        for _ in range(self._num_tries):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self._is_over.wait()
+            if await journal.close(target=where.target, draft=where.draft):
+                return
+            if self._is_over.is_set():
+                break
+        _LOG.error("the store has not answered for long: what a request said last is not kept")
+
+    def _own(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        return task

@@ -1,0 +1,146 @@
+"""One request's journal in a store: what is final is kept before it is told, if the store answers.
+
+While the store does not answer, the request goes on without, and what was not kept is kept as soon
+as possible. Knows no engine and starts no task: whoever runs the request has it tended.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slipstream.core.ending import Ending
+from slipstream.core.errors import SessionError, SessionTaken, SlipstreamError, Unavailable
+from slipstream.core.results import Continuity
+from slipstream.state.record import Claim, Grant, Lease, News, Opening
+from slipstream.state.store import SessionStore
+
+_LOG = logging.getLogger("slipstream.state")
+
+
+class StoreJournal:
+    """See `core.journal.Journal`. `close` it in any case, and again until it says True."""
+
+    def __init__(self, store: SessionStore, claim: Claim, grant: Grant | None) -> None:
+        """`grant` None: the store did not answer the claim, but may later."""
+        self._store = store
+        self._claim = claim
+        self._lease: Lease | None = None if grant is None else grant.lease
+        record = None if grant is None else grant.record
+        self._tokens: list[int] = [] if record is None else list(record.tokens)
+        self._num_kept = len(self._tokens)
+        self._is_opened = bool(record and record.turn.num_prompt_tokens)
+        self._opening: Opening | None = None
+        self._ending: str | None = None
+        self._error: SlipstreamError | None = None
+        self._is_behind = grant is None
+        self._num_unkept = self._num_target_losses = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was told that is not kept."""
+        return self._is_behind
+
+    def open(self, tokens: Sequence[int], opening: Opening) -> None:
+        """What the request's output follows: the session's tokens, those of its prompt included."""
+        self._tokens = [*tokens, *self._tokens[len(tokens) :]]
+        self._opening = opening
+
+    async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
+        """See `core.journal.Journal.keep`. What can't be kept now is remembered here."""
+        if self._error is not None:
+            raise self._error
+        self._tokens += tokens
+        if ending is not None:
+            kept = replace(ending.stats, continuity=replace(ending.stats.continuity, is_kept=True))
+            self._ending = replace(ending, stats=kept).to_json()
+        if not self._is_behind:
+            try:
+                await self._write()
+            except Unavailable as error:
+                self._is_behind = True
+                _LOG.warning("session %s goes on unkept: %s", self._claim.session_id, error)
+        if self._is_behind:
+            self._num_unkept += len(tokens)
+
+    def lost_target(self) -> None:
+        """A target was lost, and another one goes on."""
+        self._num_target_losses += 1
+
+    def continuity(self) -> Continuity:
+        """See `core.journal.Journal.continuity`."""
+        return Continuity(
+            is_kept=not self._is_behind,
+            num_unkept_tokens=self._num_unkept,
+            num_target_losses=self._num_target_losses,
+        )
+
+    async def tend(self) -> None:
+        """Renew the lease, or keep what could not be kept so far.
+
+        Raises `Unavailable` while the store does not answer. That the session was taken over is
+        for `keep` to say.
+        """
+        try:
+            if not self._is_behind and self._lease is not None:
+                return await self._store.renew(self._lease)
+            while self._has_news:
+                await self._write()
+            if self._is_behind and self._opening is not None:
+                _LOG.info("session %s is kept again", self._claim.session_id)
+                self._is_behind = False
+        except SessionError as error:
+            self._error = error
+
+    async def close(self, *, target: str | None, draft: str | None) -> bool:
+        """Give the session back, its keys being at these addresses; whether that was done.
+
+        False: the store does not answer, and there is something that it must learn. Try again.
+        """
+        try:
+            if self._is_behind and self._opening is not None:
+                await self.tend()
+            if self._lease is not None:
+                await self._store.release(self._lease, target=target, draft=draft)
+        except Unavailable:
+            return not (self._is_behind and self._has_news)
+        return True
+
+    @property
+    def _has_news(self) -> bool:
+        is_behind = self._num_kept < len(self._tokens) or self._ending is not None
+        return is_behind and self._opening is not None and self._error is None
+
+    async def _write(self) -> None:
+        """Keep all that is not kept. A store that has lost some of it is told again."""
+        try:
+            if self._lease is None:
+                await self._claim_again()
+            await self._append()
+        except SessionTaken:
+            raise
+        except SessionError:
+            await self._claim_again()
+            await self._append()
+
+    async def _append(self) -> None:
+        assert self._lease is not None
+        news, ending = tuple(self._tokens[self._num_kept :]), self._ending
+        opening = None if self._is_opened else self._opening
+        await self._store.append(self._lease, News(self._num_kept, news, opening, ending))
+        self._num_kept += len(news)
+        self._is_opened = True
+        if ending is self._ending:
+            self._ending = None
+
+    async def _claim_again(self) -> None:
+        """The lease anew, and what the store has by now."""
+        claim = replace(self._claim, create=True)
+        try:
+            grant = await self._store.acquire(claim)
+        except SessionError as error:
+            raise SessionTaken(f"another request has the session: {error}") from None
+        kept = grant.record.tokens
+        if grant.lease is None or list(kept) != self._tokens[: len(kept)]:
+            raise SessionTaken(f"session {claim.session_id} has gone on without this request")
+        self._lease, self._num_kept = grant.lease, len(kept)
+        self._is_opened = bool(grant.record.turn.num_prompt_tokens)
