@@ -5,6 +5,7 @@ Knows nothing of what scripts do. Imports `redis`, as `connect` does.
 
 import asyncio
 import hashlib
+import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,4 +114,4 @@ def _of_system(error: OSError) -> str | None:
         return f"shows a certificate that is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         return f"does not agree on TLS ({error.reason or 'it hung up'})"
-    return f"can't be reached ({error.strerror})" if error.strerror else None
+    return f"can't be reached ({os.strerror(error.errno)})" if error.errno else None
