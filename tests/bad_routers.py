@@ -44,6 +44,30 @@ class Failing(GenerationServiceServicer):
             raise self.error
 
 
+class Breaking(GenerationServiceServicer):
+    """Says a, b, c and so on, a token each, and goes on behind what the caller holds.
+
+    Each call breaks after as many tokens as `nums` says for it, and later ones like the last.
+    """
+
+    def __init__(self, error: Exception, nums: list[int], *, num_tokens: int = 20) -> None:
+        self._error = error
+        self._nums = nums
+        self._num_tokens = num_tokens
+        self.asked: list[pb.Generation] = []
+
+    async def GenerateStream(self, request, context):
+        num = self._nums[min(len(self.asked), len(self._nums) - 1)]
+        self.asked.append(request.generation)
+        yield pb.GenerateStreamResponse(prompt=pb.PromptInfo(request_id="as first said"))
+        held = request.generation.num_received_tokens
+        for token in range(held, min(held + num, self._num_tokens)):
+            yield pb.GenerateStreamResponse(text=chr(ord("a") + token), token_ids=[token])
+        if held + num < self._num_tokens:
+            raise self._error
+        yield pb.GenerateStreamResponse(finish=pb.FinishInfo(reason=1))
+
+
 class Scripted(GenerationServiceServicer):
     """Streams the messages it is given, and keeps the metadata of calls."""
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from slipstream.client.client import DEFAULT_TIMEOUT_S
 from slipstream.client.conversation import PAUSES_S, Conversation, new_session_id
 from slipstream.client.stream import AsyncChunkStream, Turn
-from slipstream.client.surface import Call, Defaults, RequestOptions, make_call, naming, only_model
+from slipstream.client.surface import (
+    Call,
+    Defaults,
+    RequestOptions,
+    check_whole,
+    make_call,
+    naming,
+    only_model,
+)
 from slipstream.core.errors import SessionBusy, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
@@ -85,6 +93,7 @@ class AsyncClient:
 
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
+        check_whole(options)
         call = make_call(prompt, options, self._defaults)
         with naming(call.request_id):
             return await self._backend.generate(call)
@@ -151,6 +160,7 @@ class AsyncClientSession:
 
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
+        check_whole(options)
         async with self.stream(prompt, **options) as stream:
             return collected([chunk async for chunk in stream])
 

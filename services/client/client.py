@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from slipstream.client.conversation import PAUSES_S, Conversation, new_session_id
 from slipstream.client.stream import ChunkStream
-from slipstream.client.surface import Defaults, RequestOptions, make_call, naming, only_model
+from slipstream.client.surface import (
+    Defaults,
+    RequestOptions,
+    check_whole,
+    make_call,
+    naming,
+    only_model,
+)
 from slipstream.core.errors import SessionBusy, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
@@ -42,12 +49,14 @@ class Client:
         model: str | None = None,
         retries: bool = True,
     ) -> None:
-        """Of the router at `address`, HOST:PORT; nothing is sent before the first request.
+        """Of the router at `address`; nothing is sent before the first request.
 
-        `tls` says whom to trust, True the system's authorities. `token` is a bearer token; without
-        TLS it goes to this machine only, or anywhere with `tls=False`. `timeout_s` bounds every
-        request, `model` is the one asked by default, and `retries` tries again while the router
-        can't be reached. Raises `InvalidRequest`.
+        `address` is HOST:PORT, several IP:PORT with commas between, or dns:///NAME:PORT; requests
+        take turns on the routers that answer. `tls` says whom to trust, True the system's
+        authorities. `token` is a bearer token; without TLS it goes to this machine only, or
+        anywhere with `tls=False`. `timeout_s` bounds every request, `model` is the one asked by
+        default. `retries` sends a request again whose connection broke, to go on where it was.
+        Raises `InvalidRequest`.
         """
         from slipstream.client.connection import connection
         from slipstream.client.remote import Remote
@@ -101,6 +110,7 @@ class Client:
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
+        check_whole(options)
         call = make_call(prompt, options, self._defaults)
         with naming(call.request_id):
             return self._backend.generate(call)
@@ -169,6 +179,7 @@ class ClientSession:
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
+        check_whole(options)
         with self.stream(prompt, **options) as chunks:
             return collected(chunks)
 

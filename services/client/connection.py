@@ -1,20 +1,31 @@
-"""What both remote clients share: how to reach a router, and what its answers mean.
+"""What both remote clients share: how to reach routers, and what their answers mean.
 
 Loads gRPC and protobuf, and nothing that computes.
 """
 
-import ipaddress
+import logging
+import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
+from slipstream.client.addresses import are_local, router_target
+from slipstream.client.resuming import NO_PATIENCE, Patience, Resuming, Tries
 from slipstream.client.surface import Call, late
-from slipstream.core.errors import DeadlineExceeded, InternalError, InvalidRequest
+from slipstream.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    SlipstreamError,
+)
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
-from slipstream.rpc.channel import ChannelOptions, check_address
+from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.convert_generation import generation_to_pb, prompt_to_pb
 from slipstream.rpc.convert_info import model_info_from_pb
 from slipstream.rpc.security import ClientTls
@@ -25,48 +36,73 @@ MAX_CONTROL_S = 30.0
 """Of calls that generate nothing."""
 
 
+_LOG = logging.getLogger("slipstream.client")
+
+_CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_UNCLEAR = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+_CUT_WORDS = ("RST_STREAM", "Stream removed")
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A router's address, and how to get there."""
+    """Where routers are, how to get there, and how long to try."""
 
-    address: str
+    target: str
     options: ChannelOptions
+    patience: Patience
+
+    def tries(self, timeout_s: float | None) -> Tries:
+        """Of one request, from now on."""
+        return Tries(timeout_s, self.patience, clock=time.monotonic, draw=random.random)
+
+    def resuming(self, call: Call) -> Resuming:
+        """Of one stream, from now on."""
+        return Resuming(call, self.tries(call.timeout_s))
 
 
 def connection(
     address: str, *, token: str | None, tls: ClientTls | bool | None, retries: bool
 ) -> Connection:
     """Raises `InvalidRequest` for an address that is none, and for a token in the clear."""
-    check_address(address)
-    if token is not None and tls is None and not _is_loopback(address):
+    trusted = ClientTls() if tls is True else tls or None
+    target = router_target(address)
+    if token is not None and tls is None and not are_local(address):
         raise InvalidRequest(
             f"the token would travel in the clear to {address}; pass tls, or tls=False to allow it"
         )
-    trusted = ClientTls() if tls is True else tls or None
-    options = ChannelOptions(tls=trusted, token=token, retries=retries, balances=True)
-    return Connection(address, options)
+    options = ChannelOptions(tls=trusted, token=token, balances=True)
+    return Connection(target, options, Patience() if retries else NO_PATIENCE)
 
 
-def _is_loopback(address: str) -> bool:
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].rpartition("/")[2].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def error_of(error: grpc.RpcError, timeout_s: float | None) -> SlipstreamError:
+    """The error that a status stands for; `timeout_s` is what the whole request may take."""
+    known = error_from(error)
+    if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):
+        return late(timeout_s)
+    return known
 
 
-@contextmanager
-def translated(timeout_s: float | None) -> Iterator[None]:
-    """Statuses become the errors that they stand for."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        known = error_from(error)
-        if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):
-            known = late(timeout_s)
+def pause_after(error: grpc.RpcError, tries: Tries, request: str) -> float:
+    """Seconds after which to send a request again that failed so. Raises what it stands for else.
+
+    Not for calls that this side cancelled.
+    """
+    known = error_of(error, tries.timeout_s)
+    pause_s = tries.pause_s() if _is_cut(error) else None
+    if pause_s is None:
         raise known from None
+    _LOG.info("%s broke off (%s), and is sent again in %.2f s", request, known, pause_s)
+    return pause_s
+
+
+def _is_cut(error: grpc.RpcError) -> bool:
+    """Whether the way there broke, rather than the request."""
+    status: Any = error
+    if status.code() in _CUT:
+        return True
+    # gRPC has no code of its own for a stream that was reset; neither has what others may mean.
+    is_unclear = status.code() in _UNCLEAR and not is_named(error)
+    return is_unclear and any(word in (status.details() or "") for word in _CUT_WORDS)
 
 
 @contextmanager
@@ -102,3 +138,8 @@ def models_from(answer: pb.GetModelInfoResponse) -> tuple[ModelInfo, ...]:
 def unfinished() -> InternalError:
     """Of a stream that ends without saying why the text ends."""
     return InternalError("the router ended the stream without a reason")
+
+
+def closed_meanwhile() -> Cancelled:
+    """Of a request whose client was closed under it."""
+    return Cancelled("the client was closed while the request ran")

@@ -61,6 +61,8 @@ class Embedded:
         """A request that is ready to be read. What can be refused is."""
         asked = call.generation
         self._require(asked.model)
+        if asked.num_received:
+            raise InvalidRequest("num_received goes with a router: what runs here can't break off")
         if asked.session is None:
             return self._new(secrets.token_hex(16)).turn(call, is_last=True)
         session = self._session(asked.session)

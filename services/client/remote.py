@@ -1,21 +1,27 @@
-"""A router, for threads: requests out, chunks and typed errors in."""
+"""Routers, for threads: requests out, chunks and typed errors in."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import Any, Self
+
+import grpc
 
 from slipstream.client.connection import (
     MAX_CONTROL_S,
     Connection,
+    closed_meanwhile,
+    error_of,
     models_from,
+    pause_after,
     stream_request,
     tokenize_request,
-    translated,
     unary_request,
     understood,
     unfinished,
 )
+from slipstream.client.resuming import Resuming
 from slipstream.client.stream import ChunkStream
 from slipstream.client.surface import Call
 from slipstream.core.errors import DeadlineExceeded, SessionClosed, SessionNotFound, Unavailable
@@ -34,11 +40,12 @@ class Remote:
     """See `Backend`. Safe to share between threads."""
 
     def __init__(self, to: Connection, timeout_s: float) -> None:
+        self._to = to
         self._control_s = min(timeout_s, MAX_CONTROL_S)
         self._metadata = metadata(to.options)
-        self._channel = connect_sync(to.address, to.options)
+        self._channel = connect_sync(to.target, to.options)
         self._stub = GenerationServiceStub(self._channel)
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""
@@ -51,17 +58,13 @@ class Remote:
     def stream(self, call: Call) -> ChunkStream:
         """See `Backend.stream`. Returns with the first chunk at hand."""
         self._require_open()
-        with translated(call.timeout_s):
-            rpc = self._stub.GenerateStream(
-                stream_request(call), timeout=call.timeout_s, metadata=self._metadata
-            )
-        chunks = _chunks(rpc, call.timeout_s)
+        answer = _Answer(self._start, self._to.resuming(call), self._closed)
         try:
-            first = next(chunks)
+            first = next(answer)
         except BaseException:
-            rpc.cancel()
+            answer.end()
             raise
-        return ChunkStream(chain([first], chunks), rpc.cancel, request_id=call.request_id)
+        return ChunkStream(chain([first], answer), answer.end, request_id=call.request_id)
 
     def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
@@ -82,7 +85,7 @@ class Remote:
 
     def end_session(self, session_id: str) -> None:
         """See `Backend.end_session`. A router that can't be told forgets it in time by itself."""
-        if self._is_closed:
+        if self._closed.is_set():
             return
         request = pb.DeleteSessionRequest(session_id=session_id)
         with suppress(SessionNotFound, Unavailable, DeadlineExceeded):
@@ -90,26 +93,87 @@ class Remote:
 
     def close(self) -> None:
         """See `Backend.close`."""
-        self._is_closed = True
+        self._closed.set()
         self._channel.close()
+
+    def _start(self, call: Call) -> Any:
+        return self._stub.GenerateStream(
+            stream_request(call), timeout=call.timeout_s, metadata=self._metadata
+        )
 
     def _ask(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
         self._require_open()
-        with translated(timeout_s):
-            return method(request, timeout=timeout_s, metadata=self._metadata)
+        tries = self._to.tries(timeout_s)
+        while True:
+            try:
+                return method(request, timeout=tries.left_s(), metadata=self._metadata)
+            except grpc.RpcError as error:
+                if self._closed.is_set():
+                    raise error_of(error, timeout_s) from None
+                pause_s = pause_after(error, tries, type(request).__name__)
+            _pause(pause_s, self._closed)
 
     def _require_open(self) -> None:
-        if self._is_closed:
+        if self._closed.is_set():
             raise SessionClosed("the client is closed")
 
 
-def _chunks(rpc: Iterator[pb.GenerateStreamResponse], timeout_s: float | None) -> Iterator[Chunk]:
-    is_finished = False
-    with translated(timeout_s):
-        for message in rpc:
+class _Answer:
+    """The chunks of one stream, whatever becomes of the calls that bring them."""
+
+    def __init__(
+        self, start: Callable[[Call], Any], resuming: Resuming, closed: threading.Event
+    ) -> None:
+        self._start = start
+        self._resuming = resuming
+        self._closed = closed
+        self._rpc: Any = None
+        self._is_ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Chunk:
+        chunk = None
+        while chunk is None:
+            message = self._message()
             with understood():
-                chunk = chunk_from_pb(message)
-            yield chunk
-            is_finished = chunk.finish_reason is not None
-    if not is_finished:
-        raise unfinished()
+                chunk = self._resuming.received(chunk_from_pb(message))
+        return chunk
+
+    def end(self) -> None:
+        """Cancel the call that runs, and begin no other."""
+        self._is_ended = True
+        if self._rpc is not None:
+            self._rpc.cancel()
+
+    def _message(self) -> pb.GenerateStreamResponse:
+        """The next one there is, of this call or of one after it."""
+        tries = self._resuming.tries
+        while True:
+            try:
+                return self._read()
+            except StopIteration:
+                if self._resuming.is_finished:
+                    raise
+                raise unfinished() from None
+            except grpc.RpcError as error:
+                if self._is_ended or self._closed.is_set():
+                    raise error_of(error, tries.timeout_s) from None
+                pause_s = pause_after(error, tries, f"request {self._resuming.request_id}")
+            self._rpc = None
+            _pause(pause_s, self._closed)
+
+    def _read(self) -> pb.GenerateStreamResponse:
+        if self._rpc is None:
+            self._rpc = self._start(self._resuming.next_call())
+            if self._is_ended:  # by another thread, during the pause
+                self._rpc.cancel()
+        message: pb.GenerateStreamResponse = next(self._rpc)
+        return message
+
+
+def _pause(pause_s: float, closed: threading.Event) -> None:
+    """Wait. Raises `Cancelled` once the client is closed."""
+    if closed.wait(pause_s):
+        raise closed_meanwhile()

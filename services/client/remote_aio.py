@@ -1,23 +1,26 @@
-"""A router, for asyncio: requests out, chunks and typed errors in."""
+"""Routers, for asyncio: requests out, chunks and typed errors in."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import grpc.aio
 
 from slipstream.client.connection import (
     MAX_CONTROL_S,
     Connection,
+    closed_meanwhile,
     models_from,
+    pause_after,
     stream_request,
     tokenize_request,
-    translated,
     unary_request,
     understood,
     unfinished,
 )
+from slipstream.client.resuming import Resuming
 from slipstream.client.surface import Call
 from slipstream.core.errors import (
     Cancelled,
@@ -59,7 +62,7 @@ class AsyncRemote:
 
     def turn(self, call: Call) -> "_RemoteTurn":
         """See `AsyncBackend.turn`."""
-        return _RemoteTurn(lambda: self._start(call), call.timeout_s)
+        return _RemoteTurn(self._start, self._to.resuming(call))
 
     async def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
@@ -97,7 +100,7 @@ class AsyncRemote:
         if self._is_closed:
             raise SessionClosed("the client is closed")
         if self._channel is None:  # here, where a loop runs
-            self._channel = connect(self._to.address, self._to.options)
+            self._channel = connect(self._to.target, self._to.options)
         return GenerationServiceStub(self._channel)
 
     def _start(self, call: Call) -> Any:
@@ -108,32 +111,38 @@ class AsyncRemote:
     async def _ask(
         self, method: Callable[..., Any], request: object, timeout_s: float | None
     ) -> Any:
-        with translated(timeout_s), _uncancelled():
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        tries = self._to.tries(timeout_s)
+        while True:
+            try:
+                answer = method(request, timeout=tries.left_s(), metadata=self._metadata)
+                return await _uncancelled(answer)
+            except grpc.RpcError as error:
+                pause_s = pause_after(error, tries, type(request).__name__)
+            await asyncio.sleep(pause_s)
+            if self._is_closed:
+                raise closed_meanwhile()
 
 
 class _RemoteTurn:
-    """One call, made when its first chunk is asked for."""
+    """One stream, begun when its first chunk is asked for, over as many calls as it takes."""
 
-    def __init__(self, start: Callable[[], Any], timeout_s: float | None) -> None:
+    def __init__(self, start: Callable[[Call], Any], resuming: Resuming) -> None:
         self._start = start
-        self._timeout_s = timeout_s
+        self._resuming = resuming
         self._rpc: Any = None
-        self._is_finished = False
+        self._is_ended = False
 
     async def read(self) -> Chunk | None:
         """See `Turn.read`."""
-        with translated(self._timeout_s), _uncancelled():
-            if self._rpc is None:
-                self._rpc = self._start()
-            message = await self._rpc.read()
-        if message is grpc.aio.EOF:
-            if not self._is_finished:
-                raise unfinished()
-            return None
-        with understood():
-            chunk = chunk_from_pb(message)
-        self._is_finished = chunk.finish_reason is not None
+        chunk = None
+        while chunk is None:
+            message = await self._message()
+            if message is grpc.aio.EOF:
+                if not self._resuming.is_finished:
+                    raise unfinished()
+                return None
+            with understood():
+                chunk = self._resuming.received(chunk_from_pb(message))
         return chunk
 
     async def aclose(self) -> None:
@@ -142,17 +151,31 @@ class _RemoteTurn:
 
     def cancel(self) -> None:
         """See `Turn.cancel`."""
+        self._is_ended = True
         if self._rpc is not None:
             self._rpc.cancel()
 
+    async def _message(self) -> Any:
+        """The next one there is, of this call or of one after it."""
+        tries = self._resuming.tries
+        while not self._is_ended:
+            try:
+                if self._rpc is None:
+                    self._rpc = self._start(self._resuming.next_call())
+                return await _uncancelled(self._rpc.read())
+            except grpc.RpcError as error:
+                pause_s = pause_after(error, tries, f"request {self._resuming.request_id}")
+            self._rpc = None
+            await asyncio.sleep(pause_s)
+        raise Cancelled("the stream was closed while it was read")
 
-@contextmanager
-def _uncancelled() -> Iterator[None]:
+
+async def _uncancelled(answer: Awaitable[Any]) -> Any:
     """A call that ends with its channel is `Cancelled`; tasks are cancelled as ever."""
     try:
-        yield
+        return await answer
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise Cancelled("the client was closed while the request ran") from None
+        raise closed_meanwhile() from None

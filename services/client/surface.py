@@ -37,6 +37,8 @@ class RequestOptions(TypedDict, total=False):
     """Seconds until the request fails with `DeadlineExceeded`; the client's by default."""
     model: str
     """Which of the router's models; the client's by default."""
+    num_received: int
+    """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,16 @@ def make_call(
     timeout_s = options.get("timeout_s", defaults.timeout_s)
     check_timeout(timeout_s)
     model = options.get("model", defaults.model)
-    return Call(Generation(prompt, _ask(options), model, session), timeout_s)
+    num_received = options.get("num_received", 0)
+    if num_received and not options.get("request_id"):
+        raise InvalidRequest("num_received goes with the request_id of the request that broke off")
+    return Call(Generation(prompt, _ask(options), model, session, num_received), timeout_s)
+
+
+def check_whole(options: RequestOptions) -> None:
+    """Raises `InvalidRequest` where a part is asked for of what comes at once."""
+    if options.get("num_received"):
+        raise InvalidRequest("num_received goes with a stream; a result is always the whole")
 
 
 def check_timeout(timeout_s: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Connections to services: limits, keepalive, credentials, and what the SDK tries again.
+"""Connections to services: limits, keepalive, credentials.
 
 A lost peer is found within 15 seconds by keepalive, on idle connections too.
 """
@@ -19,34 +19,16 @@ KEEPALIVE_TIMEOUT_S = 5
 MAX_MESSAGE_BYTES = 64 << 20
 """What a caller takes: a tokenizer is the largest message there is."""
 
-# Only what has not begun to answer is tried again, and only when the service said so itself.
-RETRIES = {
-    "methodConfig": [
-        {
-            "name": [{"service": "slipstream.rpc.v1.GenerationService"}],
-            "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "2s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ],
-    "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.1},
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelOptions:
-    """How to reach a service. `token` is sent as a bearer token; `retries` is for the public API.
+    """How to reach a service. `token` is sent as a bearer token.
 
     With `balances`, calls are spread over all the addresses that a name resolves to.
     """
 
     tls: ClientTls | None = None
     token: str | None = None
-    retries: bool = False
     balances: bool = False
     max_message_bytes: int = MAX_MESSAGE_BYTES
 
@@ -121,14 +103,13 @@ def keepalive() -> list[tuple[str, Any]]:
 
 
 def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
-    config: dict[str, Any] = dict(RETRIES) if options.retries else {}
-    if options.balances:
-        config["loadBalancingConfig"] = [{"round_robin": {}}]
+    config = {"loadBalancingConfig": [{"round_robin": {}}]} if options.balances else {}
     return [
         *keepalive(),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", options.max_message_bytes),
-        ("grpc.enable_retries", 1 if options.retries else 0),
+        # Sent again is what its sender knows to be safe to send again.
+        ("grpc.enable_retries", 0),
         ("grpc.service_config", json.dumps(config)),
         # Reconnecting must not wait minutes for a service that is back after seconds.
         ("grpc.initial_reconnect_backoff_ms", 100),

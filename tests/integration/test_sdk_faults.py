@@ -6,9 +6,9 @@ import pytest
 
 from background import served
 from bad_routers import Failing, Scripted, first_chunk, register
-from certificates import self_signed
+from certificates import certificates
 from slipstream.client import AsyncClient, Client, errors
-from slipstream.rpc.security import ClientTls, ServerTls
+from slipstream.rpc.security import ClientTls
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.v1 import generation_pb2 as pb
 
@@ -96,29 +96,6 @@ async def test_what_is_unavailable_is_tried_again():
         async with AsyncClient(address) as client:
             assert (await anext(client.stream("hello"))).text == "done"
     assert flaky.num_calls == 3
-
-
-def test_tries_come_to_an_end():
-    gone = Failing(GONE)
-    with (
-        served(register(gone)) as address,
-        Client(address) as client,
-        pytest.raises(errors.Unavailable) as raised,
-    ):
-        client.stream("hello")
-    assert str(raised.value) == "about to stop"
-    assert gone.num_calls == 5
-
-
-def test_what_has_begun_to_answer_is_not_tried_again():
-    flaky = Failing(GONE, times=1, num_chunks=1)
-    with served(register(flaky)) as address, Client(address) as client:
-        stream = client.stream("hello")
-        assert next(stream).text == "x"
-        with pytest.raises(errors.Unavailable) as raised:
-            next(stream)
-    assert flaky.num_calls == 1
-    assert raised.value.request_id == stream.request_id
 
 
 @pytest.mark.parametrize("kind", [errors.CapacityError, errors.InternalError, errors.SessionBusy])
@@ -262,8 +239,8 @@ def test_a_certificate_that_can_not_be_read_is_refused(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    return self_signed(tmp_path_factory.mktemp("tls"))
+def made(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("tls"))
 
 
 def assert_refused(address, **options):
@@ -271,23 +248,21 @@ def assert_refused(address, **options):
         client.generate("hello")
 
 
-async def test_a_router_with_a_certificate_is_trusted_by_it_alone(certificate):
-    cert, key = certificate
-    answering = Failing(GONE, times=0)
-    with served(register(answering), ServerOptions(tls=ServerTls(cert, key))) as address:
-        with Client(address, tls=ClientTls(ca=cert), token="secret") as client:
+async def test_a_router_with_a_certificate_is_trusted_by_its_authority_alone(made):
+    answering, tls = Failing(GONE, times=0), made.server("router", is_mutual=False)
+    with served(register(answering), ServerOptions(tls=tls)) as address:
+        with Client(address, tls=made.stranger(), token="secret") as client:
             assert client.generate("hello").text == "done"
-        async with AsyncClient(address, tls=ClientTls(ca=cert)) as client:
+        async with AsyncClient(address, tls=made.stranger()) as client:
             assert (await client.generate("hello")).text == "done"
         for distrusting in ({}, {"tls": True}):
             assert_refused(address, **distrusting)
     assert answering.num_calls == 2
 
 
-def test_a_router_can_ask_for_the_clients_certificate(certificate):
-    cert, key = certificate
-    mutual = ServerOptions(tls=ServerTls(cert, key, client_ca=cert))
+def test_a_router_can_ask_for_the_clients_certificate(made):
+    mutual = ServerOptions(tls=made.server("router"))
     with served(register(Failing(GONE, times=0)), mutual) as address:
-        with Client(address, tls=ClientTls(ca=cert, cert=cert, key=key)) as client:
+        with Client(address, tls=made.client("client")) as client:
             assert client.generate("hello").text == "done"
-        assert_refused(address, tls=ClientTls(ca=cert))
+        assert_refused(address, tls=made.stranger())

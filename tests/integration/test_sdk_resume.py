@@ -1,0 +1,133 @@
+"""Streams that break off and go on: by the SDK itself, against routers that break them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+
+from background import served
+from bad_routers import Breaking, Failing, register
+from slipstream.client import AsyncClient, Client, errors
+from slipstream.client.connection import Connection
+from slipstream.client.remote import Remote
+from slipstream.client.remote_aio import AsyncRemote
+from slipstream.client.resuming import Patience
+from slipstream.rpc.channel import ChannelOptions
+
+GONE = errors.Unavailable("about to stop")
+
+
+def impatient(address):
+    """How to reach a router that soon is given up."""
+    patience = Patience(unanswered_s=0.1, begun_s=0.4)
+    return Connection(address, ChannelOptions(), patience)
+
+
+async def test_tries_come_to_an_end():
+    gone = Failing(GONE)
+    with served(register(gone)) as address, Client.of(Remote(impatient(address), 10)) as client:
+        for ask in (client.stream, client.generate, client.tokenize):
+            before = gone.num_calls
+            with pytest.raises(errors.Unavailable, match="about to stop"):
+                ask("hello")
+            assert gone.num_calls > before + 1
+
+
+async def test_tries_come_to_an_end_for_asyncio():
+    gone = Failing(GONE)
+    with served(register(gone)) as address:
+        async with AsyncClient.of(AsyncRemote(impatient(address), 10)) as client:
+            with pytest.raises(errors.Unavailable, match="about to stop"):
+                await anext(client.stream("hello"))
+            num_calls = gone.num_calls
+            with pytest.raises(errors.Unavailable, match="about to stop"):
+                await client.generate("hello")
+    assert num_calls > 1
+    assert gone.num_calls > num_calls + 1
+
+
+BROKEN = [GONE, errors.Cancelled("by the router")]
+
+
+@pytest.mark.parametrize("error", BROKEN, ids=lambda error: type(error).__name__)
+async def test_a_stream_that_breaks_goes_on_where_it_was(error):
+    for nums in ([3, 0, 5, 1, 20], [19, 0, 1], [20]):
+        breaking = Breaking(error, nums)
+        with served(register(breaking)) as address:
+            with Client(address) as client:
+                chunks = list(client.stream("hello", request_id="mine"))
+            assert_whole(chunks)
+            assert len(breaking.asked) == len(nums)
+            breaking.asked.clear()
+            async with AsyncClient(address) as client:
+                assert_whole([chunk async for chunk in client.stream("hello", request_id="mine")])
+        for before, after in pairwise(breaking.asked):
+            assert after.num_received_tokens >= before.num_received_tokens
+            after.num_received_tokens = before.num_received_tokens
+            assert after == before
+
+
+def assert_whole(chunks):
+    """All there is to say, once; what is known at the beginning, at the beginning only."""
+    assert "".join(chunk.text for chunk in chunks) == "abcdefghijklmnopqrst"
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(range(20))
+    assert [chunk.prompt is None for chunk in chunks] == [False] + [True] * (len(chunks) - 1)
+    assert [chunk.finish_reason is None for chunk in chunks[-2:]] == [True, False]
+
+
+async def test_a_stream_that_breaks_for_good_names_its_request():
+    breaking = Breaking(GONE, [2, 0])
+    with served(register(breaking)) as address:
+        with Client.of(Remote(impatient(address), 10)) as client:
+            stream = client.stream("hello")
+            with pytest.raises(errors.Unavailable) as raised:
+                list(stream)
+            assert raised.value.request_id == stream.request_id
+            assert not stream.is_open
+        assert len(breaking.asked) > 1
+        breaking.asked.clear()
+        async with AsyncClient.of(AsyncRemote(impatient(address), 10)) as client:
+            with pytest.raises(errors.Unavailable) as raised:
+                [chunk async for chunk in client.stream("hello", request_id="mine")]
+            assert raised.value.request_id == "mine"
+        assert len(breaking.asked) > 1
+
+
+def test_a_broken_stream_has_the_time_of_its_request_alone():
+    with (
+        served(register(Breaking(GONE, [2, 0]))) as address,
+        Client(address) as client,
+        pytest.raises(errors.Unavailable),
+    ):
+        list(client.stream("hello", timeout_s=0.3))
+
+
+def test_nothing_is_sent_again_after_the_client_was_closed():
+    breaking = Breaking(GONE, [2, 0])
+    with served(register(breaking)) as address, ThreadPoolExecutor() as thread:
+        client = Client(address)
+        stream = client.stream("hello")
+        rest = thread.submit(list, stream)
+        while len(breaking.asked) < 3:
+            pass
+        client.close()
+        with pytest.raises(errors.Cancelled):
+            rest.result()
+        assert not stream.is_open
+
+
+async def test_the_rest_of_a_stream_can_be_asked_for_by_hand():
+    breaking = Breaking(GONE, [20])
+    with served(register(breaking)) as address, Client(address) as client:
+        chunks = list(client.stream("hello", request_id="mine", num_received=17))
+        assert "".join(chunk.text for chunk in chunks) == "rst"
+        assert chunks[0].prompt is not None
+        with pytest.raises(errors.InvalidRequest, match="request_id"):
+            client.stream("hello", num_received=17)
+        with pytest.raises(errors.InvalidRequest, match="always the whole"):
+            client.generate("hello", request_id="mine", num_received=17)
+        with client.session() as session, pytest.raises(errors.InvalidRequest, match="the whole"):
+            session.generate("hello", request_id="mine", num_received=17)
+        for wrong in (-1, 1.5, 300):
+            with pytest.raises(errors.InvalidRequest, match="num_received is"):
+                client.stream("hello", request_id="mine", num_received=wrong)
