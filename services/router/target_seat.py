@@ -92,7 +92,7 @@ class TargetSeat:
         return self._held
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
-        """See `core.ports.Target.verify`. Raises what the last target did when there is no other."""
+        """See `core.ports.Target.verify`. Raises what the last one did when there is no other."""
         self._tokens, num_same = apply_delta(self._tokens, delta)
         self._num_told = min(self._num_told, num_same)
         while True:

@@ -1,0 +1,130 @@
+"""Requests outlive their target: what was final is told to another one, which goes on as it would."""
+
+import asyncio
+
+import pytest
+
+import fleet
+from fleet import draft_worker, glide_of, routed, running, target_worker
+from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
+from slipstream.core.errors import Unavailable
+
+FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
+GREEDY = SamplingParams()
+NUM_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """What the target alone writes."""
+    from slipstream.client import Client
+
+    client = Client.embedded(str(folder), "none", dtype="float32")
+    return {
+        sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling)
+        for sampling in (GREEDY, SAMPLED)
+    }
+
+
+@pytest.fixture
+def targets(folder):
+    first = target_worker(folder)
+    return [first, first.twin()]
+
+
+@pytest.fixture
+def draft(folder):
+    return draft_worker(str(glide_of(folder)), folder)
+
+
+async def busy(workers):
+    """The worker that runs a request."""
+    for worker in workers:
+        if (await worker.load()).num_sessions:
+            return worker
+    raise AssertionError("no worker runs a request")
+
+
+async def read(stream, num_tokens=None):
+    """Tokens and text of a stream, to its end or until there are so many."""
+    chunks = []
+    async for chunk in stream:
+        chunks.append(chunk)
+        if num_tokens is not None and sum(len(at.token_ids) for at in chunks) >= num_tokens:
+            break
+    return chunks
+
+
+def whole(chunks):
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    return tuple(tokens), "".join(chunk.text for chunk in chunks)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_had(
+    targets, draft, plain, sampling
+):
+    async with running(*targets, draft), routed(targets, [draft]) as client:
+        asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED}
+        async with client.stream("hello", **asked) as stream:
+            begun = await read(stream, 20)
+            await (await busy(targets)).stop()
+            chunks = begun + await read(stream)
+    assert whole(chunks) == (plain[sampling].token_ids, plain[sampling].text)
+    stats = chunks[-1].stats
+    assert stats.continuity.num_target_losses == 1
+    assert stats.continuity.is_kept
+    assert stats.speculation.num_accepted_draft_tokens > 0
+    assert stats.num_output_tokens == len(plain[sampling].token_ids)
+
+
+async def test_the_only_target_may_come_back_as_another_process(targets, draft, plain):
+    target = targets[0]
+    async with running(target, draft), routed([target], [draft]) as client:
+        async with client.stream("hello", max_tokens=NUM_TOKENS) as stream:
+            begun = await read(stream, 20)
+            await target.stop()
+            await target.start()
+            chunks = begun + await read(stream)
+    assert whole(chunks)[0] == plain[GREEDY].token_ids
+
+
+async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
+    async with running(*targets, draft), routed(targets, [draft]) as client:
+        asked = {"max_tokens": NUM_TOKENS, "speculation": FORCED}
+        async with client.stream("hello", **asked) as stream:
+            begun = await read(stream, 20)
+            await asyncio.gather((await busy(targets)).stop(), draft.stop())
+            begun += await read(stream, 20)
+            await draft.start()
+            chunks = begun + await read(stream)
+    assert whole(chunks)[0] == plain[GREEDY].token_ids
+    assert chunks[-1].stats.speculation.fallbacks
+
+
+async def test_without_any_target_a_request_waits_no_longer_than_it_is_told(targets, folder):
+    target = targets[0]
+    async with running(target), routed([target], target_wait_s=0.3) as client:
+        async with client.stream("hello", max_tokens=NUM_TOKENS) as stream:
+            await read(stream, 20)
+            await target.stop()
+            with pytest.raises(Unavailable):
+                await read(stream)
+
+
+async def test_the_next_turn_of_a_session_goes_to_a_target_that_never_saw_it(targets, folder):
+    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as embedded:
+        async with embedded.session() as session:
+            expected = [await session.generate(text, max_tokens=20) for text in ("one", "two")]
+    async with running(*targets), routed(targets) as client, client.session() as session:
+        first = await session.generate("one", max_tokens=20)
+        holder = [at for at in targets if (await at.load()).num_parked]
+        await holder[0].stop()
+        second = await session.generate("two", max_tokens=20)
+    assert [first.token_ids, second.token_ids] == [at.token_ids for at in expected]
