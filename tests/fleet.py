@@ -130,7 +130,7 @@ async def running(*workers: Worker):
 
 
 @asynccontextmanager
-async def routed(targets, drafts=(), **config):
+async def routed(targets, drafts=(), *, token=None, **config):
     """A router over replicas, given as workers or as what a configuration says, and a client.
 
     A busy machine makes no draft late, unless `config` says so.
@@ -140,7 +140,7 @@ async def routed(targets, drafts=(), **config):
     port = await router.start()
     try:
         await asyncio.wait_for(router.ready(), LIMIT_S)
-        async with AsyncClient(f"127.0.0.1:{port}", retries=False) as client:
+        async with AsyncClient(f"127.0.0.1:{port}", token=token, retries=False) as client:
             client.address = f"127.0.0.1:{port}"
             if drafts and not isinstance(drafts[0], str):
                 await until(client, lambda info: num_ready(info, "draft") == len(drafts))

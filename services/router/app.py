@@ -15,6 +15,7 @@ from slipstream.router.claims import Claims
 from slipstream.router.config import RouterConfig
 from slipstream.router.discovery import parse_source
 from slipstream.router.fleet import Defaults, Fleet
+from slipstream.router.limits import KeyLimits
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
@@ -24,7 +25,7 @@ from slipstream.router.upkeep import Upkeep
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
-from slipstream.state.opening import open_store
+from slipstream.state.opening import open_quotas, open_store
 from slipstream.state.options import store_options
 from slipstream.state.record import Bounds
 
@@ -60,6 +61,7 @@ class Router:
         self._admission = Admission(config.max_requests)
         bounds = Bounds(lease_s=config.lease_s, max_sessions=config.max_sessions)
         self._store = open_store(store_options(config), bounds, clock=time.time)
+        self._quotas = open_quotas(store_options(config), time.monotonic)
         self._journals = Upkeep(lease_s=config.lease_s)
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
@@ -112,8 +114,8 @@ class Router:
         claims = Claims(self._store, config.keep_rules(), next_fence=fences(time.time))
         memory = Memory(claims, self._journals)
         turns = Turns(self._fleet, memory, self._admission, patience=_patience(config))
-        access = Access(config.key_file)
-        parts = Parts(access, self._fleet, turns, self._store, self._admission)
+        access, limits = Access(config.key_file), KeyLimits(self._quotas)
+        parts = Parts(access, limits, self._fleet, turns, self._store, self._admission)
         servicer = GenerationServicer(parts)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
@@ -139,6 +141,7 @@ class Router:
             await asyncio.wait({upkeep})
         await self._journals.aclose()
         await self._store.aclose()
+        await self._quotas.aclose()
 
 
 def fences(now: Callable[[], float]) -> Callable[[], int]:

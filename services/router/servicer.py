@@ -11,11 +11,12 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request import Generation, SessionRef
 from slipstream.core.results import Chunk, collected
 from slipstream.core.server_info import ServerInfo
-from slipstream.router.access import Access
+from slipstream.router.access import Access, Key
 from slipstream.router.admission import Admission
 from slipstream.router.fields import refuse_unknown
 from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
+from slipstream.router.limits import KeyLimits
 from slipstream.router.turns import Turns
 from slipstream.rpc.convert_generation import generation_from_pb, prompt_from_pb
 from slipstream.rpc.convert_info import model_info_to_pb, server_info_to_pb
@@ -33,6 +34,7 @@ class Parts:
     """What the public API is served with."""
 
     access: Access
+    limits: KeyLimits
     fleet: Fleet
     turns: Turns
     store: SessionStore
@@ -49,20 +51,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """See `generation.proto`."""
-        owner = self._enter(request, context)
+        key = self._enter(request, context)
         asked = generation_from_pb(request.generation)
         if asked.num_received:
             raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
-        async with aclosing(self._chunks(asked, owner, context)) as chunks:
+        async with aclosing(self._chunks(asked, key, context)) as chunks:
             return result_to_pb(collected([chunk async for chunk in chunks]))
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """See `generation.proto`."""
-        owner = self._enter(request, context)
+        key = self._enter(request, context)
         asked = generation_from_pb(request.generation)
-        async with aclosing(self._chunks(asked, owner, context)) as chunks:
+        async with aclosing(self._chunks(asked, key, context)) as chunks:
             async for chunk in chunks:
                 yield chunk_to_pb(chunk)
 
@@ -104,18 +106,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.DeleteSessionRequest, context: Any
     ) -> pb.DeleteSessionResponse:
         """See `generation.proto`."""
-        owner = self._enter(request, context)
-        await self._parts.turns.forget(SessionRef(request.session_id).session_id, owner)
+        key = self._enter(request, context)
+        await self._parts.turns.forget(SessionRef(request.session_id).session_id, key.name)
         return pb.DeleteSessionResponse()
 
-    def _enter(self, request: Any, context: Any) -> str:
-        """The caller, who owns the sessions that it begins."""
+    def _enter(self, request: Any, context: Any) -> Key:
+        """The caller, whose name owns the sessions that it begins."""
         key = self._parts.access.check(context.invocation_metadata())
         refuse_unknown(request)
-        return key.name
+        return key
 
-    def _chunks(self, asked: Generation, owner: str, context: Any) -> AsyncGenerator[Chunk, None]:
-        return self._parts.turns.chunks(asked, owner, self._remaining(context))
+    def _chunks(self, asked: Generation, key: Key, context: Any) -> AsyncGenerator[Chunk, None]:
+        remaining, parts = self._remaining(context), self._parts
+        chunks = parts.turns.chunks(asked, key.name, remaining)
+        request_id = asked.ask.request_id
+        return parts.limits.within(key, chunks, request_id=request_id, remaining=remaining)
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:
         """Seconds until the caller's deadline, also after the call has ended."""
