@@ -102,20 +102,21 @@ class Worker:
             return (await draft.GetDraftLoad(draft_pb2.GetDraftLoadRequest())).load
 
 
-def target_worker(folder: Path) -> Worker:
+def target_servicer(folder: Path, *, dtype: str = "float32") -> TargetServicer:
+    """A target of a directory's model, to be served and closed."""
+    loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
+    built = build_target(loaded)
+    return TargetServicer(built.target, describe(loaded, built, max_sessions=64), LeaseLimits())
+
+
+def target_worker(folder: Path, *, dtype: str = "float32") -> Worker:
     """A target of a directory's model."""
-
-    def make() -> TargetServicer:
-        loaded = load_target_parts(str(folder), dtype="float32", device="cpu")
-        built = build_target(loaded)
-        return TargetServicer(built.target, describe(loaded, built, max_sessions=64), LeaseLimits())
-
-    return Worker(make, TARGET, register_target)
+    return Worker(lambda: target_servicer(folder, dtype=dtype), TARGET, register_target)
 
 
-def draft_worker(draft: str, target: Path) -> Worker:
+def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:
     """A draft by name, for a directory's model."""
-    config = DraftConfig(draft=draft, target_model=str(target), dtype="float32")
+    config = DraftConfig(draft=draft, target_model=str(target), dtype=dtype)
     return Worker(lambda: load_draft(config), DRAFT, register_draft)
 
 

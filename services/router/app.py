@@ -20,6 +20,7 @@ from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
+from slipstream.router.shadow import Shadow
 from slipstream.router.turns import Memory, Patience, Turns
 from slipstream.router.upkeep import Upkeep
 from slipstream.rpc.channel import Dialer
@@ -63,6 +64,7 @@ class Router:
         self._store = open_store(store_options(config), bounds, clock=time.time)
         self._quotas = open_quotas(store_options(config), time.monotonic)
         self._journals = Upkeep(lease_s=config.lease_s)
+        self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -87,7 +89,8 @@ class Router:
         Raises what ended the upkeep of the replicas, should that ever happen.
         """
         assert self._upkeep is not None
-        serving = asyncio.get_running_loop().create_task(self._server.serve_until_stopped())
+        served = self._server.serve_until_stopped(stopping=self._refuse)
+        serving = asyncio.get_running_loop().create_task(served)
         try:
             await asyncio.wait({serving, self._upkeep}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
@@ -100,7 +103,7 @@ class Router:
 
     async def drain(self) -> None:
         """Refuse new requests; those that run go on."""
-        self._admission.is_draining = True
+        self._refuse()
         await self._server.drain()
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -109,13 +112,17 @@ class Router:
         await self._server.stop(grace_s)
         await self._end()
 
+    def _refuse(self) -> None:
+        self._admission.is_draining = True
+
     def _register(self) -> Callable[..., None]:
         config = self._config
         claims = Claims(self._store, config.keep_rules(), next_fence=fences(time.time))
         memory = Memory(claims, self._journals)
-        turns = Turns(self._fleet, memory, self._admission, patience=_patience(config))
+        patience, shadow = _patience(config), self._shadow
+        turns = Turns(self._fleet, memory, self._admission, patience=patience, shadow=shadow)
         access, limits = Access(config.key_file), KeyLimits(self._quotas)
-        parts = Parts(access, limits, self._fleet, turns, self._store, self._admission)
+        parts = Parts(access, limits, self._fleet, turns, self._store, self._admission, shadow)
         servicer = GenerationServicer(parts)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
@@ -124,6 +131,7 @@ class Router:
             group.create_task(self._targets.run())
             group.create_task(self._drafts.run())
             group.create_task(self._follow())
+            group.create_task(self._shadow.run())
 
     async def _follow(self) -> None:
         """Have health say whether requests can run."""

@@ -17,6 +17,7 @@ from slipstream.router.fields import refuse_unknown
 from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
 from slipstream.router.limits import KeyLimits
+from slipstream.router.shadow import Shadow
 from slipstream.router.turns import Turns
 from slipstream.rpc.convert_generation import generation_from_pb, prompt_from_pb
 from slipstream.rpc.convert_info import model_info_to_pb, server_info_to_pb
@@ -39,6 +40,7 @@ class Parts:
     turns: Turns
     store: SessionStore
     admission: Admission
+    shadow: Shadow
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -99,6 +101,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             num_requests=parts.admission.num_requests,
             num_sessions=await parts.store.count() or 0,
             replicas=parts.fleet.infos(),
+            shadow=parts.shadow.info,
         )
         return server_info_to_pb(info)
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,13 +22,14 @@ from slipstream.core.request import (
     draft_settings,
     make_request,
 )
-from slipstream.core.results import Chunk
+from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
 from slipstream.router.claims import Claims, check_received
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.places import Pair, SeatTerms, free_parked
 from slipstream.router.replay import replayed
+from slipstream.router.shadow import Answered, Shadow
 from slipstream.router.upkeep import Upkeep, Whereabouts
 from slipstream.rpc.exchange import Terms
 from slipstream.state.journal import StoreJournal
@@ -70,12 +71,20 @@ class Turns:
     """Runs requests, and has the sessions among them remembered."""
 
     def __init__(
-        self, fleet: Fleet, memory: Memory, admission: Admission, *, patience: Patience
+        self,
+        fleet: Fleet,
+        memory: Memory,
+        admission: Admission,
+        *,
+        patience: Patience,
+        shadow: Shadow,
     ) -> None:
+        """Requests that have ended well are offered to the `shadow`."""
         self._fleet = fleet
         self._memory = memory
         self._admission = admission
         self._patience = patience
+        self._shadow = shadow
 
     async def chunks(
         self, asked: Generation, owner: str, remaining: Remaining
@@ -126,6 +135,8 @@ class Turns:
             )
             async for chunk in await stack.enter_async_context(aclosing(run.chunks())):
                 yield chunk
+                if chunk.stats is not None:
+                    self._shadow.offer(_answered(request, run.output, chunk.stats, placed))
             if asked.session is not None:
                 await pair.park(self._patience.park_ttl_s, where)
 
@@ -192,6 +203,13 @@ def _opening(asked: Generation, request: Request, placed: Placed) -> Opening:
         "verification": request.session.verification,
     }
     return Opening(len(request.tokens), json.dumps(params), placed.model.tokenizer_hash)
+
+
+def _answered(
+    request: Request, output: Sequence[int], stats: RequestStats, placed: Placed
+) -> Answered:
+    wanted = Wanted(placed.model.name, twin=placed.model)
+    return Answered(request, tuple(output), stats.speculation.num_draft_tokens, wanted)
 
 
 async def _encode(

@@ -119,10 +119,15 @@ class Server:
         if self._health_server is not None:
             await self._health_server.stop(0)
 
-    async def serve_until_stopped(self, *, ready: Callable[[], None] = lambda: None) -> None:
+    async def serve_until_stopped(
+        self,
+        *,
+        ready: Callable[[], None] = lambda: None,
+        stopping: Callable[[], None] = lambda: None,
+    ) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop. A second signal ends the grace.
 
-        `ready` is called once signals mean that.
+        `ready` is called once signals mean that, `stopping` at the first of them.
         """
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -130,14 +135,15 @@ class Server:
             loop.add_signal_handler(number, stopped.set)
         ready()
         await stopped.wait()
+        stopping()
         _LOG.info("stopping: calls in flight have %g s", self._options.grace_s)
         stopped.clear()
-        stopping = loop.create_task(self.stop())
+        ending = loop.create_task(self.stop())
         hurry = loop.create_task(stopped.wait())
-        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ending, hurry}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         self._calls.give_up()
-        await stopping
+        await ending
 
     async def _close(self) -> None:
         for server in filter(None, (self._server, self._health_server)):
