@@ -16,6 +16,7 @@ from slipstream.rpc.security import ClientTls
 
 KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5
+CONNECT_S = 5
 MAX_MESSAGE_BYTES = 64 << 20
 """What a caller takes: a tokenizer is the largest message there is."""
 
@@ -113,7 +114,8 @@ def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
         ("grpc.service_config", json.dumps(config)),
         # Reconnecting must not wait minutes for a service that is back after seconds.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # In spite of its name it is how long an attempt may take: a handshake is several round trips.
+        ("grpc.min_reconnect_backoff_ms", CONNECT_S * 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
