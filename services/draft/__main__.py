@@ -3,11 +3,16 @@
 import sys
 from collections.abc import Sequence
 
+from slipstream import __version__
+from slipstream.core.server_info import ReplicaRole
 from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
-from slipstream.draft.servicer import SERVICE, register
+from slipstream.draft.servicer import SERVICE, DraftServicer, register
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
+from slipstream.state.announcement import Announcement
+from slipstream.state.announcing import announced_in
+from slipstream.state.options import store_options
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,9 +26,26 @@ async def _serve(config: DraftConfig) -> None:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start()
         address = with_port(config.address, port)
-        await server.serve_until_stopped(ready=lambda: say_ready(address))
+        reached = config.advertised_address or address
+        async with announced_in(store_options(config), lambda: _announcement(servicer, reached)):
+            await server.serve_until_stopped(ready=lambda: say_ready(address))
     finally:
         await servicer.close()
+
+
+def _announcement(servicer: DraftServicer, address: str) -> Announcement:
+    about, load = servicer.about, servicer.load()
+    return Announcement(
+        ReplicaRole.DRAFT,
+        address,
+        about.identity.incarnation,
+        model=about.target_model_id,
+        kind=about.kind,
+        version=__version__,
+        num_sessions=load.num_sessions,
+        num_waiting=load.num_waiting,
+        kv_bytes=load.kv_bytes,
+    )
 
 
 if __name__ == "__main__":

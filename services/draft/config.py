@@ -8,12 +8,14 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.draft.memory import DraftMemory
 from slipstream.draft.servicer import DraftSettings
 from slipstream.models.memory import AUTO, check_budget
+from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import ServerOptions, stream_limit
+from slipstream.state.options import store_options
 
 _LEAST = {
     "max_sessions": 1,
@@ -29,6 +31,9 @@ class DraftConfig:
     """Everything a draft service can be told."""
 
     address: str = option("127.0.0.1:50062", "Where to listen.")
+    advertised_address: str | None = option(
+        None, "Where routers reach it when it announces itself; unset, where it listens."
+    )
     draft: str = option(
         "glide", "The draft: glide, ngram, vanilla:MODEL or a directory of GliDe weights."
     )
@@ -71,6 +76,17 @@ class DraftConfig:
     peer_ca: Path | None = option(None, "Dial targets with TLS, trusting this certificate.")
     peer_cert: Path | None = option(None, "Certificate to show to targets.")
     peer_key: Path | None = option(None, "Its private key.")
+    store_url: str | None = option(
+        None, "Redis to announce itself in, for routers whose replicas are registry:."
+    )
+    store_user: str | None = option(None, "User there.")
+    store_password: str | None = option(None, "The user's password.", secret=True)
+    store_password_file: Path | None = option(None, "A file with the user's password.")
+    store_ca: Path | None = option(None, "Trust this certificate there; unset, the system's.")
+    store_cert: Path | None = option(None, "Certificate to show there.")
+    store_key: Path | None = option(None, "Its private key.")
+    store_prefix: str = option("slipstream", "What every key there begins with.")
+    store_timeout_s: float = option(1.0, "Longest time for the store to answer.")
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
     def __post_init__(self) -> None:
@@ -81,6 +97,9 @@ class DraftConfig:
         if not self.max_park_ttl_s > 0:
             raise InvalidRequest(f"max_park_ttl_s is {self.max_park_ttl_s}, but must be above 0")
         check_budget(self.kv_memory)
+        if self.store_url is not None or self.advertised_address is not None:
+            check_advertised(self.address, self.advertised_address, reader="router")
+        store_options(self)
         self.server_options()
         self.channel_options()
         self.settings()

@@ -81,7 +81,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         closed here too, is where the draft was made, None being one of its own."""
         self._drafter = drafter
         self._feeds = feeds
-        self._about = about
+        self.about = about
         self._settings = settings
         self._clock = clock
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
@@ -111,7 +111,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._begin(at.lease)
         inbox = Inbox(request_iterator, at.lease)
         try:
-            opened = draft_pb2.DraftOpened(incarnation=self._about.identity.incarnation)
+            opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
             yield draft_pb2.SpeculateResponse(opened=opened)
             while (message := await inbox.next()) is not None:
                 yield await self._answer(message, at)
@@ -127,12 +127,16 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, request: draft_pb2.DescribeDraftRequest, context: Context
     ) -> draft_pb2.DescribeDraftResponse:
         """See draft.proto."""
-        return self._about
+        return self.about
 
     async def GetDraftLoad(
         self, request: draft_pb2.GetDraftLoadRequest, context: Context
     ) -> draft_pb2.GetDraftLoadResponse:
         """See draft.proto."""
+        return draft_pb2.GetDraftLoadResponse(load=self.load())
+
+    def load(self) -> common_pb2.Load:
+        """What is held at the moment, and was done since the start."""
         own_bytes = 0 if self._local is None else self._local.num_kv_bytes
         load = common_pb2.Load(
             num_sessions=self._leases.num_active,
@@ -148,7 +152,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if self._batched is not None:
             load.num_waiting += self._batched.num_waiting
             load.num_steps, load.num_rows = self._batched.num_steps, self._batched.num_rows
-        return draft_pb2.GetDraftLoadResponse(load=load)
+        return load
 
     def _begin(self, lease: Lease) -> None:
         self._running.add(lease)
@@ -163,7 +167,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if message.WhichOneof("message") != "open":
             raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
         asked = message.open
-        require_agreement("the target of this draft", target_expectations(self._about, asked))
+        require_agreement("the target of this draft", target_expectations(self.about, asked))
         if not asked.target.vocab_size:
             raise HandshakeError("the caller says nothing of the target's vocabulary")
         session = session_from_pb(asked.session)

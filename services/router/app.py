@@ -13,7 +13,6 @@ from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.claims import Claims
 from slipstream.router.config import RouterConfig
-from slipstream.router.discovery import parse_source
 from slipstream.router.fleet import Defaults, Fleet
 from slipstream.router.limits import KeyLimits
 from slipstream.router.pool import Pool
@@ -21,6 +20,7 @@ from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream.router.shadow import Shadow
+from slipstream.router.sources import Sources
 from slipstream.router.turns import Memory, Patience, Turns
 from slipstream.router.upkeep import Upkeep
 from slipstream.rpc.channel import Dialer
@@ -43,15 +43,16 @@ class Router:
         dial = Dialer(config.channel_options())
         breakers = Breakers(time.monotonic)
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
+        self._sources = Sources(config.targets, config.drafts, store_options(config))
         self._targets = Pool(
-            parse_source(config.targets),
+            self._sources.targets,
             TargetProbe(),
             dial,
             heartbeat=config.heartbeat(),
             hooks=hooks,
         )
         self._drafts = Pool(
-            parse_source(config.drafts),
+            self._sources.drafts,
             DraftProbe(),
             dial,
             heartbeat=config.heartbeat(),
@@ -149,6 +150,7 @@ class Router:
             await asyncio.wait({upkeep})
         await self._journals.aclose()
         await self._store.aclose()
+        await self._sources.aclose()
         await self._quotas.aclose()
 
 

@@ -38,7 +38,7 @@ class RouterConfig:
 
     address: str = option("127.0.0.1:50051", "Where to listen.")
     targets: tuple[str, ...] = option(
-        (), "Target replicas: addresses, or one dns:///NAME:PORT or file:PATH that lists them."
+        (), "Target replicas: addresses, or one of dns:///NAME:PORT, file:PATH and registry: alone."
     )
     drafts: tuple[str, ...] = option((), "Draft replicas, likewise; none for n-gram drafting only.")
     drafter: str | None = option(

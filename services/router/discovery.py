@@ -1,4 +1,5 @@
-"""Where replicas are: a fixed list, a DNS name, or a file. Knows addresses, not who answers there.
+"""Where replicas are: a fixed list, a DNS name, a file, or the registry that they announce
+themselves to. Knows addresses, not who answers there.
 
 What can't be read for a moment changes nothing: the last list stays, and the log says why.
 """
@@ -6,22 +7,27 @@ What can't be read for a moment changes nothing: the last list stays, and the lo
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.timing import Clock
 from slipstream.rpc.channel import check_address
 
 POLL_S = 1.0
 DNS_POLL_S = 5.0
 DNS_LIMIT_S = 5.0
+LINGER_S = 10.0
+REGISTRY = "registry:"
 _DNS, _FILE = "dns:///", "file:"
 _LOG = logging.getLogger("slipstream.router")
 
 Addresses = frozenset[str]
 Pause = Callable[[float], Awaitable[None]]
+Ask = Callable[[], Awaitable[Addresses]]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
@@ -47,10 +53,8 @@ class StaticSource:
 class PolledSource:
     """Asks again and again. A question that fails changes nothing."""
 
-    def __init__(
-        self, ask: Callable[[], Awaitable[Addresses]], *, poll_s: float, pause: Pause
-    ) -> None:
-        """`ask` raises `OSError` or `InvalidRequest` when it can't say."""
+    def __init__(self, ask: Ask, *, poll_s: float, pause: Pause) -> None:
+        """`ask` raises `OSError`, `Unavailable` or `InvalidRequest` when it can't say."""
         self._ask = ask
         self._poll_s = poll_s
         self._pause = pause
@@ -69,7 +73,7 @@ class PolledSource:
     async def _answer(self) -> Addresses | None:
         try:
             found = await self._ask()
-        except (OSError, InvalidRequest) as error:
+        except (OSError, Unavailable, InvalidRequest) as error:
             if str(error) != self._problem:
                 _LOG.warning("replicas can't be listed, so the last list stays: %s", error)
                 self._problem = str(error)
@@ -78,20 +82,46 @@ class PolledSource:
         return found
 
 
-def parse_source(
-    items: Sequence[str], *, pause: Pause = asyncio.sleep, resolve: Resolve | None = None
-) -> Source:
-    """The source that a configuration names: addresses, or one `dns:///NAME:PORT` or `file:PATH`.
+class Lingering:
+    """Whoever was named stays named for a while: a list that was lost is soon whole again."""
 
+    def __init__(self, ask: Ask, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    async def __call__(self) -> Addresses:
+        """Those that were named within `LINGER_S`."""
+        found = await self._ask()
+        now = self._clock()
+        self._seen |= dict.fromkeys(found, now)
+        self._seen = {at: seen for at, seen in self._seen.items() if now - seen <= LINGER_S}
+        return frozenset(self._seen)
+
+
+def parse_source(
+    items: Sequence[str],
+    *,
+    registered: Ask | None = None,
+    pause: Pause = asyncio.sleep,
+    resolve: Resolve | None = None,
+) -> Source:
+    """The source that a configuration names: addresses, or one of the other forms.
+
+    These are `dns:///NAME:PORT`, `file:PATH`, and `registry:` for those that `registered` names.
     Raises `InvalidRequest` for anything else.
     """
-    special = [item for item in items if item.startswith((_DNS, _FILE))]
+    special = [item for item in items if item.startswith((_DNS, _FILE, REGISTRY))]
     if not special:
         return StaticSource(frozenset(_checked(item) for item in items))
     if len(items) > 1:
         raise InvalidRequest(
             f"{special[0]} names all replicas, so nothing else can stand beside it"
         )
+    if items[0] == REGISTRY and registered is not None:
+        return PolledSource(Lingering(registered, time.monotonic), poll_s=POLL_S, pause=pause)
+    if items[0].startswith(REGISTRY):
+        raise InvalidRequest(f"{items[0]!r} must be registry: alone, with a store_url")
     if items[0].startswith(_FILE):
         path = Path(items[0].removeprefix(_FILE)).expanduser()
         return PolledSource(lambda: _read(path), poll_s=POLL_S, pause=pause)

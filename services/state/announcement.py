@@ -34,6 +34,9 @@ class Announcement:
             value = getattr(self, name)
             if not value or not value.isascii() or not value.isprintable() or " " in value:
                 raise InvalidRequest(f"a replica's {name} is {value[:80]!r}, but must be one word")
+        host, _, port = self.address.rpartition(":")
+        if not (host and port.isdigit() and 0 < int(port) < 65536):
+            raise InvalidRequest(f"a replica's address is {self.address[:80]!r}, not HOST:PORT")
         for name in ("num_sessions", "num_waiting", "kv_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 from slipstream.core.errors import Unavailable
 from slipstream.state.announcement import Announcement
+from slipstream.state.opening import open_registry
+from slipstream.state.options import StoreOptions
 
 EVERY_S = 1.0
 _LOG = logging.getLogger("slipstream.state")
@@ -23,6 +25,18 @@ class Listing(Protocol):
     async def leave(self, replica: Announcement) -> None:
         """List it no more. Raises `Unavailable`."""
         ...
+
+
+@asynccontextmanager
+async def announced_in(
+    options: StoreOptions, about: Callable[[], Announcement]
+) -> AsyncIterator[None]:
+    """Announce what `about` says for as long as the block runs; without a store, nobody is told."""
+    if options.url is None:
+        yield
+        return
+    async with aclosing(open_registry(options)) as registry, announced(registry, about):
+        yield
 
 
 @asynccontextmanager

@@ -4,21 +4,17 @@ One hash per role; each script is atomic, and times are those of Redis. Imports 
 imported itself only where one is configured.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.server_info import ReplicaRole
 from slipstream.state.announcement import Announcement, announcement_from
+from slipstream.state.calls import Calls, Script
 
 TTL_S = 5.0
 """How long a replica is listed after it has announced itself."""
-LIMIT_S = 1.0
-"""For an answer of Redis. Nobody waits for it."""
 _FORGET_S = 3600
 """What nobody announces anything in is forgotten as a whole."""
 _LOG = logging.getLogger("slipstream.state")
@@ -28,17 +24,22 @@ _NOW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
-_ANNOUNCE = f"""{_NOW}
+_ANNOUNCE = Script(
+    f"""{_NOW}
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %s %s', now, ARGV[2], ARGV[3]))
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 """
-_LEAVE = """
+)
+_LEAVE = Script(
+    """
 local kept = redis.call('HGET', KEYS[1], ARGV[1])
 if kept and string.match(kept, '^%d+ (%S+) ') == ARGV[2] then
   redis.call('HDEL', KEYS[1], ARGV[1])
 end
 """
-_LIVE = f"""{_NOW}
+)
+_LIVE = Script(
+    f"""{_NOW}
 local all, live = redis.call('HGETALL', KEYS[1]), {{}}
 for at = 1, #all, 2 do
   local said, text = string.match(all[at + 1], '^(%d+) %S+ (.*)$')
@@ -50,14 +51,15 @@ for at = 1, #all, 2 do
 end
 return live
 """
+)
 
 
 class Registry:
     """The replicas of all that share a Redis and a prefix."""
 
-    def __init__(self, client: Any, *, prefix: str, ttl_s: float = TTL_S) -> None:
-        """`client` is one of `redis.asyncio`; it is closed with this."""
-        self._client = client
+    def __init__(self, calls: Calls, *, prefix: str, ttl_s: float = TTL_S) -> None:
+        """`calls` are closed with this."""
+        self._calls = calls
         self._prefix = prefix
         self._ttl_ms = round(ttl_s * 1000)
         self._refused: frozenset[str] = frozenset()
@@ -78,7 +80,7 @@ class Registry:
 
     async def aclose(self) -> None:
         """End connections. Again is fine."""
-        await self._client.aclose()
+        await self._calls.aclose()
 
     def _understood(self, texts: Iterable[Any]) -> list[Announcement]:
         """One that can't be read must not hide the others. The log says so once."""
@@ -93,15 +95,10 @@ class Registry:
         self._refused = frozenset(refused)
         return found
 
-    async def _run(self, script: str, role: ReplicaRole, *words: Any) -> Any:
+    async def _run(self, script: Script, role: ReplicaRole, *words: Any) -> Any:
         # What stands in braces decides the place in a cluster.
         key = f"{self._prefix}:replicas:{{{role.value}}}"
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                return await self._client.eval(script, 1, key, *words)
-        except (RedisError, OSError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {LIMIT_S:g} s"
-            raise Unavailable(f"Redis did not answer as it should ({reason})") from None
+        return await self._calls.run(script, [key], words)
 
 
 def _text(answer: Any) -> str:

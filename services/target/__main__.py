@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
+from slipstream import __version__
+from slipstream.core.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import Numerics
 from slipstream.models.cores import Cores, load_on
@@ -13,6 +15,9 @@ from slipstream.models.loading import load_target_parts
 from slipstream.rpc.process import BAD_INPUT, FAILED, run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
+from slipstream.state.announcement import Announcement
+from slipstream.state.announcing import announced_in
+from slipstream.state.options import store_options
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
@@ -41,9 +46,24 @@ async def _serve_with(crew: Crew | None, config: TargetConfig) -> None:
         address = with_port(config.address, port)
         servicer.advertise(config.advertised_address or address)
         await server.set_serving(True)
-        await server.serve_until_stopped(ready=lambda: say_ready(address))
+        async with announced_in(store_options(config), lambda: _announcement(servicer)):
+            await server.serve_until_stopped(ready=lambda: say_ready(address))
     finally:
         await servicer.close()
+
+
+def _announcement(servicer: TargetServicer) -> Announcement:
+    about, load = servicer.about, servicer.load()
+    return Announcement(
+        ReplicaRole.TARGET,
+        about.advertised_address,
+        about.identity.incarnation,
+        model=about.identity.model_id,
+        version=__version__,
+        num_sessions=load.num_sessions,
+        num_waiting=load.num_waiting,
+        kv_bytes=load.kv_bytes,
+    )
 
 
 def _lost(reason: str, is_input: bool) -> None:

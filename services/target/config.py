@@ -9,14 +9,14 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import MAX_NODES
 from slipstream.models.causal import Numerics
 from slipstream.models.memory import AUTO, check_budget
+from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.callers import named_callers
-from slipstream.rpc.channel import check_address
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import server_tls
 from slipstream.rpc.server import ServerOptions, stream_limit
+from slipstream.state.options import store_options
 from slipstream.target.build import MAX_ROWS, TargetLimits
 
-_ANY_HOST = ("0.0.0.0", "[::]")
 _POSITIVE = ("max_sessions", "tensor_parallel", "max_park_ttl_s")
 _NOT_NEGATIVE = ("max_waiting", "max_parked_bytes", "grace_s")
 _LEAST_ROWS = MAX_NODES + 1
@@ -28,7 +28,9 @@ class TargetConfig:
     """Everything a target can be told."""
 
     address: str = option("127.0.0.1:50061", "Where to listen.")
-    advertised_address: str | None = option(None, "Where drafts reach it; unset, where it listens.")
+    advertised_address: str | None = option(
+        None, "Where drafts and routers reach it; unset, where it listens."
+    )
     model: str = option("smollm2-135m", "An alias, a path or OWNER/NAME of the hub.")
     dtype: str = option("bfloat16", "Element type of the weights: bfloat16, float16 or float32.")
     device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
@@ -70,6 +72,17 @@ class TargetConfig:
     tls_draft_names: tuple[str, ...] = option(
         (), "Names of drafts, which may read keys and values, and do nothing else."
     )
+    store_url: str | None = option(
+        None, "Redis to announce itself in, for routers whose replicas are registry:."
+    )
+    store_user: str | None = option(None, "User there.")
+    store_password: str | None = option(None, "The user's password.", secret=True)
+    store_password_file: Path | None = option(None, "A file with the user's password.")
+    store_ca: Path | None = option(None, "Trust this certificate there; unset, the system's.")
+    store_cert: Path | None = option(None, "Certificate to show there.")
+    store_key: Path | None = option(None, "Its private key.")
+    store_prefix: str = option("slipstream", "What every key there begins with.")
+    store_timeout_s: float = option(1.0, "Longest time for the store to answer.")
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
     def __post_init__(self) -> None:
@@ -78,16 +91,9 @@ class TargetConfig:
             known = " or ".join(get_args(Numerics))
             raise InvalidRequest(f"numerics is {self.numerics!r}, but must be {known}")
         check_budget(self.kv_memory)
-        self._check_advertised()
+        check_advertised(self.address, self.advertised_address, reader="draft")
         self.server_options()
-
-    def _check_advertised(self) -> None:
-        if self.advertised_address is not None:
-            check_address(self.advertised_address)
-        elif self.address.rpartition(":")[0] in _ANY_HOST:
-            raise InvalidRequest(
-                f"address is {self.address}, which no draft can dial: set advertised_address, too"
-            )
+        store_options(self)
 
     def _check_numbers(self) -> None:
         for name in _POSITIVE:

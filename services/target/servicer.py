@@ -49,7 +49,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """`about` is what `DescribeTarget` answers, its tokenizer included; `thread`, closed here,
         is where the engine was made, None being one of its own."""
         self._target = target
-        self._about = about
+        self.about = about
         self._clock = clock
         self._thread = thread or EngineThread("target")
         self._batched = BatchedTarget(target, self._thread, batch)
@@ -60,7 +60,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def advertise(self, address: str) -> None:
         """Where drafts reach this target; known once it listens."""
-        self._about.advertised_address = address
+        self.about.advertised_address = address
 
     async def close(self) -> None:
         """Free what is parked and end the engine's thread. The calls must have ended."""
@@ -111,9 +111,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> target_pb2.DescribeTargetResponse:
         """See target.proto."""
         if request.with_tokenizer:
-            return self._about
+            return self.about
         answer = target_pb2.DescribeTargetResponse()
-        answer.CopyFrom(self._about)
+        answer.CopyFrom(self.about)
         answer.ClearField("tokenizer")
         return answer
 
@@ -123,8 +123,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         context: Context,
     ) -> target_pb2.GetTargetLoadResponse:
         """See target.proto."""
+        return target_pb2.GetTargetLoadResponse(load=self.load())
+
+    def load(self) -> common_pb2.Load:
+        """What is held at the moment, and was done since the start."""
         memory = self._target.memory
-        load = common_pb2.Load(
+        return common_pb2.Load(
             num_sessions=self._leases.num_active,
             num_parked=self._leases.num_parked,
             kv_bytes=self._leases.held_bytes,
@@ -138,15 +142,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             kv_cached_bytes=memory.num_cached_bytes,
             num_cached_tokens=self._num_cached_tokens,
         )
-        return target_pb2.GetTargetLoadResponse(load=load)
 
     async def _open(self, message: target_pb2.VerifyRequest) -> tuple[Session, Served]:
         if message.WhichOneof("message") != "open":
             raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
         asked = message.open
-        require_agreement(
-            "this target", identity_expectations(self._about.identity, asked.expected)
-        )
+        require_agreement("this target", identity_expectations(self.about.identity, asked.expected))
         if len(asked.session.session_id) > MAX_ID_LENGTH:
             raise InvalidRequest(
                 f"the session id has {len(asked.session.session_id)} characters, but may have up"

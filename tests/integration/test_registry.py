@@ -10,6 +10,7 @@ from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.core.server_info import ReplicaRole
 from slipstream.state.announcement import Announcement, announcement_from
 from slipstream.state.announcing import announced
+from slipstream.state.calls import Calls
 from slipstream.state.registry import Registry
 
 LIMIT_S = 20
@@ -33,9 +34,13 @@ async def client(server):
         yield client
 
 
+def registry_of(client, prefix="test"):
+    return Registry(Calls(client, timeout_s=LIMIT_S, place="here"), prefix=prefix)
+
+
 @pytest.fixture
 def registry(client):
-    return Registry(client, prefix="test")
+    return registry_of(client)
 
 
 async def test_who_announces_itself_is_listed_with_what_it_said_last(registry):
@@ -78,13 +83,13 @@ async def test_one_that_can_not_be_read_hides_no_other(registry, client, caplog)
 
 async def test_a_prefix_is_a_world_of_its_own(registry, client):
     await registry.announce(target())
-    assert await Registry(client, prefix="other").live(TARGET) == ()
+    assert await registry_of(client, "other").live(TARGET) == ()
 
 
 async def test_a_store_that_is_not_there_is_an_error_in_a_sentence(tmp_path):
     async with redis.asyncio.from_url(f"unix://{tmp_path}/none") as nobody:
-        registry = Registry(nobody, prefix="test")
-        with pytest.raises(Unavailable, match="Redis did not answer as it should"):
+        registry = registry_of(nobody)
+        with pytest.raises(Unavailable, match="the store at here can't be reached"):
             await registry.live(TARGET)
 
 
@@ -93,7 +98,7 @@ async def test_a_service_is_listed_while_it_runs_also_when_the_store_comes_late(
     with redis_server() as server:
         server.kill()
         async with redis.asyncio.from_url(server.url) as client:
-            registry = Registry(client, prefix="test")
+            registry = registry_of(client)
             async with announced(registry, target, every_s=0.02):
                 await until(lambda: "can't announce itself" in caplog.text)
                 server.start()
