@@ -16,18 +16,30 @@ from redis.asyncio import RedisCluster
 
 from slipstream.core.errors import Unavailable
 
+_NO_PERMISSION = "does not let its user do what is needed; see its ACL"
+_NO_MEMORY = "has no memory left"
+_IS_REPLICA = "is a replica, which can't be written"
+
 _AS_IT_IS: tuple[tuple[Any, str], ...] = (
     (faults.TimeoutError | TimeoutError, "did not answer in time"),
     (faults.AuthenticationError, "does not take this user or password"),
-    (faults.NoPermissionError, "does not let its user do what is needed; see its ACL"),
-    (faults.OutOfMemoryError, "has no memory left"),
-    (faults.ReadOnlyError, "is a replica, which can't be written"),
+    (faults.NoPermissionError, _NO_PERMISSION),
+    (faults.OutOfMemoryError, _NO_MEMORY),
+    (faults.ReadOnlyError, _IS_REPLICA),
     (faults.BusyLoadingError, "is still reading its data"),
     (faults.MaxConnectionsError, "is asked too much at once"),
     (faults.MovedError, "is part of a cluster, which store_url does not say (redis+cluster)"),
     (faults.ClusterDownError, "is a cluster that is down"),
     (faults.RedisClusterException, "is a cluster that can't be reached"),
 )
+
+# Some versions say what stopped a script in the middle of a line about the script.
+_IN_SCRIPTS = {
+    "NOPERM": _NO_PERMISSION,
+    "ACL failure": _NO_PERMISSION,
+    "-OOM": _NO_MEMORY,
+    "-READONLY": _IS_REPLICA,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +114,18 @@ def _why(error: BaseException) -> str:
         if isinstance(error, kind):
             return why
     if isinstance(error, faults.ResponseError):
-        return f"fails ({str(error).split(' ', 1)[0][:40]})"  # the rest may quote what was sent
+        return _of_script(str(error))
     for cause in (error, error.__cause__, error.__context__):
         if isinstance(cause, OSError) and (why := _of_system(cause)):
             return why
     return "can't be reached"
+
+
+def _of_script(text: str) -> str:
+    for sign, why in _IN_SCRIPTS.items():
+        if sign in text:
+            return why
+    return f"fails ({text.split(' ', 1)[0][:40]})"  # the rest may quote what was sent
 
 
 def _of_system(error: OSError) -> str | None:

@@ -29,6 +29,14 @@ class FreshTls(SSLConnection):
         return super()._connection_arguments()
 
 
+class WatchedPool(SentinelConnectionPool):
+    """Connections to the master that sentinels name; those to them end with it."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
 class FreshSentinelTls(SentinelManagedConnection, FreshTls):
     """The same, to the master that sentinels name."""
 
@@ -70,7 +78,7 @@ def _master(address: Address, options: StoreOptions) -> Redis:
             sentinel.connection_pool.connection_class = FreshTls
     kind = FreshSentinelTls if tls else SentinelManagedConnection
     how = _shared(options) | tls | {"db": address.db, "max_connections": MAX_CONNECTIONS}
-    return _client(SentinelConnectionPool(address.master, sentinels, connection_class=kind, **how))
+    return _client(WatchedPool(address.master, sentinels, connection_class=kind, **how))
 
 
 def _cluster(address: Address, options: StoreOptions) -> RedisCluster:
