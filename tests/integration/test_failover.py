@@ -12,7 +12,7 @@ from slipstream.core.errors import Unavailable
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
 GREEDY = SamplingParams()
-NUM_TOKENS = 400
+NUM_TOKENS = 120
 
 
 @pytest.fixture(scope="module")

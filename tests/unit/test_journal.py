@@ -1,0 +1,188 @@
+"""Laws of a request's journal: kept before it is told, and kept later when the store was silent."""
+
+import random
+
+import pytest
+
+from slipstream.core.ending import Ending
+from slipstream.core.errors import SessionTaken, Unavailable
+from slipstream.core.results import RequestStats, Timings
+from slipstream.core.stats import Outcomes
+from slipstream.core.types import FinishReason
+from slipstream.state.journal import StoreJournal
+from slipstream.state.memory import MemoryStore
+from slipstream.state.record import Bounds, Claim, Opening
+
+PROMPT = (1, 2, 3)
+OPENING = Opening(len(PROMPT), "{}", "hash")
+CLAIM = Claim("s", "r", "digest", "", "here", "model", True, 100.0)
+STATS = RequestStats(
+    3, 0, 4, Timings(0, 0, 0, 0), Outcomes().summary(num_spec_tokens=0, lossless=True)
+)
+ENDING = Ending(FinishReason.STOP, STATS)
+
+
+class Line:
+    """A store that can be reached or not; a write may get there though its answer does not."""
+
+    def __init__(self, clock):
+        self.store = MemoryStore(Bounds(), clock)
+        self.is_up = True
+        self.loses_answers = False
+
+    def __getattr__(self, name):
+        async def call(*args, **kwargs):
+            if not self.is_up:
+                raise Unavailable("the store does not answer")
+            answer = await getattr(self.store, name)(*args, **kwargs)
+            if self.loses_answers:
+                raise Unavailable("the answer was lost")
+            return answer
+
+        return call
+
+    def lose_everything(self):
+        self.store = MemoryStore(Bounds(), lambda: 2000.0)
+
+
+@pytest.fixture
+def line():
+    return Line(lambda: 1000.0)
+
+
+async def opened(line):
+    journal = StoreJournal(line, CLAIM, await line.acquire(CLAIM))
+    journal.open(PROMPT, OPENING)
+    return journal
+
+
+async def kept(line):
+    """What another router would find."""
+    return (await line.store.acquire(CLAIM)).record
+
+
+async def test_what_was_told_is_kept_with_the_prompt_before_it(line):
+    journal = await opened(line)
+    await journal.keep([4, 5], None)
+    record = await kept(line)
+    assert (record.tokens, record.output) == ((1, 2, 3, 4, 5), (4, 5))
+    assert journal.continuity().is_kept
+
+
+async def test_the_ending_is_kept_with_the_last_tokens(line):
+    journal = await opened(line)
+    await journal.keep([4], ENDING)
+    record = await kept(line)
+    found = Ending.from_json(record.turn.ending)
+    assert found.reason is FinishReason.STOP
+    assert found.stats.continuity.is_kept
+
+
+async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line):
+    journal = await opened(line)
+    await journal.keep([4], None)
+    line.is_up = False
+    await journal.keep([5, 6], None)
+    continuity = journal.continuity()
+    assert (continuity.is_kept, continuity.num_unkept_tokens) == (False, 2)
+    with pytest.raises(Unavailable):
+        await journal.tend()
+
+
+async def test_what_could_not_be_kept_is_kept_when_the_store_is_back(line):
+    journal = await opened(line)
+    line.is_up = False
+    await journal.keep([4, 5], None)
+    line.is_up = True
+    await journal.tend()
+    assert journal.continuity().is_kept
+    await journal.keep([6], None)
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_a_write_whose_answer_was_lost_is_not_doubled(line):
+    journal = await opened(line)
+    line.loses_answers = True
+    await journal.keep([4, 5], None)
+    line.loses_answers = False
+    await journal.tend()
+    await journal.keep([6], ENDING)
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_a_store_that_lost_everything_is_told_everything_again(line):
+    journal = await opened(line)
+    await journal.keep([4, 5], None)
+    line.lose_everything()
+    await journal.keep([6], None)
+    assert (await kept(line)).tokens == (1, 2, 3, 4, 5, 6)
+
+
+async def test_a_request_that_began_without_the_store_is_kept_later(line):
+    journal = StoreJournal(line, CLAIM, None)
+    journal.open(PROMPT, OPENING)
+    line.is_up = False
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    assert (await kept(line)).output == (4,)
+
+
+async def test_whoever_lost_the_session_says_nothing_more(line):
+    journal = await opened(line)
+    await journal.keep([4], None)
+    await line.acquire(CLAIM)
+    with pytest.raises(SessionTaken):
+        await journal.keep([5], None)
+    assert (await kept(line)).output == (4,)
+
+
+async def test_whoever_lost_the_session_in_the_dark_learns_of_it_and_writes_nothing(line):
+    journal = await opened(line)
+    await journal.keep([4], None)
+    line.is_up = False
+    await journal.keep([5], None)
+    await line.store.acquire(CLAIM)
+    line.is_up = True
+    await journal.tend()
+    with pytest.raises(SessionTaken):
+        await journal.keep([6], None)
+    assert await journal.close(target=None, draft=None)
+    assert (await kept(line)).output == (4,)
+
+
+async def test_a_session_is_given_back_once_its_last_words_are_kept(line):
+    journal = await opened(line)
+    line.is_up = False
+    await journal.keep([4], ENDING)
+    assert not await journal.close(target="t", draft=None)
+    line.is_up = True
+    assert await journal.close(target="t", draft=None)
+    record = await kept(line)
+    assert (record.output, record.target) == ((4,), "t")
+    assert record.turn.ending is not None
+
+
+async def test_a_request_that_said_nothing_leaves_nothing(line):
+    journal = await opened(line)
+    assert await journal.close(target=None, draft=None)
+    assert await line.count() == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whatever_the_line_does_all_that_was_told_is_kept_once_and_in_order(line, seed):
+    rng = random.Random(seed)
+    journal = await opened(line)
+    told = []
+    for token in range(10, 40):
+        line.is_up, line.loses_answers = rng.random() < 0.6, rng.random() < 0.2
+        told.append(token)
+        await journal.keep([token], None)
+        if rng.random() < 0.3:
+            try:
+                await journal.tend()
+            except Unavailable:
+                pass
+    line.is_up, line.loses_answers = True, False
+    assert await journal.close(target=None, draft=None)
+    assert (await kept(line)).output == tuple(told)
