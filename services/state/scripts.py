@@ -32,11 +32,11 @@ local function remember(count, ttl_ms, leased_until)
   redis.call('PEXPIREAT', tokens, whole(last))
 end
 
--- A full server refuses to write the fence, and must not refuse to forget.
+-- A full server refuses a script's first write, if that may need memory, and no later one.
 local function forget(fence)
   redis.call('DEL', session, tokens)
-  redis.pcall('HSET', session, 'fence', whole(fence))
-  redis.pcall('PEXPIREAT', session, whole(math.max(now, fence) + 60000))
+  redis.call('HSET', session, 'fence', whole(fence))
+  redis.call('PEXPIREAT', session, whole(math.max(now, fence) + 60000))
 end
 
 local function record(fence, leased)
@@ -69,9 +69,10 @@ end
 
 if not is_there then
   if not creates or model == '' then return {'absent'} end
-  redis.call('DEL', session, tokens)
   redis.call('HSET', session, 'owner', owner, 'model', model, 'count', 0, 'prompt', 0,
              'params', '', 'request', request, 'digest', digest)
+  redis.call('HDEL', session, 'ending', 'past', 'tokenizer', 'target', 'draft')
+  redis.call('DEL', tokens)
   count = 0
 elseif kept[3] == owner and kept[5] == request and kept[6] == digest then
   if kept[7] then
