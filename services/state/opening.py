@@ -62,9 +62,9 @@ def open_client(options: StoreOptions) -> "Redis | RedisCluster":
     try:
         from slipstream.state.connect import connect
     except ModuleNotFoundError as error:
-        if error.name not in ("redis", "hiredis"):
+        if (error.name or "").partition(".")[0] != "redis":
             raise
         raise InvalidRequest(
-            f"store_url needs the package {error.name}: pip install 'slipstream[serve]'"
+            "store_url needs the package redis: pip install 'slipstream[serve]'"
         ) from None
     return connect(options)
