@@ -2,7 +2,9 @@
 
 import hmac
 import logging
+import re
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +203,11 @@ def test_what_is_written_is_read_back():
     assert parse_keys(render(entries[1]).replace(digest(BOB), digest(BOB).upper()), "f") == (
         entries[1],
     )
+
+
+def test_the_example_of_the_page_is_a_file_that_is_understood():
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+    (example,) = re.findall(r"^```toml\n(\[keys.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (entry,) = parse_keys(example, "keys.toml")
+    assert entry.limits == Limits(60, 100_000, 8)
+    assert entry.expires == date(2027, 1, 31)
