@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 
 import pytest
 
@@ -9,12 +10,15 @@ import fleet
 from fleet import draft_worker, glide_of, routed, running, target_worker
 from shadows import PROMPT, num_ended, plain, scores
 from slipstream.client import (
+    AsyncClient,
     Mode,
     SamplingParams,
     SpeculationOptions,
     StopPolicy,
     Verification,
 )
+from slipstream.router.app import Router
+from slipstream.router.config import RouterConfig
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 LOOKUP = SpeculationOptions(mode=Mode.FORCED, drafter="ngram")
@@ -107,12 +111,34 @@ async def test_a_router_that_stops_gives_its_check_up(folder):
     target = target_worker(folder)
     async with running(target):
         async with routed([target], shadow_rate=1.0) as client:
-            await client.generate(PROMPT, max_tokens=1500, speculation=LOOKUP)
+            await client.generate(PROMPT, max_tokens=800, speculation=LOOKUP)
             info = await fleet.until(client, lambda info: info.shadow.num_checked_tokens)
-            assert info.shadow.num_checked_tokens < 1500
+            assert info.shadow.num_checked_tokens < 800
         await fleet.eventually(target.load, lambda load: load.num_sessions == 0)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() <= before
+
+
+async def test_a_router_that_is_told_to_stop_goes_on_with_requests_but_not_with_checks(folder):
+    target = target_worker(folder)
+    async with running(target):
+        config = RouterConfig("127.0.0.1:0", targets=(target.address,), shadow_rate=1.0)
+        router = Router(config)
+        port = await router.start()
+        serving = asyncio.get_running_loop().create_task(router.serve())
+        await asyncio.wait_for(router.ready(), fleet.LIMIT_S)
+        async with (
+            AsyncClient(f"127.0.0.1:{port}", retries=False) as client,
+            client.stream(PROMPT, max_tokens=3000, speculation=OFF) as stream,
+        ):
+            await anext(stream)
+            await client.generate(PROMPT, max_tokens=800, speculation=LOOKUP)
+            await fleet.until(client, lambda info: info.shadow.num_checked_tokens)
+            assert (await target.load()).num_sessions == 2
+            signal.raise_signal(signal.SIGTERM)
+            await fleet.eventually(target.load, lambda load: load.num_sessions == 1)
+            await anext(stream)
+        await asyncio.wait_for(serving, fleet.LIMIT_S)
 
 
 async def test_without_a_rate_nothing_is_checked(folder):
