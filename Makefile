@@ -7,13 +7,15 @@ PROMPT ?= Explain in three sentences why the sky is blue.
 MAX_NEW_TOKENS ?= 128
 # Two processes of one thread each finish sooner than one process of two.
 WORKERS ?= 2
+KILLS ?= 50
+REPORT ?= chaos.json
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test check lint package compat bench protos fmt clean
+.PHONY: help install model demo test chaos check lint package compat bench protos fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -34,6 +36,9 @@ demo: model ## generate text with draft and target, next to the target alone
 
 test: model lint ## static checks and every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --require-model --numprocesses $(WORKERS) --dist worksteal
+
+chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of each role, REPORT as JSON
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos --chaos --chaos-kills $(KILLS) --chaos-report $(REPORT)
 
 check: test package ## everything CI runs, and the built packages
 
@@ -61,4 +66,4 @@ fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above created, the model cache excepted
-	rm -rf $(VENV) $(VENV)-compat dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-compat dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json

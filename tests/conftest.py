@@ -15,9 +15,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail, rather than skip, tests of the real model when it is not in the cache",
     )
+    parser.addoption("--chaos", action="store_true", help="run the long chaos tests, too")
+    parser.addoption(
+        "--chaos-kills", type=int, default=50, metavar="N", help="kills of each role there"
+    )
+    parser.addoption(
+        "--chaos-report", type=Path, metavar="FILE", help="write what they measured there as JSON"
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--chaos"):
+        long = [item for item in items if item.get_closest_marker("chaos")]
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=long)
     _spread(items)
     if not any(item.get_closest_marker("gpu") for item in items):
         return

@@ -1,0 +1,163 @@
+"""Two routers, two targets, two drafts and Redis as processes on loopback, and the ways between.
+
+Knows the flags that connect them. Whatever ends is started again at its address.
+"""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import fleet
+from chaos import valkey
+from chaos.member import Command, Member, says_ready
+from chaos.proxy import Proxy, Weather
+from slipstream.client import AsyncClient
+from slipstream.core.errors import SlipstreamError
+
+ROLES = ("router", "target", "draft", "redis")
+TWO = {"router": 2, "target": 2, "draft": 2}
+SETTLE_LIMIT_S = 90.0
+GRACE_S = 60
+"""What a process that is asked to end gives its streams."""
+_LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
+"""Below those that the system gives to whoever dials: nobody takes a dead member's port."""
+
+
+class Cluster:
+    """The processes by name, such as target-0. `start`, then anything, then `stop`."""
+
+    def __init__(
+        self, model: Path, folder: Path, *, sizes: Mapping[str, int] = TWO, proxied: bool = False
+    ) -> None:
+        self._model, self._folder, self._sizes = model, folder, sizes
+        names = [name for role in sizes for name in self.names(role)]
+        self.ports = dict(zip([*names, "redis-0"], _free_ports(len(names) + 1), strict=True))
+        self.members: dict[str, Member] = {}
+        self.links: dict[tuple[str, str], Proxy] = {}
+        self._proxied = proxied
+        self._watchers: dict[str, AsyncClient] = {}
+
+    @property
+    def address(self) -> str:
+        """Of all routers, for a client that takes turns."""
+        return "ipv4:" + ",".join(map(self._at, self.names("router")))
+
+    def names(self, role: str) -> list[str]:
+        """All of a role."""
+        return [f"{role}-{n}" for n in range(self._sizes.get(role, 1))]
+
+    async def start(self) -> None:
+        """Start all, and wait until each router knows all."""
+        if self._proxied:
+            await self._lay_links()
+        (self._folder / "redis").mkdir()
+        for name in self.ports:
+            self.members[name] = self._member(name)
+        for member in self.members.values():
+            member.start()
+        for name in self.names("router"):
+            self._watchers[name] = AsyncClient(self._at(name))
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until every process serves and each router has every replica."""
+        await asyncio.gather(*(member.ready() for member in self.members.values()))
+        await asyncio.gather(*map(self._knows_all, self._watchers.values()))
+
+    async def stop(self) -> None:
+        """End all of it."""
+        for client in self._watchers.values():
+            await client.aclose()
+        await asyncio.gather(*(member.stop() for member in self.members.values()))
+        for link in self.links.values():
+            await link.stop()
+
+    def weather(self, weather: Weather, *ends: tuple[str, str]) -> None:
+        """On the ways between, given as (who dials, who is dialled); on all by default."""
+        for link in ends or self.links:
+            self.links[link].become(weather)
+
+    async def num_sessions(self, target: str) -> int:
+        """What a target holds for requests that run."""
+        worker = fleet.Worker(lambda: None, fleet.TARGET, lambda servicer: None)
+        worker.address = self._at(target)
+        return int((await worker.load()).num_sessions)
+
+    async def _knows_all(self, router: AsyncClient) -> None:
+        async def num_ready() -> dict[str, int]:
+            try:
+                info = await router.server_info()
+            except SlipstreamError:
+                return {}
+            return {role: fleet.num_ready(info, role) for role in ("target", "draft")}
+
+        everybody = {role: self._sizes[role] for role in ("target", "draft")}
+        await fleet.eventually(num_ready, lambda found: found == everybody, SETTLE_LIMIT_S)
+
+    async def _lay_links(self) -> None:
+        engines = [name for name in self.ports if not name.startswith("router")]
+        ways = [(router, end) for router in self.names("router") for end in engines]
+        ways += [("draft", target) for target in self.names("target")]
+        for way in ways:
+            self.links[way] = Proxy(f"127.0.0.1:{self.ports[way[1]]}", seed=len(self.links))
+            await self.links[way].start()
+
+    def _at(self, to: str, *, by: str = "") -> str:
+        """Where somebody finds a member."""
+        link = self.links.get((by, to))
+        return f"127.0.0.1:{self.ports[to]}" if link is None else link.address
+
+    def _all(self, role: str, *, by: str) -> str:
+        return ",".join(self._at(name, by=by) for name in self.names(role))
+
+    def _member(self, name: str) -> Member:
+        role = name.partition("-")[0]
+        if role == "redis":
+            command = valkey.command(self._folder / "redis", self.ports[name])
+            return Member(name, command, self._folder)
+        flags = {"router": self._router, "target": self._target, "draft": self._draft}[role](name)
+        words = [role, "--address", self._at(name), "--grace-s", str(GRACE_S), *flags]
+        return Member(name, Command(words, says_ready), self._folder)
+
+    def _router(self, name: str) -> Iterable[str]:
+        redis = f"redis://{self._at('redis-0', by=name)}"
+        engines = [part for role in ("target", "draft") for part in self._engines(role, name)]
+        return [*engines, "--draft-round-timeout-s", "5", "--store-url", redis]
+
+    def _engines(self, role: str, router: str) -> tuple[str, str]:
+        return f"--{role}s", self._all(role, by=router)
+
+    def _target(self, name: str) -> Iterable[str]:
+        named = ["--model", str(self._model), "--dtype", "float32", "--threads", "1"]
+        return [*named, "--advertised-address", self._at(name, by="draft")]
+
+    def _draft(self, _: str) -> Iterable[str]:
+        named = ["--draft", str(fleet.glide_of(self._model)), "--target-model", str(self._model)]
+        return [*named, "--dtype", "float32", "--threads", "1"]
+
+
+@asynccontextmanager
+async def running(model: Path, folder: Path, **how: Any) -> AsyncIterator[Cluster]:
+    """A cluster that is all there. It leaves its logs in the folder."""
+    cluster = Cluster(model, folder, **how)
+    try:
+        await cluster.start()
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(range(_LOWEST_PORT, _HIGHEST_PORT), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        ports.append(port)
+    return ports[:count]

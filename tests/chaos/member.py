@@ -1,0 +1,118 @@
+"""One process of a cluster, started again at its address whenever it ends, as Kubernetes would.
+
+Knows signals and exit codes; not what the process does.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.nursery import Forked
+from slipstream.local.child import READY
+
+START_LIMIT_S = 90.0
+_WORDS = 40
+"""Lines of a log that a failure shows."""
+_GLANCE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start, and whether it serves."""
+
+    words: Sequence[str]
+    serves: Callable[[Forked], Awaitable[bool]]
+
+
+class Member:
+    """A process that is always there again. `start`, then any signal, then `stop`."""
+
+    def __init__(self, name: str, command: Command, folder: Path) -> None:
+        self.name, self.log = name, folder / f"{name}.log"
+        self._out = folder / f"{name}.out"
+        self._command = command
+        self._process: Forked | None = None
+        self._up = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self.codes: list[int] = []
+        """How each process that has ended did so."""
+
+    def start(self) -> None:
+        """From now on there is a process, until `stop`."""
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    async def ready(self) -> None:
+        """Wait until the newest process serves."""
+        assert self._keeping is not None
+        up = asyncio.ensure_future(self._up.wait())
+        either = {up, self._keeping}
+        await asyncio.wait(either, timeout=START_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        up.cancel()
+        if self._keeping.done():
+            self._keeping.result()
+        if not self._up.is_set():
+            raise AssertionError(f"{self.name} does not serve; its last words:\n{self.words()}")
+
+    async def ended(self, times: int) -> int:
+        """The exit code of the process that is the so-manieth to end."""
+        async with asyncio.timeout(START_LIMIT_S):
+            while len(self.codes) < times:
+                await asyncio.sleep(_GLANCE_S)
+        return self.codes[times - 1]
+
+    def kill(self) -> None:
+        """End it where it is."""
+        self._up.clear()
+        self._signal(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Stop it where it is; its connections stay."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """Ask it to end; it serves what runs."""
+        self._signal(signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """End it for good."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.wait()
+
+    def words(self) -> str:
+        """The end of what it has logged."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-_WORDS:])
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.signal(number)
+
+    async def _keep(self) -> None:
+        while True:
+            self._process = Forked(self._command.words, self._out, self.log)
+            upping = asyncio.ensure_future(self._wait_up(self._process))
+            try:
+                self.codes.append(await self._process.wait())
+            finally:
+                upping.cancel()
+                self._up.clear()
+
+    async def _wait_up(self, process: Forked) -> None:
+        while not await self._command.serves(process):
+            await asyncio.sleep(_GLANCE_S)
+        self._up.set()
+
+
+async def says_ready(process: Forked) -> bool:
+    """Whether a service has said `ready`."""
+    return process.out.read_text().startswith(READY)

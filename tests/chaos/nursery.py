@@ -1,0 +1,86 @@
+"""Processes that are forked from one which has loaded everything, so that they start in no time.
+
+They are processes like any other: of their own, with signals, memory and ports of their own. None
+outlives the tests. Knows the services' `main`, and how to become another program.
+"""
+
+import asyncio
+import ctypes
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from processes import ROOT
+
+ROLES = ("router", "target", "draft")
+_LOADED = ["transformers.models.llama.modeling_llama", "redis.asyncio"]
+_PR_SET_PDEATHSIG = 1
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def prepare() -> None:
+    """Have everything loaded in the process that others are forked from. Before any `Forked`."""
+    _CONTEXT.set_forkserver_preload([*(f"slipstream.{role}.__main__" for role in ROLES), *_LOADED])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / ".dev"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        forkserver.ensure_running()
+    first = _CONTEXT.Process(target=os.getpid)
+    first.start()  # which waits until all is loaded
+    first.join()
+
+
+class Forked:
+    """A running process: a service by its role, or else a program by its path. See `prepare`."""
+
+    def __init__(self, words: Sequence[str], out: Path, err: Path) -> None:
+        """`words` are the role or path and its flags; what it says goes to the files."""
+        out.write_text("")
+        self.out = out
+        arguments = (list(words), str(out), str(err))
+        self._process: BaseProcess = _CONTEXT.Process(target=_become, args=arguments, daemon=True)
+        self._process.start()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.exitcode is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; none when it has ended."""
+        if self.is_there and self._process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended; minus a signal that ended it."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._process.sentinel, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+
+def _become(words: list[str], out: str, err: str) -> None:
+    """In the new process: be what was asked for, and end with whoever forked it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    if words[0] not in ROLES:
+        os.execv(words[0], words)
+    service = importlib.import_module(f"slipstream.{words[0]}.__main__")
+    sys.exit(service.main(words[1:]))

@@ -1,0 +1,113 @@
+"""What disturbances did to streams: counts, and how long each stream that ran was silent.
+
+Knows streams and times; not who did what to whom.
+"""
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.traffic import Stream, Traffic
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One disturbance, and the streams that were between two tokens when it came."""
+
+    members: tuple[str, ...]
+    at: float
+    streams: Sequence[Stream]
+
+
+@dataclass(slots=True)
+class Scenario:
+    """Disturbances of one kind over streams that never stopped coming."""
+
+    name: str
+    faults: list[Fault] = field(default_factory=list)
+    num_streams: int = 0
+    num_tokens: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def take(self, traffic: Traffic) -> None:
+        """What the traffic came to."""
+        self.num_streams, self.num_tokens = len(traffic.streams), traffic.num_tokens
+        self.failed = traffic.faults
+
+    def values(self) -> dict[str, Any]:
+        """All of it as JSON, times in seconds."""
+        pairs = [(fault.at, stream) for fault in self.faults for stream in fault.streams]
+        moved = [(at, stream) for at, stream in pairs if stream.num_losses + stream.num_resumed]
+        return {
+            "faults": len(self.faults),
+            "streams": self.num_streams,
+            "tokens": self.num_tokens,
+            "streams_disturbed": len(pairs),
+            "streams_moved": len(moved),
+            "streams_failed": self.failed,
+            "next_token_s": quantiles(stream.next_after(at) for at, stream in pairs),
+            "next_token_of_moved_s": quantiles(stream.next_after(at) for at, stream in moved),
+            "longest_silence_s": quantiles(stream.silence(at) for at, stream in pairs),
+            "each": [_told(fault) for fault in self.faults],
+        }
+
+    def line(self) -> str:
+        """It in words."""
+        values = self.values()
+        times = values["next_token_of_moved_s"] or values["next_token_s"]
+        shown = " ".join(f"{name} {value:.3f}" for name, value in times.items() if name != "n")
+        return (
+            f"{self.name}: {values['faults']} faults over {values['streams_disturbed']} running"
+            f" streams ({values['streams_moved']} moved), {len(self.failed)} of"
+            f" {self.num_streams} failed; resume s: {shown}"
+        )
+
+
+class Report:
+    """All scenarios of a run, written to a file as they end."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.scenarios: list[Scenario] = []
+
+    def add(self, scenario: Scenario) -> None:
+        """Count a scenario in; the file is whole at any time."""
+        self.scenarios.append(scenario)
+        if self._path is None:
+            return
+        values = {each.name: each.values() for each in self.scenarios}
+        beside = self._path.with_suffix(".part")
+        beside.write_text(json.dumps(values, indent=1) + "\n")
+        os.replace(beside, self._path)
+
+    def lines(self) -> list[str]:
+        """A line for each scenario, and one for the sum of them."""
+        num_faults = sum(len(each.faults) for each in self.scenarios)
+        num_failed = sum(len(each.failed) for each in self.scenarios)
+        num_streams = sum(each.num_streams for each in self.scenarios)
+        total = f"all: {num_faults} faults, {num_failed} of {num_streams} streams failed"
+        return [*(each.line() for each in self.scenarios), total]
+
+
+def quantiles(times: Iterable[float | None]) -> dict[str, float]:
+    """Of the times there are; empty for none."""
+    known = sorted(time for time in times if time is not None)
+    if not known:
+        return {}
+    named = {f"p{q * 100:g}": known[min(int(q * len(known)), len(known) - 1)] for q in QUANTILES}
+    mean = statistics.fmean(known)
+    return {"n": len(known), "mean": mean, **named, "max": known[-1]}
+
+
+def _told(fault: Fault) -> dict[str, Any]:
+    return {
+        "members": fault.members,
+        "next_token_s": [stream.next_after(fault.at) for stream in fault.streams],
+        "moved": [bool(stream.num_losses + stream.num_resumed) for stream in fault.streams],
+    }

@@ -1,0 +1,89 @@
+"""Disturbances over traffic: each waits for its moment, and until all is as before.
+
+Knows the cluster, the traffic and the report; a test says what happens to whom.
+"""
+
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import fleet
+from chaos.cluster import Cluster
+from chaos.report import Fault, Report, Scenario
+from chaos.traffic import Answers, Traffic, flowing
+
+_SOONEST, _LATEST = 50, 1500
+"""Tokens that come before a kill; a random number of them is a random moment."""
+NUM_STREAMS = 4
+
+
+class Chaos:
+    """What can be done to a cluster while streams run. See `disturbed`."""
+
+    def __init__(self, cluster: Cluster, traffic: Traffic, scenario: Scenario) -> None:
+        self.cluster, self.traffic = cluster, traffic
+        self._scenario = scenario
+        self._random = random.Random(scenario.name)
+
+    @property
+    def faults(self) -> list[Fault]:
+        """All that was done so far."""
+        return self._scenario.faults
+
+    async def some_moment(self) -> None:
+        """Let a random number of tokens come, until two streams at least run."""
+        await self.traffic.after(self._random.randrange(_SOONEST, _LATEST))
+        await self.traffic.until(lambda: len(self.traffic.running(time.monotonic())) > 1)
+
+    def one_of(self, *roles: str) -> tuple[str, ...]:
+        """A member of each role, by chance."""
+        return tuple(self._random.choice(self.cluster.names(role)) for role in roles)
+
+    def strike(self, *names: str) -> Fault:
+        """Write down that this happens to these members now."""
+        at = time.monotonic()
+        fault = Fault(names, at, self.traffic.running(at))
+        self._scenario.faults.append(fault)
+        return fault
+
+    async def kill(self, *names: str) -> Fault:
+        """Kill them at once, at some moment."""
+        await self.some_moment()
+        fault = self.strike(*names)
+        for name in names:
+            self.cluster.members[name].kill()
+        return fault
+
+    async def over(self, fault: Fault) -> None:
+        """Wait until the streams it came over have ended and everybody is back."""
+        await self.traffic.ended(fault.streams)
+        await self.cluster.settled()
+
+    async def idle(self) -> None:
+        """Let all streams end; then no target may hold anything for anybody."""
+        self.traffic.close()
+        await self.traffic.ended(self.traffic.streams)
+        for name in self.cluster.names("target"):
+            await fleet.eventually(lambda name=name: self.cluster.num_sessions(name), is_none)
+
+
+def is_none(num_sessions: int) -> bool:
+    """Whether nothing is held."""
+    return num_sessions == 0
+
+
+@asynccontextmanager
+async def disturbed(
+    cluster: Cluster, answers: Answers, report: Report, name: str, *, num_streams: int = NUM_STREAMS
+) -> AsyncIterator[Chaos]:
+    """Traffic on a whole cluster; in the end every stream must have said what it should."""
+    await cluster.settled()
+    scenario = Scenario(name)
+    try:
+        async with flowing(cluster.address, answers, num_streams=num_streams) as traffic:
+            yield Chaos(cluster, traffic, scenario)
+    finally:
+        scenario.take(traffic)
+        report.add(scenario)
+    assert traffic.faults == []

@@ -1,0 +1,30 @@
+"""Kills at random moments, of one member or of two at once: no token is lost, doubled or wrong."""
+
+import pytest
+
+from chaos.cluster import ROLES
+from chaos.scenario import disturbed
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.timeout(7200),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+PAIRS = [("target", "draft"), ("router", "redis"), ("target", "redis"), ("router", "target")]
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_kills_of_one_role_change_no_token(cluster, answers, report, num_kills, role):
+    async with disturbed(cluster, answers, report, f"kill of a {role}") as chaos:
+        for _ in range(num_kills):
+            await chaos.over(await chaos.kill(*chaos.one_of(role)))
+        await chaos.idle()
+
+
+@pytest.mark.parametrize("roles", PAIRS, ids=" and ".join)
+async def test_kills_of_two_at_once_change_no_token(cluster, answers, report, num_kills, roles):
+    name = f"kill of {' and '.join(roles)} at once"
+    async with disturbed(cluster, answers, report, name) as chaos:
+        for _ in range(max(num_kills // 5, 1)):
+            await chaos.over(await chaos.kill(*chaos.one_of(*roles)))
+        await chaos.idle()
