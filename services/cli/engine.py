@@ -44,7 +44,8 @@ def remote_options(flags: RouterFlags) -> dict[str, Any]:
     from slipstream.rpc.security import ClientTls
 
     files = (flags.tls_ca, flags.tls_cert, flags.tls_key)
-    tls = ClientTls(*files) if any(files) else flags.tls or None
+    is_special = any(files) or flags.tls_name is not None
+    tls = ClientTls(*files, flags.tls_name) if is_special else flags.tls or None
     return {"token": flags.token(), "tls": tls, "model": flags.model}
 
 

@@ -89,7 +89,8 @@ class RouterFlags:
     """Which router to ask, instead of running models in this process."""
 
     router: Annotated[
-        str | None, _option(ROUTER, "HOST:PORT of a router; no model is loaded here.")
+        str | None,
+        _option(ROUTER, "HOST:PORT of a router, or several; no model is loaded here."),
     ] = None
     model: Annotated[
         str | None, _option(ROUTER, "Which of the router's models.", default="its only one")
@@ -108,6 +109,10 @@ class RouterFlags:
         Path | None, _option(ROUTER, "Certificate to show to a router that asks for one.")
     ] = None
     tls_key: Annotated[Path | None, _option(ROUTER, "Its private key.")] = None
+    tls_name: Annotated[
+        str | None,
+        _option(ROUTER, "Name in the router's certificate.", default="that of the address"),
+    ] = None
 
     def token(self) -> str | None:
         """What the router is shown. Raises `InvalidRequest` for a file that holds none."""

@@ -10,7 +10,14 @@ from slipstream.core import errors
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.prompt import Prompt
-from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result, Timings
+from slipstream.core.results import (
+    Chunk,
+    Continuity,
+    PromptInfo,
+    RequestStats,
+    Result,
+    Timings,
+)
 from slipstream.core.server_info import ServerInfo
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import (
@@ -33,6 +40,7 @@ __all__ = [
     "Client",
     "ClientSession",
     "ClientTls",
+    "Continuity",
     "FinishReason",
     "Mode",
     "ModelInfo",

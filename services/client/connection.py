@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.client.addresses import are_local, router_target
+from slipstream.client.addresses import are_local, has_several, router_target
 from slipstream.client.resuming import NO_PATIENCE, Patience, Resuming, Tries
 from slipstream.client.surface import Call, late
 from slipstream.core.errors import (
@@ -69,6 +69,10 @@ def connection(
     if token is not None and tls is None and not are_local(address):
         raise InvalidRequest(
             f"the token would travel in the clear to {address}; pass tls, or tls=False to allow it"
+        )
+    if trusted is not None and trusted.name is None and has_several(target):
+        raise InvalidRequest(
+            f"the routers are {address}, so tls must give the name that their certificates share"
         )
     options = ChannelOptions(tls=trusted, token=token, balances=True)
     return Connection(target, options, Patience() if retries else NO_PATIENCE)

@@ -105,8 +105,10 @@ def keepalive() -> list[tuple[str, Any]]:
 
 def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
     config = {"loadBalancingConfig": [{"round_robin": {}}]} if options.balances else {}
+    name = None if options.tls is None else options.tls.name
     return [
         *keepalive(),
+        *([] if name is None else [("grpc.default_authority", name)]),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", options.max_message_bytes),
         # Sent again is what its sender knows to be safe to send again.
@@ -114,7 +116,7 @@ def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
         ("grpc.service_config", json.dumps(config)),
         # Reconnecting must not wait minutes for a service that is back after seconds.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # In spite of its name it is how long an attempt may take: a handshake is several round trips.
+        # Whatever its name says, this is how long an attempt may take: TLS is several round trips.
         ("grpc.min_reconnect_backoff_ms", CONNECT_S * 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.use_local_subchannel_pool", 1),

@@ -3,6 +3,7 @@
 A server looks at its files at each handshake; a caller's connection keeps those it was made with.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import grpc
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.certificates import Reloaded, Stamp, read_authority, read_pair, stamp_of
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,21 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Whom a caller trusts (`ca`; None for the system's roots), and what it shows, if anything."""
+    """Whom a caller trusts (`ca`; None for the system's roots), and what it shows, if anything.
+
+    `name` is the one that a server's certificate must carry, where it is not the address's own.
+    """
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
             raise InvalidRequest("a client's certificate and its key go together only")
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise InvalidRequest(f"the server's name is {self.name!r}, but must be a host's name")
 
     @property
     def files(self) -> tuple[Path, ...]:

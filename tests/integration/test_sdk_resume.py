@@ -7,12 +7,14 @@ import pytest
 
 from background import served
 from bad_routers import Breaking, Failing, register
-from slipstream.client import AsyncClient, Client, errors
+from certificates import certificates
+from slipstream.client import AsyncClient, Client, ClientTls, errors
 from slipstream.client.connection import Connection
 from slipstream.client.remote import Remote
 from slipstream.client.remote_aio import AsyncRemote
 from slipstream.client.resuming import Patience
 from slipstream.rpc.channel import ChannelOptions
+from slipstream.rpc.server import ServerOptions
 
 GONE = errors.Unavailable("about to stop")
 
@@ -114,6 +116,39 @@ def test_nothing_is_sent_again_after_the_client_was_closed():
         with pytest.raises(errors.Cancelled):
             rest.result()
         assert not stream.is_open
+
+
+async def test_requests_take_turns_on_several_routers_and_leave_out_one_that_is_gone():
+    first, second = Failing(GONE, times=0), Failing(GONE, times=0)
+    with served(register(first)) as one:
+        with served(register(second)) as two, Client(f"{one},{two}") as client:
+            while not (first.num_calls and second.num_calls):
+                assert client.generate("hello").text == "done"
+        num_calls = second.num_calls
+        with Client(f"{one},{two}", retries=False) as client:
+            assert [client.generate("hello").text for _ in range(6)] == ["done"] * 6
+        async with AsyncClient(f"{one},{two}", retries=False) as client:
+            assert (await client.generate("hello")).text == "done"
+    assert second.num_calls == num_calls
+
+
+def test_several_routers_with_tls_share_a_name(tmp_path):
+    made = certificates(tmp_path)
+    guarded = ServerOptions(tls=made.server("router", is_mutual=False))
+    first, second = Failing(GONE, times=0), Failing(GONE, times=0)
+    with served(register(first), guarded) as one, served(register(second), guarded) as two:
+        with pytest.raises(errors.InvalidRequest, match="certificates share"):
+            Client(f"{one},{two}", tls=ClientTls(made.ca))
+        with Client(f"{one},{two}", tls=ClientTls(made.ca, name="localhost")) as client:
+            while not (first.num_calls and second.num_calls):
+                assert client.generate("hello").text == "done"
+        with (
+            Client(one, tls=ClientTls(made.ca, name="elsewhere"), retries=False) as client,
+            pytest.raises(errors.Unavailable),
+        ):
+            client.generate("hello")
+    with pytest.raises(errors.InvalidRequest, match="a host's name"):
+        ClientTls(made.ca, name="two words")
 
 
 async def test_the_rest_of_a_stream_can_be_asked_for_by_hand():
