@@ -125,6 +125,7 @@ BAD_ROUTER = [
     (["--device", "cpu"], "--device runs models in this process"),
     (["--token-file", "no-such-file"], "no-such-file can't be read"),
     (["--tls-ca", "no-such-file"], "no-such-file can't be read"),
+    (["--tls-cert", "no-such-file"], "go together only"),
 ]
 
 
@@ -138,7 +139,7 @@ def test_options_of_engines_are_refused_beside_a_router(command, flags, reason, 
     assert reason in said.err
 
 
-@pytest.mark.parametrize("flag", ["--model", "--token-file", "--tls-ca"])
+@pytest.mark.parametrize("flag", ["--model", "--token-file", "--tls-ca", "--tls-key"])
 def test_options_of_a_router_are_refused_without_one(flag, capsys):
     assert exit_code(["generate", flag, "x", "hello"]) == 2
     assert capsys.readouterr().err == f"error: {flag} goes with --router only\n"

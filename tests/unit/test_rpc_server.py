@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from slipstream.core import errors
 from slipstream.rpc.channel import ChannelOptions, check_address, connect
-from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.server import MAX_METADATA_BYTES, Server, ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 
@@ -179,6 +179,44 @@ async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
     await server.stop(0)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert after.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_metadata_above_the_limit_is_refused_and_the_server_goes_on():
+    server, address = await serving(Failing(errors.NotBuilt("no")))
+    async with connect(address, ChannelOptions()) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        codes = []
+        for size in (MAX_METADATA_BYTES, MAX_METADATA_BYTES // 2):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                told = (("x-told", "a" * size),)
+                await stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), metadata=told)
+            codes.append(caught.value.code())
+    await server.stop(0)
+    assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED]
+
+
+async def test_calls_above_the_limit_of_a_connection_wait_at_the_caller():
+    servicer = Failing(None)
+    server, address = await serving(servicer, max_streams=1)
+    async with connect(address, ChannelOptions()) as one, connect(address, ChannelOptions()) as two:
+        first = draft_pb2_grpc.DraftServiceStub(one).DescribeDraft(draft_pb2.DescribeDraftRequest())
+        async with asyncio.timeout(20):
+            await servicer.entered.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            stub = health_pb2_grpc.HealthStub(one)
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=0.3)
+        other = await health_pb2_grpc.HealthStub(two).Check(health_pb2.HealthCheckRequest())
+        servicer.may_go.set()
+        assert (await first).kind == "slow"
+    await server.stop(0)
+    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert other.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("limit", ["max_streams", "max_message_bytes", "grace_s"])
+def test_a_limit_that_is_none_is_refused(limit):
+    with pytest.raises(errors.InvalidRequest, match=f"{limit} is -1"):
+        ServerOptions(**{limit: -1})
 
 
 @pytest.mark.parametrize("method", ["DescribeDraft", "Speculate"])
