@@ -87,7 +87,10 @@ class MemoryStore:
         if not kept.record.tokens:
             self._forget(lease.session_id)
             return
-        kept.record = replace(kept.record, target=target, draft=draft)
+        turn = kept.record.turn
+        if not turn.num_prompt_tokens:  # it was refused, and may be corrected under its id
+            turn = replace(turn, request_id="", digest="")
+        kept.record = replace(kept.record, turn=turn, target=target, draft=draft)
         kept.leased_until = 0.0
         kept.touch(lease.ttl_s, now=now)
 
@@ -127,7 +130,7 @@ class MemoryStore:
         record = kept.record
         if (why := _refusal(kept, claim, now)) is not None:
             raise claim_refused(why, claim, model=record.model)
-        past = (*kept.past, record.turn.request_id)
+        past = (*kept.past, record.turn.request_id) if record.turn.request_id else kept.past
         kept.past = past[max(0, len(past) - self._bounds.max_past) :]
         kept.record = replace(record, turn=Turn(claim.request_id, claim.digest))
 

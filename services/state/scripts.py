@@ -82,7 +82,7 @@ elseif kept[3] == owner and kept[5] == request and kept[6] == digest then
 else
   local why = refusal()
   if why then return {why, kept[4]} end
-  past = past .. kept[5] .. '\\n'
+  if kept[5] ~= '' then past = past .. kept[5] .. '\\n' end
   local _, num_past = string.gsub(past, '\\n', '')
   for _ = 1, num_past - max_past do past = string.gsub(past, '^[^\\n]*\\n', '') end
   redis.call('HSET', session, 'request', request, 'digest', digest, 'past', past, 'prompt', 0,
@@ -158,6 +158,8 @@ if count == 0 then
   return ''
 end
 redis.call('HSET', session, 'lease', 0)
+-- A request that never opened was refused: it may be corrected under its id.
+if kept[3] == '0' then redis.call('HSET', session, 'request', '', 'digest', '') end
 for name, address in pairs({target = ARGV[4], draft = ARGV[5]}) do
   if address == '' then
     redis.call('HDEL', session, name)

@@ -40,7 +40,8 @@ class SessionStore(Protocol):
     async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
         """Give the session back; the addresses say where its keys are kept.
 
-        One that has no tokens is forgotten. Nothing happens when another lease is newer.
+        One that has no tokens is forgotten, and so is the id of a request that kept nothing: it was
+        refused, and may be corrected. Nothing happens when another lease is newer.
         """
         ...
 

@@ -117,16 +117,24 @@ async def test_the_id_of_a_request_is_that_of_one_request(store):
     with pytest.raises(RequestExists, match="request id 'r1' is that of another request"):
         await store.acquire(claim(digest="another"))
     for request_id in ("r2", "r3"):
-        await told(store, claim(request_id), News(2, ()))
+        await told(store, claim(request_id), opened(start=2, num_prompt_tokens=2))
     for request_id in ("r1", "r2"):
         with pytest.raises(RequestExists):
             await store.acquire(claim(request_id))
 
 
+async def test_a_request_that_was_refused_may_be_corrected_under_its_id(store):
+    await told(store, begins(), opened(5, 6))
+    await store.release(await held(store, claim("r2")), **NOWHERE)
+    await told(store, claim("r2", digest="corrected"), opened(7, 8, start=2, num_prompt_tokens=3))
+    with pytest.raises(RequestExists):
+        await store.acquire(claim("r1"))
+
+
 async def test_so_many_earlier_requests_are_remembered(store):
     await told(store, begins("r0"), opened(5, 6))
     for number in range(1, BOUNDS.max_past + 2):
-        await told(store, claim(f"r{number}"), News(2, ()))
+        await told(store, claim(f"r{number}"), opened(start=2, num_prompt_tokens=2))
     with pytest.raises(RequestExists):
         await store.acquire(claim("r1"))
     await held(store, claim("r0"))
@@ -134,9 +142,9 @@ async def test_so_many_earlier_requests_are_remembered(store):
 
 async def test_an_id_that_is_part_of_another_one_is_its_own(store):
     await told(store, begins("r10"), opened(5, 6))
-    await told(store, claim("r2"), News(2, ()))
+    await told(store, claim("r2"), opened(start=2, num_prompt_tokens=2))
     for request_id in ("r1", "10", "r1%d", "r.*", ""):
-        await told(store, claim(request_id), News(2, ()))
+        await told(store, claim(request_id), opened(start=2, num_prompt_tokens=2))
 
 
 async def test_a_session_is_its_owners(store):
