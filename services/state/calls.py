@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Calls:
         self._is_cluster = isinstance(client, RedisCluster)
         self._preparing: asyncio.Future[Any] | None = None
         """Held because the loop does not."""
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def run(
         self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool = True
@@ -74,9 +75,7 @@ class Calls:
         `again` says that it may run twice, which it does when a connection breaks.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._prepare()
-                return await self._evaluate(script, keys, args, again=again)
+            return await self._in_time(self._evaluate(script, keys, args, again=again))
         except (faults.RedisError, faults.RedisClusterException, OSError) as error:
             if isinstance(error, faults.ReadOnlyError) and not self._is_cluster:
                 # Another server may answer to the name by now.
@@ -87,9 +86,32 @@ class Calls:
         """End connections. Again is fine."""
         await self._client.aclose()
 
+    async def _in_time(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What the work returns. It has a task of its own.
+
+        `asyncio.wait_for`, which `redis` uses, may lose a cancellation before Python 3.12; here
+        neither the caller's nor the time's gets lost.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
+        finally:
+            task.cancel()
+        if not done:
+            raise TimeoutError
+        return await task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # has been seen, should nobody wait for it any more
+
     async def _evaluate(
         self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool
     ) -> Any:
+        await self._prepare()
         command = self._client.execute_command
         rest = (len(keys), *keys, *args)
         try:
