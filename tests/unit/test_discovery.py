@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from slipstream.core.errors import InvalidRequest
-from slipstream.router.discovery import parse_source
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.router.discovery import LINGER_S, Lingering, parse_source
 
 
 class Steps:
@@ -63,6 +63,8 @@ async def test_a_list_of_addresses_is_said_once():
         ["dns:///:5"],
         ["dns:///name:x"],
         ["file:here", "10.0.0.1:7"],
+        ["registry:"],
+        ["registry:here"],
         ["10.0.0.1:7", "dns:///name:5"],
     ],
 )
@@ -149,3 +151,39 @@ async def test_a_name_of_this_machine_resolves_by_the_system_itself():
     await asyncio.wait_for(heard.wait(), 5)
     await ended(task)
     assert set(said[0]) & {"127.0.0.1:7", "[::1]:7"}
+
+
+async def test_a_registry_that_fails_changes_nothing_and_says_so_once(caplog):
+    answers = [{"10.0.0.1:7"}, Unavailable("Redis is away"), Unavailable("Redis is away")]
+    steps = Steps()
+
+    async def registered():
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return frozenset(answer)
+
+    source = parse_source(["registry:"], registered=registered, pause=steps.pause)
+    said, _, task = await following(source)
+    with caplog.at_level(logging.WARNING, "slipstream.router"):
+        await steps.step()
+        await steps.step()
+        await asyncio.wait_for(steps.reached.acquire(), 5)
+    await ended(task)
+    assert said == [["10.0.0.1:7"]]
+    assert len(caplog.records) == 1
+
+
+async def test_whoever_is_not_registered_for_a_moment_stays_and_goes_after_a_while():
+    now, found = [0.0], {"10.0.0.1:7", "10.0.0.2:7"}
+
+    async def registered():
+        return frozenset(found)
+
+    lingering = Lingering(registered, lambda: now[0])
+    await lingering()
+    found.discard("10.0.0.1:7")
+    now[0] += LINGER_S
+    assert await lingering() == {"10.0.0.1:7", "10.0.0.2:7"}
+    now[0] += 0.1
+    assert await lingering() == {"10.0.0.2:7"}
