@@ -9,10 +9,13 @@ import pytest
 import typer
 
 from slipstream.draft.config import DraftConfig
+from slipstream.router.config import RouterConfig
+from slipstream.target.config import TargetConfig
 
+ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig}
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ["train-your-own.md", "benchmarks.md"]
-INLINE = re.compile(r"`(slipstream (?:train|calibrate|serve|generate|up|bench) [^`]*)`")
+PAGES = ["train-your-own.md", "benchmarks.md", "security.md"]
+INLINE = re.compile(r"`(slipstream (?:train|calibrate|serve|generate|up|bench|certs|keys) [^`]*)`")
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -29,8 +32,8 @@ def command(words):
 
     groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app}
     if words[0] == "serve":
-        assert words[1] == "draft"
-        return {f"--{at.name.replace('_', '-')}" for at in fields(DraftConfig)}, words[2:]
+        config = ROLES[words[1]]
+        return {f"--{at.name.replace('_', '-')}" for at in fields(config)}, words[2:]
     found = typer.main.get_command(groups.get(words[0], main.app))
     words = words[1:] if words[0] in groups else words
     while hasattr(found, "commands"):
