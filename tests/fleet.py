@@ -83,13 +83,13 @@ class Worker:
         assert self._running is not None
         await self._running[0].drain()
 
-    async def stop(self) -> None:
-        """End at once; whoever is served is cut off. Again is fine."""
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """End; whoever is served longer than the grace is cut off. Again is fine."""
         if self._running is None:
             return
         server, servicer = self._running
         self._running = None
-        await server.stop(0)
+        await server.stop(grace_s)
         await servicer.close()
 
     async def load(self):
