@@ -138,8 +138,8 @@ def _why(error: BaseException) -> str:
     if isinstance(error, faults.ResponseError):
         return _of_script(str(error))
     for cause in (error, error.__cause__, error.__context__):
-        if isinstance(cause, OSError) and (why := _of_system(cause)):
-            return why
+        if isinstance(cause, OSError) and (text := _of_system(cause)):
+            return text
     return "can't be reached"
 
 

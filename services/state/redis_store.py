@@ -99,7 +99,7 @@ def _check(lease: Lease, why: bytes) -> None:
 
 def _record(session_id: str, reply: list[Any]) -> Record:
     _, fence, _, fields, tokens = reply
-    texts = [None if text is None else text.decode() for text in fields]
+    texts: list[Any] = [None if text is None else text.decode() for text in fields]
     owner, model, request_id, digest, prompt, params, ending, tokenizer, target, draft = texts
     return Record(
         session_id,
