@@ -20,6 +20,7 @@ from slipstream.cli.bench_leaks import leaks
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_serve import serve
+from slipstream.cli.bench_store import store
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.types import SamplingParams
@@ -35,6 +36,7 @@ app.command()(rounds)
 app.command()(kv)
 app.command()(serve)
 app.command()(leaks)
+app.command()(store)
 
 
 @app.callback()

@@ -65,6 +65,8 @@ class Stack:
         self._say = say
         self._detour = detour
         self._children: dict[str, Child] = {}
+        self.engines: dict[str, str] = {}
+        """Addresses of target and draft, once they serve."""
         self._launching: asyncio.Task[Child] | None = None
 
     @property
@@ -77,8 +79,8 @@ class Stack:
 
         Raises what `Child.ready` does.
         """
-        engines = await self._start_engines()
-        flags = [part for role, address in engines.items() for part in (f"--{role}s", address)]
+        self.engines = await self._start_engines()
+        flags = [part for role, address in self.engines.items() for part in (f"--{role}s", address)]
         at = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", at, (*flags, *self._plan.router))
         return await router.ready()
