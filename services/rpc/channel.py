@@ -104,7 +104,9 @@ def keepalive() -> list[tuple[str, Any]]:
 
 
 def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
-    config = {"loadBalancingConfig": [{"round_robin": {}}]} if options.balances else {}
+    config: dict[str, Any] = (
+        {"loadBalancingConfig": [{"round_robin": {}}]} if options.balances else {}
+    )
     name = None if options.tls is None else options.tls.name
     return [
         *keepalive(),

@@ -35,7 +35,9 @@ class ServerTls:
             return loaded.value if loaded.refresh() else None
 
         return grpc.dynamic_ssl_server_credentials(
-            loaded.value, changed, require_client_authentication=self.client_ca is not None
+            loaded.value,
+            changed,  # type: ignore[arg-type]  # None stands for no change
+            require_client_authentication=self.client_ca is not None,
         )
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
