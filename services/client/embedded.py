@@ -1,6 +1,7 @@
 """Both engines in this process: no network, no other service."""
 
-import secrets
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from slipstream.client.embedded_session import Answer, EmbeddedSession, Ports
@@ -11,17 +12,21 @@ from slipstream.core.errors import (
     InvalidRequest,
     ModelNotFound,
     SessionClosed,
-    SessionExists,
     SessionNotFound,
 )
 from slipstream.core.inline import finished
 from slipstream.core.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.prompt import Prompt
-from slipstream.core.request import SessionRef
 from slipstream.core.results import Result, collected
 from slipstream.core.server_info import ServerInfo
 from slipstream.draft.build import Drafter
+from slipstream.state.claims import Claims, KeepRules, session_of
+from slipstream.state.memory import MemoryStore
+from slipstream.state.record import Bounds
 from slipstream.text.prompts import encode_prompt
+
+_FOR_EVER_S = 1e9
+"""Sessions here end with the process, or when they are closed."""
 
 
 class Embedded:
@@ -36,6 +41,9 @@ class Embedded:
         self._drafter = drafter
         self._ports = ports or Ports.direct(engine, drafter)
         self._sessions: dict[str, EmbeddedSession] = {}
+        store = MemoryStore(Bounds(lease_s=_FOR_EVER_S), time.time)
+        rules = KeepRules(session_ttl_s=_FOR_EVER_S)
+        self._claims = Claims(store, rules, next_fence=lambda: 0)
         self._is_closed = False
 
     @classmethod
@@ -63,11 +71,13 @@ class Embedded:
         self._require(asked.model)
         if asked.num_received:
             raise InvalidRequest("num_received goes with a router: what runs here can't break off")
-        if asked.session is None:
-            return self._new(secrets.token_hex(16)).turn(call, is_last=True)
-        session = self._session(asked.session)
-        answer = session.turn(call)
-        self._sessions[session.session_id] = session  # now that its first turn is none to refuse
+        session_id = session_of(asked, "")
+        session = self._sessions.get(session_id) or self._new(session_id)
+        session.require_idle()
+        taken = finished(self._claims.take(asked, "", self._engine.model_id))
+        answer = session.turn(call, taken, is_last=asked.session is None)
+        if asked.session is not None:  # now that its first turn is none to refuse
+            self._sessions[session_id] = session
         return answer
 
     def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
@@ -107,6 +117,8 @@ class Embedded:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             await session.release()
+            with suppress(SessionNotFound):
+                await self._claims.delete(session_id, "")
 
     def close(self) -> None:
         """See `Backend.close`."""
@@ -119,16 +131,6 @@ class Embedded:
             raise ModelNotFound(
                 f"the model is {model!r}, but only {self._engine.model_id!r} is here"
             )
-
-    def _session(self, ref: SessionRef) -> EmbeddedSession:
-        session = self._sessions.get(ref.session_id)
-        if ref.create:
-            if session is not None:
-                raise SessionExists(f"session {ref.session_id} is there already")
-            return self._new(ref.session_id)
-        if session is None:
-            raise SessionNotFound(f"there is no session {ref.session_id}")
-        return session
 
     def _new(self, session_id: str) -> EmbeddedSession:
         return EmbeddedSession(self._engine, self._drafter.facts, self._ports, session_id)

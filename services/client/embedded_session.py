@@ -6,11 +6,12 @@ Knows the engines by their ports only, and so neither threads nor event loops.
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.client.engine import Engine
 from slipstream.client.surface import Call, late
 from slipstream.core.errors import SessionBusy
+from slipstream.core.inline import finished
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import DraftFacts, Generation, Request, draft_settings, make_request
@@ -18,6 +19,9 @@ from slipstream.core.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
 from slipstream.draft.build import Drafter
+from slipstream.state.claims import Taken
+from slipstream.state.record import Opening, Record
+from slipstream.state.replay import replayed
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 
@@ -61,7 +65,7 @@ class Answer:
 
 
 class EmbeddedSession:
-    """Keeps its tokens here and its caches in the engines, from turn to turn."""
+    """Its tokens are in a store, and its caches in the engines, from turn to turn."""
 
     def __init__(
         self,
@@ -79,28 +83,39 @@ class EmbeddedSession:
         self._draft = LookupDraft(ports.draft)
         self._ports = ports
         self._clock = clock
-        self._tokens: tuple[int, ...] = ()
         self._answer: Answer | None = None
 
-    def turn(self, call: Call, *, is_last: bool = False) -> Answer:
+    def require_idle(self) -> None:
+        """Raises `SessionBusy` while a turn is on its way."""
+        if self._answer is not None:
+            raise SessionBusy(f"session {self.session_id} is busy with another request")
+
+    def turn(self, call: Call, taken: Taken, *, is_last: bool = False) -> Answer:
         """Run one request. Bad input raises here, before the first chunk is asked for.
 
         The caches are freed with the end of the last turn, and parked with that of any other.
         """
-        if self._answer is not None:
-            raise SessionBusy(f"session {self.session_id} is busy with another request")
-        request = self._request(call.generation)
+        self.require_idle()
+        asked, journal = call.generation, taken.journal
+        if journal is None:
+            return _said_before(replayed(asked, taken.record, self._engine.text.decode))
+        try:
+            request = self._request(asked, taken.record)
+        except BaseException:
+            finished(journal.close(target=None, draft=None))
+            raise
+        journal.open(request.tokens, Opening.of(request, self._engine.tokenizer_hash))
         run = Run(
             self._draft,
             self._ports.target,
             request,
             detokenise=self._engine.text.decode,
             clock=self._clock,
+            journal=journal,
         )
 
         async def end() -> None:
-            if run.output:  # a turn that was never answered was never said
-                self._tokens = (*request.tokens, *run.output)
+            await journal.close(target=None, draft=None)
             try:
                 await (self.release() if is_last else self._ports.park(self.session_id))
             finally:
@@ -126,14 +141,29 @@ class EmbeddedSession:
                     raise late(timeout_s)
                 yield chunk
 
-    def _request(self, asked: Generation) -> Request:
+    def _request(self, asked: Generation, record: Record) -> Request:
         engine, facts, ask = self._engine, self._facts, asked.ask
         draft_settings(ask.speculation, facts)  # refused before anything is encoded
-        new = self._encode(asked)
-        return make_request(self.session_id, (*self._tokens, *new), ask, engine.facts, facts)
+        tokens = record.tokens[: record.turn.num_prompt_tokens]
+        if not tokens:
+            tokens = (*record.tokens, *self._encode(asked, record.tokens))
+        request = make_request(self.session_id, tokens, ask, engine.facts, facts)
+        return replace(request, past=record.output)
 
-    def _encode(self, asked: Generation) -> tuple[int, ...]:
+    def _encode(self, asked: Generation, before: tuple[int, ...]) -> tuple[int, ...]:
         text, raw = self._engine.text, asked.ask.raw
-        if not self._tokens:
+        if not before:
             return encode_prompt(text, asked.prompt, raw=raw)
-        return encode_turn(text, asked.prompt, last_token=self._tokens[-1], raw=raw)
+        return encode_turn(text, asked.prompt, last_token=before[-1], raw=raw)
+
+
+def _said_before(chunk: Chunk) -> Answer:
+    """An answer that was kept."""
+
+    async def chunks() -> AsyncGenerator[Chunk, None]:
+        yield chunk
+
+    async def end() -> None:
+        """Nothing runs."""
+
+    return Answer(chunks(), end)

@@ -8,6 +8,12 @@ from slipstream.core.request import Generation
 
 
 def fingerprint(asked: Generation) -> str:
-    """SHA-256 in hexadecimal of what a request says, but for its id and what its caller holds."""
-    nameless = replace(asked, ask=replace(asked.ask, request_id=""), num_received=0)
+    """SHA-256 in hexadecimal of what a request says of the answer that it wants.
+
+    Not among that are its id, what its caller holds, and whether its session is to begin.
+    """
+    session = asked.session and replace(asked.session, create=False)
+    nameless = replace(
+        asked, ask=replace(asked.ask, request_id=""), session=session, num_received=0
+    )
     return hashlib.sha256(json.dumps(asdict(nameless), sort_keys=True).encode()).hexdigest()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
-from slipstream.router.claims import Claims
 from slipstream.router.config import RouterConfig
 from slipstream.router.fleet import Defaults, Fleet
 from slipstream.router.limits import KeyLimits
@@ -26,6 +25,7 @@ from slipstream.router.upkeep import Upkeep
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
+from slipstream.state.claims import Claims
 from slipstream.state.opening import open_quotas, open_store
 from slipstream.state.options import store_options
 from slipstream.state.record import Bounds

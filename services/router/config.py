@@ -7,12 +7,12 @@ from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
-from slipstream.router.claims import KeepRules
 from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
+from slipstream.state.claims import KeepRules
 from slipstream.state.options import store_options
 
 _POSITIVE = (

@@ -4,12 +4,11 @@ Knows sessions, text and placement; not the public API on the wire.
 """
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,15 +24,15 @@ from slipstream.core.request import (
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
-from slipstream.router.claims import Claims, check_received
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.places import Pair, SeatTerms, free_parked
-from slipstream.router.replay import replayed
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.router.upkeep import Upkeep, Whereabouts
 from slipstream.rpc.exchange import Terms
+from slipstream.state.claims import Claims, check_received
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
+from slipstream.state.replay import replayed
 from slipstream.text.prompts import encode_prompt, encode_turn
 from slipstream.text.tokenizer import TextTokenizer
 
@@ -122,7 +121,7 @@ class Turns:
             wanted = Wanted(record.model, record.tokenizer_hash, record.target)
             placed = self._fleet.target(wanted, excluded=self._fleet.breakers.resting())
             request, facts = await self._request(asked, record, placed)
-            journal.open(request.tokens, _opening(asked, request, placed))
+            journal.open(request.tokens, Opening.of(request, placed.model.tokenizer_hash))
             pair = self._pair(placed, record, facts.kind, journal, remaining)
             stack.push_async_callback(pair.release, record.session_id)
             run = Run(
@@ -192,17 +191,6 @@ def _named(asked: Generation) -> Generation:
     if asked.ask.request_id:
         return asked
     return replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
-
-
-def _opening(asked: Generation, request: Request, placed: Placed) -> Opening:
-    ask = asked.ask
-    params = {
-        "sampling": asdict(ask.sampling),
-        "max_tokens": ask.max_tokens,
-        "stop": ask.stop,
-        "verification": request.session.verification,
-    }
-    return Opening(len(request.tokens), json.dumps(params), placed.model.tokenizer_hash)
 
 
 def _answered(

@@ -3,7 +3,10 @@
 Plain values; knows neither where they are kept nor what engines make of them.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+
+from slipstream.core.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,18 @@ class Opening:
     num_prompt_tokens: int
     params: str
     tokenizer_hash: str
+
+    @classmethod
+    def of(cls, request: Request, tokenizer_hash: str) -> "Opening":
+        """What is told of a request that is about to run."""
+        session = request.session
+        params = {
+            "sampling": asdict(session.sampling),
+            "max_tokens": session.max_tokens,
+            "stop": request.stop,
+            "verification": session.verification,
+        }
+        return cls(len(request.tokens), json.dumps(params), tokenizer_hash)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ class KeepRules:
 class Taken:
     """A request that may run; without a journal it has ended, and the record says how."""
 
-    request_id: str
     record: Record
     journal: StoreJournal | None
 
@@ -49,7 +48,7 @@ class Claims:
         self._holder = secrets.token_hex(8)
 
     async def take(self, asked: Generation, owner: str, model: str) -> Taken:
-        """The right to run a request; an empty `model` is that of its session.
+        """The right to run a request, which has an id; an empty `model` is that of its session.
 
         Raises what `SessionStore.acquire` does; `Unavailable` when the store does not answer, and
         the request can't do without or may not.
@@ -67,18 +66,17 @@ class Claims:
             return self._unkept(claim)
         is_over = grant.lease is None
         journal = None if is_over else StoreJournal(self._store, claim, grant)
-        return Taken(claim.request_id, grant.record, journal)
+        return Taken(grant.record, journal)
 
     async def delete(self, session_id: str, owner: str) -> Record:
         """See `SessionStore.delete`."""
         return await self._store.delete(session_id, owner)
 
     def _claim(self, asked: Generation, owner: str, model: str) -> Claim:
-        request_id = asked.ask.request_id or secrets.token_hex(8)
         session, rules = asked.session, self._rules
         return Claim(
-            session_id=session.session_id if session else _session_of(owner, request_id),
-            request_id=request_id,
+            session_id=session_of(asked, owner),
+            request_id=asked.ask.request_id,
             digest=fingerprint(asked),
             owner=owner,
             holder=self._holder,
@@ -91,7 +89,7 @@ class Claims:
     def _unkept(self, claim: Claim) -> Taken:
         turn = Turn(claim.request_id, claim.digest)
         record = Record(claim.session_id, claim.owner, claim.model, self._next_fence(), turn)
-        return Taken(claim.request_id, record, StoreJournal(self._store, claim, None))
+        return Taken(record, StoreJournal(self._store, claim, None))
 
 
 def check_received(asked: Generation, record: Record, *, is_repeatable: bool) -> None:
@@ -109,6 +107,9 @@ def check_received(asked: Generation, record: Record, *, is_repeatable: bool) ->
         )
 
 
-def _session_of(owner: str, request_id: str) -> str:
-    """Where a request on its own is kept: nobody else's names lead there."""
-    return f"r-{hashlib.sha256(f'{owner}/{request_id}'.encode()).hexdigest()[:48]}"
+def session_of(asked: Generation, owner: str) -> str:
+    """Where a request is kept. One on its own is where nobody else's names lead."""
+    if asked.session is not None:
+        return asked.session.session_id
+    name = f"{owner}/{asked.ask.request_id}"
+    return f"r-{hashlib.sha256(name.encode()).hexdigest()[:48]}"
