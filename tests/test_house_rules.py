@@ -199,6 +199,7 @@ def test_the_public_surface_is_what_is_written_here():
         "Client",
         "ClientSession",
         "ClientTls",
+        "Continuity",
         "FinishReason",
         "Mode",
         "ModelInfo",

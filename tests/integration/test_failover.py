@@ -1,4 +1,4 @@
-"""Requests outlive their target: what was final is told to another one, which goes on as it would."""
+"""Requests outlive their target: another one is told what was final, and goes on as it would."""
 
 import asyncio
 
@@ -70,12 +70,12 @@ def whole(chunks):
 async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_had(
     targets, draft, plain, sampling
 ):
+    asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED}
     async with running(*targets, draft), routed(targets, [draft]) as client:
-        asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED}
-        async with client.stream("hello", **asked) as stream:
-            begun = await read(stream, 20)
-            await (await busy(targets)).stop()
-            chunks = begun + await read(stream)
+        stream = client.stream("hello", **asked)
+        begun = await read(stream, 20)
+        await (await busy(targets)).stop()
+        chunks = begun + await read(stream)
     assert whole(chunks) == (plain[sampling].token_ids, plain[sampling].text)
     stats = chunks[-1].stats
     assert stats.continuity.num_target_losses == 1
@@ -87,23 +87,22 @@ async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_
 async def test_the_only_target_may_come_back_as_another_process(targets, draft, plain):
     target = targets[0]
     async with running(target, draft), routed([target], [draft]) as client:
-        async with client.stream("hello", max_tokens=NUM_TOKENS) as stream:
-            begun = await read(stream, 20)
-            await target.stop()
-            await target.start()
-            chunks = begun + await read(stream)
+        stream = client.stream("hello", max_tokens=NUM_TOKENS)
+        begun = await read(stream, 20)
+        await target.stop()
+        await target.start()
+        chunks = begun + await read(stream)
     assert whole(chunks)[0] == plain[GREEDY].token_ids
 
 
 async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
     async with running(*targets, draft), routed(targets, [draft]) as client:
-        asked = {"max_tokens": NUM_TOKENS, "speculation": FORCED}
-        async with client.stream("hello", **asked) as stream:
-            begun = await read(stream, 20)
-            await asyncio.gather((await busy(targets)).stop(), draft.stop())
-            begun += await read(stream, 20)
-            await draft.start()
-            chunks = begun + await read(stream)
+        stream = client.stream("hello", max_tokens=NUM_TOKENS, speculation=FORCED)
+        begun = await read(stream, 20)
+        await asyncio.gather((await busy(targets)).stop(), draft.stop())
+        begun += await read(stream, 20)
+        await draft.start()
+        chunks = begun + await read(stream)
     assert whole(chunks)[0] == plain[GREEDY].token_ids
     assert chunks[-1].stats.speculation.fallbacks
 
@@ -111,11 +110,11 @@ async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
 async def test_without_any_target_a_request_waits_no_longer_than_it_is_told(targets, folder):
     target = targets[0]
     async with running(target), routed([target], target_wait_s=0.3) as client:
-        async with client.stream("hello", max_tokens=NUM_TOKENS) as stream:
-            await read(stream, 20)
-            await target.stop()
-            with pytest.raises(Unavailable):
-                await read(stream)
+        stream = client.stream("hello", max_tokens=NUM_TOKENS)
+        await read(stream, 20)
+        await target.stop()
+        with pytest.raises(Unavailable):
+            await read(stream)
 
 
 async def test_the_next_turn_of_a_session_goes_to_a_target_that_never_saw_it(targets, folder):

@@ -1,4 +1,4 @@
-"""Any router goes on with any request: two of them share a real store, a target, and nothing else."""
+"""Any router goes on with any request: two share a real store and a target, and nothing else."""
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
