@@ -6,7 +6,7 @@ import pytest
 
 import fleet
 from fleet import draft_worker, glide_of, routed, running, target_worker
-from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
+from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, StopPolicy
 from slipstream.core.errors import Unavailable
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
@@ -23,8 +23,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(folder):
     """What the target alone writes."""
-    from slipstream.client import Client
-
     client = Client.embedded(str(folder), "none", dtype="float32")
     return {
         sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling)
@@ -118,9 +116,9 @@ async def test_without_any_target_a_request_waits_no_longer_than_it_is_told(targ
 
 
 async def test_the_next_turn_of_a_session_goes_to_a_target_that_never_saw_it(targets, folder):
-    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as embedded:
-        async with embedded.session() as session:
-            expected = [await session.generate(text, max_tokens=20) for text in ("one", "two")]
+    with Client.embedded(str(folder), "none", dtype="float32") as embedded:
+        session = embedded.session()
+        expected = [session.generate(text, max_tokens=20) for text in ("one", "two")]
     async with running(*targets), routed(targets) as client, client.session() as session:
         first = await session.generate("one", max_tokens=20)
         holder = [at for at in targets if (await at.load()).num_parked]
