@@ -44,7 +44,7 @@ class Cluster:
     @property
     def address(self) -> str:
         """Of all routers, for a client that takes turns."""
-        return "ipv4:" + ",".join(map(self._at, self.names("router")))
+        return ",".join(map(self._at, self.names("router")))
 
     def names(self, role: str) -> list[str]:
         """All of a role."""

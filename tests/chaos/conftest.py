@@ -1,4 +1,4 @@
-"""What chaos tests share: the model, the undisturbed answers, a cluster and the report."""
+"""What chaos tests share: the model, the load with its answers, a cluster and the report."""
 
 import pytest
 import pytest_asyncio
@@ -7,6 +7,7 @@ import fleet
 from chaos import cluster as clusters
 from chaos import nursery
 from chaos.report import Report
+from chaos.scenario import Load
 from chaos.traffic import ERRANDS, plain_answers
 from redis_server import valkey_binary
 
@@ -42,14 +43,19 @@ def model(tmp_path_factory):
     return fleet.save_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="session")
-def answers(model):
-    """What plain decoding in one process says to every errand."""
-    found = plain_answers(str(model))
-    assert {len(tokens) for each in found.values() for tokens in each} == {
-        errand.max_tokens for errand in ERRANDS
-    }
-    return found
+@pytest.fixture(scope="module")
+def errands():
+    """What is asked for."""
+    return ERRANDS
+
+
+@pytest.fixture(scope="module")
+def load(model, errands):
+    """It, with what plain decoding in one process says."""
+    answers = plain_answers(str(model), errands)
+    lengths = {errand.name: {len(tokens) for tokens in answers[errand.name]} for errand in errands}
+    assert lengths == {errand.name: {errand.max_tokens} for errand in errands}
+    return Load(errands, answers)
 
 
 @pytest.fixture(scope="module")

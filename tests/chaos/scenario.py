@@ -5,17 +5,26 @@ Knows the cluster, the traffic and the report; a test says what happens to whom.
 
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import fleet
 from chaos.cluster import Cluster
 from chaos.report import Fault, Report, Scenario
-from chaos.traffic import Answers, Traffic, flowing
+from chaos.traffic import Answers, Errand, Stream, Traffic
 
-_SOONEST, _LATEST = 50, 1500
-"""Tokens that come before a kill; a random number of them is a random moment."""
-NUM_STREAMS = 4
+MOST_TOKENS = 1500
+"""Before a kill; a random number of tokens is a random moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What runs while things happen, and what it must say."""
+
+    errands: Sequence[Errand]
+    answers: Answers
+    num_streams: int = 4
 
 
 class Chaos:
@@ -31,9 +40,9 @@ class Chaos:
         """All that was done so far."""
         return self._scenario.faults
 
-    async def some_moment(self) -> None:
+    async def some_moment(self, most_tokens: int = MOST_TOKENS) -> None:
         """Let a random number of tokens come, until two streams at least run."""
-        await self.traffic.after(self._random.randrange(_SOONEST, _LATEST))
+        await self.traffic.after(self._random.randrange(most_tokens))
         await self.traffic.until(lambda: len(self.traffic.running(time.monotonic())) > 1)
 
     def one_of(self, *roles: str) -> tuple[str, ...]:
@@ -47,13 +56,21 @@ class Chaos:
         self._scenario.faults.append(fault)
         return fault
 
-    async def kill(self, *names: str) -> Fault:
+    async def kill(self, *names: str, most_tokens: int = MOST_TOKENS) -> Fault:
         """Kill them at once, at some moment."""
-        await self.some_moment()
+        await self.some_moment(most_tokens)
         fault = self.strike(*names)
         for name in names:
             self.cluster.members[name].kill()
         return fault
+
+    async def gone_on(self, fault: Fault) -> None:
+        """Wait until each stream it came over has said more, or has ended."""
+
+        def has_gone_on(stream: Stream) -> bool:
+            return stream.ended is not None or stream.next_after(fault.at) is not None
+
+        await self.traffic.until(lambda: all(map(has_gone_on, fault.streams)))
 
     async def over(self, fault: Fault) -> None:
         """Wait until the streams it came over have ended and everybody is back."""
@@ -75,13 +92,14 @@ def is_none(num_sessions: int) -> bool:
 
 @asynccontextmanager
 async def disturbed(
-    cluster: Cluster, answers: Answers, report: Report, name: str, *, num_streams: int = NUM_STREAMS
+    cluster: Cluster, load: Load, report: Report, name: str
 ) -> AsyncIterator[Chaos]:
     """Traffic on a whole cluster; in the end every stream must have said what it should."""
     await cluster.settled()
     scenario = Scenario(name)
+    traffic = Traffic(load.answers, load.errands)
     try:
-        async with flowing(cluster.address, answers, num_streams=num_streams) as traffic:
+        async with traffic.flowing(cluster.address, load.num_streams):
             yield Chaos(cluster, traffic, scenario)
     finally:
         scenario.take(traffic)

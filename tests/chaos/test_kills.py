@@ -14,17 +14,17 @@ PAIRS = [("target", "draft"), ("router", "redis"), ("target", "redis"), ("router
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_kills_of_one_role_change_no_token(cluster, answers, report, num_kills, role):
-    async with disturbed(cluster, answers, report, f"kill of a {role}") as chaos:
+async def test_kills_of_one_role_change_no_token(cluster, load, report, num_kills, role):
+    async with disturbed(cluster, load, report, f"kill of a {role}") as chaos:
         for _ in range(num_kills):
             await chaos.over(await chaos.kill(*chaos.one_of(role)))
         await chaos.idle()
 
 
 @pytest.mark.parametrize("roles", PAIRS, ids=" and ".join)
-async def test_kills_of_two_at_once_change_no_token(cluster, answers, report, num_kills, roles):
+async def test_kills_of_two_at_once_change_no_token(cluster, load, report, num_kills, roles):
     name = f"kill of {' and '.join(roles)} at once"
-    async with disturbed(cluster, answers, report, name) as chaos:
+    async with disturbed(cluster, load, report, name) as chaos:
         for _ in range(max(num_kills // 5, 1)):
             await chaos.over(await chaos.kill(*chaos.one_of(*roles)))
         await chaos.idle()

@@ -29,8 +29,8 @@ def cluster_options():
 
 @pytest.mark.parametrize("weather", [Weather.SILENT, Weather.CUT], ids=lambda at: at.value)
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_partition_between_two_changes_no_token(cluster, answers, report, way, weather):
-    async with disturbed(cluster, answers, report, f"{way} {weather.value}") as chaos:
+async def test_a_partition_between_two_changes_no_token(cluster, load, report, way, weather):
+    async with disturbed(cluster, load, report, f"{way} {weather.value}") as chaos:
         await chaos.some_moment()
         fault = chaos.strike(*WAYS[way])
         cluster.weather(weather, WAYS[way])
@@ -43,8 +43,8 @@ async def test_a_partition_between_two_changes_no_token(cluster, answers, report
         await chaos.idle()
 
 
-async def test_a_network_that_loses_packets_everywhere_changes_no_token(cluster, answers, report):
-    async with disturbed(cluster, answers, report, "loss everywhere") as chaos:
+async def test_a_network_that_loses_packets_everywhere_changes_no_token(cluster, load, report):
+    async with disturbed(cluster, load, report, "loss everywhere") as chaos:
         await chaos.some_moment()
         fault = chaos.strike("all")
         cluster.weather(Weather.LOSSY)

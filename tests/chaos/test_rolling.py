@@ -1,5 +1,7 @@
 """A rolling restart of everything under load: nobody notices."""
 
+from dataclasses import replace
+
 import pytest
 
 from chaos.scenario import disturbed
@@ -13,9 +15,9 @@ NUM_STREAMS = 8
 
 
 @pytest.mark.parametrize("role", ["router", "target", "draft"])
-async def test_a_rolling_restart_under_eight_streams_fails_none(cluster, answers, report, role):
+async def test_a_rolling_restart_under_eight_streams_fails_none(cluster, load, report, role):
     name = f"rolling restart of {role}s"
-    async with disturbed(cluster, answers, report, name, num_streams=NUM_STREAMS) as chaos:
+    async with disturbed(cluster, replace(load, num_streams=NUM_STREAMS), report, name) as chaos:
         for name in cluster.names(role):
             await chaos.some_moment()
             member = cluster.members[name]

@@ -32,32 +32,32 @@ async def stop(chaos, role, *, until_over):
 
 
 async def test_streams_of_a_stopped_target_go_on_at_the_other_and_it_frees_them_when_it_wakes(
-    cluster, answers, report
+    cluster, load, report
 ):
-    async with disturbed(cluster, answers, report, "stop of a target") as chaos:
+    async with disturbed(cluster, load, report, "stop of a target") as chaos:
         for _ in range(TIMES):
             await stop(chaos, "target", until_over=True)
         await chaos.idle()
 
 
-async def test_a_stopped_draft_costs_no_token(cluster, answers, report):
-    async with disturbed(cluster, answers, report, "stop of a draft") as chaos:
+async def test_a_stopped_draft_costs_no_token(cluster, load, report):
+    async with disturbed(cluster, load, report, "stop of a draft") as chaos:
         for _ in range(TIMES):
             await stop(chaos, "draft", until_over=True)
         await chaos.idle()
 
 
 async def test_streams_of_a_stopped_router_go_on_at_the_other_which_nobody_overwrites(
-    cluster, answers, report
+    cluster, load, report
 ):
-    async with disturbed(cluster, answers, report, "stop of a router") as chaos:
+    async with disturbed(cluster, load, report, "stop of a router") as chaos:
         for _ in range(TIMES):
             await stop(chaos, "router", until_over=True)
         await chaos.idle()
 
 
-async def test_running_and_new_streams_end_while_redis_is_stopped(cluster, answers, report):
-    async with disturbed(cluster, answers, report, "stop of redis") as chaos:
+async def test_running_and_new_streams_end_while_redis_is_stopped(cluster, load, report):
+    async with disturbed(cluster, load, report, "stop of redis") as chaos:
         for _ in range(TIMES):
             await stop(chaos, "redis", until_over=True)
         await chaos.idle()

@@ -70,12 +70,14 @@ ERRANDS = (
     ),
     Errand("talk", ("is anybody there", "who"), speculation=FORCED, max_tokens=2 * _TURN),
 )
+SHORT = ERRANDS[:4]
+"""One of each kind."""
 
 Tokens = tuple[int, ...]
 Answers = dict[str, tuple[Tokens, ...]]
 
 
-def plain_answers(model: str, errands: Sequence[Errand] = ERRANDS) -> Answers:
+def plain_answers(model: str, errands: Sequence[Errand]) -> Answers:
     """What plain decoding in one process says."""
     with Client.embedded(model, "none", dtype="float32") as client:
         return {errand.name: tuple(_plain(client, errand)) for errand in errands}
@@ -124,10 +126,10 @@ class Stream:
 
 
 class Traffic:
-    """Several streams at a time, one errand after another. Use it by `flowing`."""
+    """Several streams at a time, one errand after another, as long as it is `flowing`."""
 
-    def __init__(self, client: AsyncClient, answers: Answers, errands: Sequence[Errand]) -> None:
-        self._client, self._answers = client, answers
+    def __init__(self, answers: Answers, errands: Sequence[Errand]) -> None:
+        self._answers = answers
         self._errands = itertools.cycle(errands)
         self._is_closing = False
         self._moved = asyncio.Condition()
@@ -159,16 +161,29 @@ class Traffic:
         """Begin nothing more; what runs goes on to its end."""
         self._is_closing = True
 
-    async def flow(self) -> None:
-        """One errand after another, until closed."""
+    @asynccontextmanager
+    async def flowing(self, address: str, num_streams: int) -> AsyncIterator[None]:
+        """Traffic for as long as needed; at the end what runs is read to its end."""
+        async with AsyncClient(address, timeout_s=TIMEOUT_S) as client:
+            flows = [asyncio.ensure_future(self._flow(client)) for _ in range(num_streams)]
+            try:
+                yield
+                self.close()
+                await asyncio.gather(*flows)
+            finally:
+                for flow in flows:
+                    flow.cancel()
+                await asyncio.gather(*flows, return_exceptions=True)
+
+    async def _flow(self, client: AsyncClient) -> None:
         while not self._is_closing:
-            if not await self._run(next(self._errands)):
+            if not await self._run(client, next(self._errands)):
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _run(self, errand: Errand) -> bool:
+    async def _run(self, client: AsyncClient, errand: Errand) -> bool:
         if len(errand.prompts) == 1:
-            return await self._read(errand, 0, self._client.stream)
-        async with self._client.session() as session:
+            return await self._read(errand, 0, client.stream)
+        async with client.session() as session:
             for turn in range(len(errand.prompts)):
                 if not await self._read(errand, turn, session.stream):
                     return False
@@ -216,21 +231,3 @@ class Traffic:
         same = next((n for n, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), None)
         where = "" if same is None else f", wrong from token {same}"
         return f"{named}: {len(said)} of {len(right)} tokens{where}; {stream.error or 'no error'}"
-
-
-@asynccontextmanager
-async def flowing(
-    address: str, answers: Answers, *, num_streams: int = 4, errands: Sequence[Errand] = ERRANDS
-) -> AsyncIterator[Traffic]:
-    """Traffic for as long as needed; at the end what runs is read to its end."""
-    async with AsyncClient(address, timeout_s=TIMEOUT_S) as client:
-        traffic = Traffic(client, answers, errands)
-        flows = [asyncio.ensure_future(traffic.flow()) for _ in range(num_streams)]
-        try:
-            yield traffic
-            traffic.close()
-            await asyncio.gather(*flows)
-        finally:
-            for flow in flows:
-                flow.cancel()
-            await asyncio.gather(*flows, return_exceptions=True)
