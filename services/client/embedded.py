@@ -27,6 +27,8 @@ from slipstream.text.prompts import encode_prompt
 
 _FOR_EVER_S = 1e9
 """Sessions here end with the process, or when they are closed."""
+_AGAIN_S = 60.0
+"""For how long a request on its own is answered again under its id."""
 
 
 class Embedded:
@@ -42,7 +44,7 @@ class Embedded:
         self._ports = ports or Ports.direct(engine, drafter)
         self._sessions: dict[str, EmbeddedSession] = {}
         store = MemoryStore(Bounds(lease_s=_FOR_EVER_S), time.time)
-        rules = KeepRules(session_ttl_s=_FOR_EVER_S)
+        rules = KeepRules(session_ttl_s=_FOR_EVER_S, request_ttl_s=_AGAIN_S)
         self._claims = Claims(store, rules, next_fence=lambda: 0)
         self._is_closed = False
 
