@@ -32,6 +32,9 @@ class FreshTls(SSLConnection):
 class WatchedPool(SentinelConnectionPool):
     """Connections to the master that sentinels name; those to them end with it."""
 
+    def __init__(self, master: str, sentinels: Sentinel, **how: Any) -> None:
+        super().__init__(master, sentinels, **how)
+
     async def aclose(self) -> None:
         await super().aclose()
         await self.sentinel_manager.aclose()
