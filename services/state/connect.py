@@ -32,9 +32,6 @@ class FreshTls(SSLConnection):
 class WatchedPool(SentinelConnectionPool):
     """Connections to the master that sentinels name; those to them end with it."""
 
-    def __init__(self, master: str, sentinels: Sentinel, **how: Any) -> None:
-        super().__init__(master, sentinels, **how)
-
     async def aclose(self) -> None:
         await super().aclose()
         await self.sentinel_manager.aclose()
@@ -81,7 +78,8 @@ def _master(address: Address, options: StoreOptions) -> Redis:
             sentinel.connection_pool.connection_class = FreshTls
     kind = FreshSentinelTls if tls else SentinelManagedConnection
     how = _shared(options) | tls | {"db": address.db, "max_connections": MAX_CONNECTIONS}
-    return _client(WatchedPool(address.master, sentinels, connection_class=kind, **how))
+    pool: Any = WatchedPool  # whose maker has no types
+    return _client(pool(address.master, sentinels, connection_class=kind, **how))
 
 
 def _cluster(address: Address, options: StoreOptions) -> RedisCluster:
