@@ -18,7 +18,7 @@ from slipstream.client.surface import (
     naming,
     only_model,
 )
-from slipstream.core.errors import SessionBusy, SessionExists
+from slipstream.core.errors import SessionError, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Chunk, Result, collected
@@ -231,12 +231,12 @@ class _SessionTurn:
 
 
 async def _patiently(at: Conversation[_SessionTurn], run: Callable[[], Awaitable[T]]) -> T:
-    """Wait out a turn of this session that was left; one that still runs is `SessionBusy`."""
+    """Wait out what passes by itself; a turn that still runs is `SessionBusy` at once."""
     for pause_s in PAUSES_S:
         try:
             return await run()
-        except SessionBusy:
-            if at.running:
+        except SessionError as error:
+            if not at.may_pass(error):
                 raise
             await asyncio.sleep(pause_s)
     return await run()

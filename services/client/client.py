@@ -15,7 +15,7 @@ from slipstream.client.surface import (
     naming,
     only_model,
 )
-from slipstream.core.errors import SessionBusy, SessionExists
+from slipstream.core.errors import SessionError, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Result, collected
@@ -211,12 +211,12 @@ class ClientSession:
         self.close()
 
     def _patiently(self, run: "Callable[[], T]") -> T:
-        """Wait out a turn of this session that was left; one that still runs is `SessionBusy`."""
+        """Wait out what passes by itself; a turn that still runs is `SessionBusy` at once."""
         for pause_s in PAUSES_S:
             try:
                 return run()
-            except SessionBusy:
-                if self._conversation.running:
+            except SessionError as error:
+                if not self._conversation.may_pass(error):
                     raise
                 time.sleep(pause_s)
         return run()

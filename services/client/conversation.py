@@ -6,11 +6,12 @@ from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from slipstream.client.surface import Call
-from slipstream.core.errors import SessionClosed
+from slipstream.core.errors import SessionBusy, SessionClosed, SessionError, SessionNotFound
 from slipstream.core.request import SessionRef
 
-# A router takes a moment to learn that a stream was left; its session is busy until then.
-PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+# A router takes a moment to learn that a stream was left, and its session is busy until then; and
+# what a store that was away has missed is there a moment after it is back.
+PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 class Answer(Protocol):
@@ -37,18 +38,25 @@ class Conversation(Generic[A]):
         self.session_id = SessionRef(session_id).session_id
         self.is_begun = is_begun
         self._is_used = is_begun
+        self._is_known = False
         self._is_closed = False
         self._answers: WeakSet[A] = WeakSet()
 
     def begun(self, answer: A) -> None:
         """The engines have taken a turn."""
-        self.is_begun = True
+        self.is_begun = self._is_known = True
         self._answers.add(answer)
 
     @property
     def running(self) -> list[A]:
         """Answers to this client's own turns that are on their way."""
         return [answer for answer in self._answers if answer.is_open]
+
+    def may_pass(self, error: SessionError) -> bool:
+        """Whether the same request may be taken in a moment, where this one was refused."""
+        if isinstance(error, SessionNotFound):
+            return self._is_known and not self._is_closed
+        return isinstance(error, SessionBusy) and not self.running
 
     def ref(self) -> SessionRef:
         """What the next request says of its session. Raises `SessionClosed`."""

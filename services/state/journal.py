@@ -28,6 +28,10 @@ class StoreJournal:
         record = None if grant is None else grant.record
         self._tokens: list[int] = [] if record is None else list(record.tokens)
         self._num_kept = len(self._tokens)
+        self._ahead: tuple[int, ...] = ()
+        """What is kept, where that is more than this request has come to yet."""
+        self._is_all_kept = False
+        """Whether another router kept the whole answer, while this one ran without the store."""
         self._is_opened = bool(record and record.turn.num_prompt_tokens)
         self._opening: Opening | None = None
         self._ending: str | None = None
@@ -50,6 +54,7 @@ class StoreJournal:
         if self._error is not None:
             raise self._error
         self._tokens += tokens
+        self._check_ahead()
         if ending is not None:
             kept = replace(ending.stats, continuity=replace(ending.stats.continuity, is_kept=True))
             self._ending = replace(ending, stats=kept).to_json()
@@ -83,9 +88,9 @@ class StoreJournal:
         try:
             if not self._is_behind and self._lease is not None:
                 return await self._store.renew(self._lease)
-            while self._has_news:
+            if self._has_news:
                 await self._write()
-            if self._is_behind and self._opening is not None:
+            if self._is_behind and self._opening is not None and not self._has_news:
                 _LOG.info("session %s is kept again", self._claim.session_id)
                 self._is_behind = False
         except SessionError as error:
@@ -102,16 +107,19 @@ class StoreJournal:
             if self._lease is not None:
                 await self._store.release(self._lease, target=target, draft=draft)
         except Unavailable:
-            return not (self._is_behind and self._has_news)
+            return self._lease is None and not self._has_news
         return True
 
     @property
     def _has_news(self) -> bool:
-        is_behind = self._num_kept < len(self._tokens) or self._ending is not None
-        return is_behind and self._opening is not None and self._error is None
+        if self._opening is None or self._error is not None or self._is_all_kept:
+            return False
+        return self._num_kept < len(self._tokens) or self._ending is not None
 
     async def _write(self) -> None:
         """Keep all that is not kept. A store that has lost some of it is told again."""
+        if self._is_all_kept:
+            return
         try:
             if self._lease is None:
                 await self._claim_again()
@@ -123,7 +131,8 @@ class StoreJournal:
             await self._append()
 
     async def _append(self) -> None:
-        assert self._lease is not None
+        if self._lease is None or self._num_kept > len(self._tokens):  # all there is, is kept
+            return
         news, ending = tuple(self._tokens[self._num_kept :]), self._ending
         opening = None if self._is_opened else self._opening
         await self._store.append(self._lease, News(self._num_kept, news, opening, ending))
@@ -140,7 +149,16 @@ class StoreJournal:
         except SessionError as error:
             raise SessionTaken(f"another request has the session: {error}") from None
         kept = grant.record.tokens
-        if grant.lease is None or list(kept) != self._tokens[: len(kept)]:
-            raise SessionTaken(f"session {claim.session_id} has gone on without this request")
-        self._lease, self._num_kept = grant.lease, len(kept)
+        self._lease, self._num_kept, self._ahead = grant.lease, len(kept), kept
+        self._is_all_kept = grant.lease is None
+        self._check_ahead()
         self._is_opened = bool(grant.record.turn.num_prompt_tokens)
+
+    def _check_ahead(self) -> None:
+        """A request that ran without the store comes to what another router kept of it before."""
+        num_common = min(len(self._ahead), len(self._tokens))
+        if list(self._ahead[:num_common]) != self._tokens[:num_common]:
+            name = self._claim.session_id
+            raise SessionTaken(f"session {name} has gone on without this request")
+        if num_common == len(self._ahead):
+            self._ahead = ()

@@ -2,6 +2,7 @@
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -168,6 +169,64 @@ async def test_a_request_that_said_nothing_leaves_nothing(line):
     journal = await opened(line)
     assert await journal.close(target=None, draft=None)
     assert await line.count() == 0
+
+
+async def begun_again_without_the_store(line, *output, ending=None):
+    """A journal of a request that another router kept so much of, and that begins anew."""
+    before = await opened(line)
+    await before.keep(output, ending)
+    line.is_up = False
+    journal = StoreJournal(line, CLAIM, None)
+    journal.open(PROMPT, OPENING)
+    return journal
+
+
+async def test_a_request_that_begins_anew_writes_only_what_was_not_kept_before(line):
+    journal = await begun_again_without_the_store(line, 4, 5, 6)
+    await journal.keep([4, 5], None)
+    line.is_up = True
+    await journal.tend()
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_a_request_that_begins_anew_passes_what_was_kept_before(line):
+    journal = await begun_again_without_the_store(line, 4, 5, 6)
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    await journal.keep([5, 6, 7], None)
+    await journal.keep([8], ENDING)
+    assert (await kept(line)).output == (4, 5, 6, 7, 8)
+
+
+async def test_an_answer_that_was_kept_whole_is_not_written_again(line):
+    journal = await begun_again_without_the_store(line, 4, 5, ending=ENDING)
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    await journal.keep([5], ENDING)
+    assert await journal.close(target=None, draft=None)
+    assert (await line.store.acquire(CLAIM)).lease is None
+
+
+async def test_a_request_that_comes_out_otherwise_than_before_says_no_more(line):
+    journal = await begun_again_without_the_store(line, 4, 5, 6)
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    with pytest.raises(SessionTaken):
+        await journal.keep([9], None)
+
+
+async def test_a_session_stays_to_be_given_back_until_the_store_answers(line):
+    journal = await opened(line)
+    await journal.keep([4], ENDING)
+    line.is_up = False
+    assert not await journal.close(target=None, draft=None)
+    line.is_up = True
+    assert await journal.close(target=None, draft=None)
+    grant = await line.acquire(replace(CLAIM, request_id="next", digest="next", create=False))
+    assert grant.lease is not None
 
 
 @pytest.mark.parametrize("seed", range(30))
