@@ -4,17 +4,20 @@ Knows sessions and owners; neither engines nor the wire.
 """
 
 import hashlib
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipstream.core.errors import SessionOutOfSync, Unavailable
+from slipstream.core.errors import InvalidRequest, SessionOutOfSync, Unavailable
 from slipstream.core.fingerprint import fingerprint
 from slipstream.core.request import Generation
 from slipstream.core.types import Verification
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Claim, Record, Turn
 from slipstream.state.store import SessionStore
+
+_OF_ONE_REQUEST = re.compile(r"r-[0-9a-f]{48}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,16 @@ def check_received(asked: Generation, record: Record, *, is_repeatable: bool) ->
 
 
 def session_of(asked: Generation, owner: str) -> str:
-    """Where a request is kept. One on its own is where nobody else's names lead."""
+    """Where a request is kept. One on its own is where nobody else's names lead.
+
+    Raises `InvalidRequest` for a session that is named like one of those.
+    """
     if asked.session is not None:
-        return asked.session.session_id
+        session_id = asked.session.session_id
+        if _OF_ONE_REQUEST.fullmatch(session_id):
+            raise InvalidRequest(
+                f"the session id is {session_id}, but ids of this form are for requests without one"
+            )
+        return session_id
     name = f"{owner}/{asked.ask.request_id}"
     return f"r-{hashlib.sha256(name.encode()).hexdigest()[:48]}"

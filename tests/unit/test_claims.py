@@ -1,0 +1,118 @@
+"""Laws of claims: whose records requests get to, and when they may run without a store."""
+
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.errors import (
+    InvalidRequest,
+    RequestExists,
+    SessionNotFound,
+    SessionOutOfSync,
+    Unavailable,
+)
+from slipstream.core.fingerprint import fingerprint
+from slipstream.core.options import SpeculationOptions
+from slipstream.core.request import Ask, Generation, SessionRef
+from slipstream.core.types import SamplingParams, Verification
+from slipstream.state.claims import Claims, KeepRules, check_received, session_of
+from slipstream.state.memory import MemoryStore
+from slipstream.state.record import Bounds, Opening
+
+ASKED = Generation("hello", Ask(request_id="r1"))
+IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
+
+
+class Silent:
+    """A store that does not answer."""
+
+    async def acquire(self, claim):
+        raise Unavailable("the store does not answer")
+
+
+def claims(store=None, **rules):
+    store = store or MemoryStore(Bounds(), lambda: 1000.0)
+    return Claims(store, KeepRules(**rules), next_fence=lambda: 7)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(ASKED, prompt="other"),
+        replace(ASKED, model="other"),
+        replace(ASKED, session=SessionRef("chat")),
+        replace(ASKED, ask=replace(ASKED.ask, max_tokens=5)),
+        replace(ASKED, ask=replace(ASKED.ask, stop=("x",))),
+        replace(ASKED, ask=replace(ASKED.ask, raw=True)),
+        replace(ASKED, ask=replace(ASKED.ask, sampling=SamplingParams(seed=1))),
+        replace(ASKED, ask=replace(ASKED.ask, speculation=SpeculationOptions(lookup=True))),
+    ],
+)
+def test_whatever_a_request_asks_for_makes_it_another_request(changed):
+    assert fingerprint(changed) != fingerprint(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (ASKED, replace(ASKED, ask=replace(ASKED.ask, request_id="r2"))),
+        (ASKED, replace(ASKED, num_received=3)),
+        (IN_SESSION, replace(IN_SESSION, session=SessionRef("chat"))),
+    ],
+)
+def test_its_id_and_what_its_caller_holds_make_it_no_other(one, same):
+    assert fingerprint(one) == fingerprint(same)
+
+
+def test_requests_on_their_own_are_kept_by_owner_and_id():
+    places = {session_of(ASKED, owner) for owner in ("", "alice", "bob")}
+    other = replace(ASKED, ask=replace(ASKED.ask, request_id="r2"))
+    assert len(places | {session_of(other, "alice")}) == 4
+    assert session_of(IN_SESSION, "alice") == "chat"
+
+
+async def test_nobody_comes_to_a_request_on_its_own_by_the_name_of_a_session():
+    place = session_of(ASKED, "alice")
+    with pytest.raises(InvalidRequest, match="of this form"):
+        await claims().take(replace(ASKED, session=SessionRef(place)), "alice", "m")
+
+
+async def test_another_request_under_the_id_is_refused_and_another_owner_s_is_none():
+    door = claims()
+    taken = await door.take(ASKED, "alice", "m")
+    taken.journal.open((1, 2), Opening(2, "{}", "hash"))
+    await taken.journal.keep([3], None)
+    with pytest.raises(RequestExists):
+        await door.take(replace(ASKED, prompt="other"), "alice", "m")
+    assert (await door.take(replace(ASKED, prompt="other"), "bob", "m")).record.tokens == ()
+
+
+async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidden():
+    for asked in (ASKED, IN_SESSION):
+        taken = await claims(Silent()).take(asked, "", "m")
+        assert taken.journal.is_behind
+        assert taken.record.fence == 7
+        with pytest.raises(Unavailable):
+            await claims(Silent(), allows_unkept=False).take(asked, "", "m")
+
+
+async def test_a_session_that_goes_on_needs_the_store():
+    asked = replace(ASKED, session=SessionRef("chat"))
+    with pytest.raises(Unavailable, match="session chat can't be looked up"):
+        await claims(Silent()).take(asked, "", "m")
+    with pytest.raises(SessionNotFound):
+        await claims().take(asked, "", "m")
+
+
+async def test_tokens_that_were_not_kept_are_made_again_only_where_they_come_out_the_same():
+    record = (await claims().take(ASKED, "", "m")).record
+    held = replace(ASKED, num_received=3)
+    check_received(held, record, is_repeatable=True)
+    with pytest.raises(SessionOutOfSync, match="these numerics"):
+        check_received(held, record, is_repeatable=False)
+    for verification in set(Verification) - {Verification.EXACT}:
+        options = SpeculationOptions(verification=verification)
+        other = replace(held, ask=replace(held.ask, speculation=options))
+        with pytest.raises(SessionOutOfSync, match=verification):
+            check_received(other, record, is_repeatable=True)
+        check_received(replace(other, num_received=0), record, is_repeatable=False)
