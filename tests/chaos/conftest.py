@@ -39,7 +39,7 @@ def num_kills(pytestconfig):
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     valkey_binary()  # or skip before anything is made
-    nursery.prepare()
+    nursery.begin()
     return fleet.save_models(tmp_path_factory.mktemp("models"))
 
 
@@ -65,7 +65,10 @@ def cluster_options():
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(model, tmp_path_factory, cluster_options):
+async def cluster(model, load, tmp_path_factory, cluster_options):
+    """All of it running; what it needs has loaded while the answers were made."""
+    assert load.answers
+    nursery.finish()
     folder = tmp_path_factory.mktemp("cluster")
     async with clusters.running(model, folder, **cluster_options) as cluster:
         yield cluster

@@ -27,20 +27,24 @@ _PR_SET_PDEATHSIG = 1
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def prepare() -> None:
-    """Have everything loaded in the process that others are forked from. Before any `Forked`."""
+def begin() -> None:
+    """Start the process that others are forked from, which takes a while to load everything."""
     _CONTEXT.set_forkserver_preload([*(f"slipstream.{role}.__main__" for role in ROLES), *_LOADED])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / ".dev"))
         patch.setenv("OMP_NUM_THREADS", "1")
         forkserver.ensure_running()
+
+
+def finish() -> None:
+    """Wait until it has."""
     first = _CONTEXT.Process(target=os.getpid)
-    first.start()  # which waits until all is loaded
+    first.start()
     first.join()
 
 
 class Forked:
-    """A running process: a service by its role, or else a program by its path. See `prepare`."""
+    """A running process: a service by its role, or else a program by its path. After `finish`."""
 
     def __init__(self, words: Sequence[str], out: Path, err: Path) -> None:
         """`words` are the role or path and its flags; what it says goes to the files."""
