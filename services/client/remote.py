@@ -109,7 +109,7 @@ class Remote:
                 return method(request, timeout=tries.left_s(), metadata=self._metadata)
             except grpc.RpcError as error:
                 if self._closed.is_set():
-                    raise error_of(error, timeout_s) from None
+                    raise closed_meanwhile() from None
                 pause_s = pause_after(error, tries, type(request).__name__)
             _pause(pause_s, self._closed)
 
@@ -158,7 +158,9 @@ class _Answer:
                     raise
                 raise unfinished() from None
             except grpc.RpcError as error:
-                if self._is_ended or self._closed.is_set():
+                if self._closed.is_set():
+                    raise closed_meanwhile() from None
+                if self._is_ended:
                     raise error_of(error, tries.timeout_s) from None
                 pause_s = pause_after(error, tries, f"request {self._resuming.request_id}")
             self._rpc = None

@@ -85,7 +85,7 @@ REFUSALS = {
     "an unknown session": (
         generation(session=pb.SessionRef(session_id="never-begun")),
         CODE.NOT_FOUND,
-        "no session 'never-begun'",
+        "no session never-begun",
     ),
     "too many stop strings": (
         generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),

@@ -204,9 +204,9 @@ def test_a_request_is_named_by_its_caller_or_at_random(client):
 
 def test_an_error_names_its_request(client):
     with pytest.raises(PromptTooLong) as refused:
-        client.generate("x" * 200, request_id="mine")
-    assert refused.value.request_id == "mine"
-    assert refused.value.__notes__ == ["request_id mine"]
+        client.generate("x" * 200, request_id="too-long")
+    assert refused.value.request_id == "too-long"
+    assert refused.value.__notes__ == ["request_id too-long"]
 
 
 def test_a_prompt_has_the_tokens_that_a_request_with_it_has(client):
