@@ -98,6 +98,8 @@ def keepalive() -> list[tuple[str, Any]]:
     return [
         ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+        # What counts for pings that are under way when a peer stops; by itself it is a minute.
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
