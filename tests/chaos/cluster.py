@@ -126,7 +126,7 @@ class Cluster:
     def _router(self, name: str) -> Iterable[str]:
         redis = f"redis://{self._at('redis-0', by=name)}"
         engines = [part for role in ("target", "draft") for part in self._engines(role, name)]
-        return [*engines, "--draft-round-timeout-s", "5", "--store-url", redis]
+        return [*engines, "--store-url", redis]
 
     def _engines(self, role: str, router: str) -> tuple[str, str]:
         return f"--{role}s", self._all(role, by=router)
