@@ -24,6 +24,7 @@ from slipstream.core.request import (
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
+from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.places import Pair, SeatTerms, free_parked
 from slipstream.router.shadow import Answered, Shadow
@@ -124,15 +125,19 @@ class Turns:
             journal.open(request.tokens, Opening.of(request, placed.model.tokenizer_hash))
             pair = self._pair(placed, record, facts.kind, journal, remaining)
             stack.push_async_callback(pair.release, record.session_id)
+            written = WriteBehind(journal)
+            stack.push_async_callback(written.finish)
             run = Run(
                 pair.draft,
                 pair.target,
                 request,
                 detokenise=placed.model.tokenizer.decode,
                 clock=time.perf_counter,
-                journal=journal,
+                journal=written,
             )
-            async for chunk in await stack.enter_async_context(aclosing(run.chunks())):
+            chunks = one_ahead(run.chunks())
+            async for chunk in await stack.enter_async_context(aclosing(chunks)):
+                await written.settled()
                 yield chunk
                 if chunk.stats is not None:
                     self._shadow.offer(_answered(request, run.output, chunk.stats, placed))

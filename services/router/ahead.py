@@ -1,0 +1,82 @@
+"""The next round runs while what the last one said is kept and sent. One round ahead, no more.
+
+Knows journals and chunks; nothing of engines or the wire.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from slipstream.core.ending import Ending
+from slipstream.core.errors import SlipstreamError
+from slipstream.core.journal import Journal
+from slipstream.core.results import Chunk, Continuity
+
+
+class WriteBehind:
+    """A journal that is written while its request goes on. `settled` before anything is told."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pending: list[int] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._error: SlipstreamError | None = None
+
+    async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
+        """See `core.journal.Journal.keep`; only the last tokens are waited for here."""
+        if ending is not None:
+            await self.settled()
+            return await self._journal.keep(tokens, ending)
+        self._raise()
+        self._pending += tokens
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+        return None
+
+    def continuity(self) -> Continuity:
+        """See `core.journal.Journal.continuity`."""
+        return self._journal.continuity()
+
+    async def settled(self) -> None:
+        """Wait until everything is kept, or known not to be. Raises what `keep` does."""
+        await self.finish()
+        self._raise()
+
+    async def finish(self) -> None:
+        """The same, whatever becomes of it."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    async def _write(self) -> None:
+        try:
+            while self._pending:
+                tokens, self._pending = self._pending, []
+                await self._journal.keep(tokens, None)
+        except SlipstreamError as error:
+            self._error = error
+        finally:
+            self._writing = None
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+async def one_ahead(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """The chunks; while one is given out, the next one is made."""
+
+    async def make() -> Chunk | None:
+        return await anext(chunks, None)
+
+    loop = asyncio.get_running_loop()
+    async with aclosing(chunks):
+        making = loop.create_task(make())
+        try:
+            while (chunk := await making) is not None:
+                making = loop.create_task(make())
+                yield chunk
+        finally:
+            making.cancel()
+            await asyncio.wait({making})
+            if not making.cancelled():
+                making.exception()  # has been seen: nobody reads on
