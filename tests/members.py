@@ -4,8 +4,10 @@ from pathlib import Path
 
 import torch
 
+import tiny_training as tiny
 from slipstream.core.errors import TrainingError
 from slipstream.train.parallel import Team
+from slipstream.train.run import GlideRun
 
 
 def refuse(team: Team) -> None:
@@ -18,4 +20,10 @@ def count_and_refuse(team: Team, *, path: Path) -> None:
     total = team.total(torch.tensor(told + team.rank + 1))
     if team.is_lead:
         path.write_text(f"{team.size} members, {float(total)}")
+    refuse(team)
+
+
+def train_and_refuse(team: Team, *, run: GlideRun) -> None:
+    """Train as one of a team, and then fail."""
+    tiny.train_member(team, run=run)
     refuse(team)

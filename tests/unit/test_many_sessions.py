@@ -191,10 +191,10 @@ def test_a_failure_of_one_session_is_not_the_others():
     assert len(good.result().tokens) == 1
 
 
-def test_thousands_of_sessions_leave_nothing_behind():
+def test_hundreds_of_sessions_leave_nothing_behind():
     target = tiny.local_target(tiny.causal(), num_pages=16, max_sessions=8)
     rng, held = random.Random(3), {}
-    for number in range(2000):
+    for number in range(500):
         name, size = f"s{number}", rng.randrange(2, 200)
         session = Session(name, size, 20)
         try:

@@ -18,12 +18,18 @@ from slipstream.train.run import train_glide
 from slipstream.train.trainer import Hooks
 from tiny_training import CHECKED, SETTINGS, glide_run, hooks, train, training_place
 
-NAMES = ("first", "second")
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     return training_place(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module")
+def first(place, tmp_path_factory):
+    """A run that has ended, for others to start from."""
+    out = tmp_path_factory.mktemp("first")
+    train(glide_run(place, out))
+    return out
 
 
 class Interrupted(Exception):
@@ -117,7 +123,7 @@ def test_a_draft_of_two_layers_trains_without_any_feature_on_disk(place, tmp_pat
 def test_training_lowers_the_loss(place, tmp_path):
     losses = []
     settings = TrainSettings(
-        Schedule(steps=60, lr=3e-3),
+        Schedule(steps=40, lr=4e-3),
         SETTINGS.loss,
         batch_tokens=200,
         num_heldout=2,
@@ -131,28 +137,24 @@ def test_training_lowers_the_loss(place, tmp_path):
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_training_can_start_from_earlier_weights_with_other_text(place, tmp_path):
-    train(glide_run(place, tmp_path / "first"))
-    first = tmp_path / "first/weights"
-    train(glide_run(place, tmp_path / "second", init_from=first, head_size=20))
-    assert read_config(tmp_path / "second/weights").head_size == 20
-    records = [json.loads((tmp_path / n / "weights/provenance.json").read_text()) for n in NAMES]
+def test_training_can_start_from_earlier_weights_with_other_text(place, first, tmp_path):
+    train(glide_run(place, tmp_path, init_from=first / "weights", head_size=20))
+    assert read_config(tmp_path / "weights").head_size == 20
+    records = [provenance(out) for out in (first, tmp_path)]
     assert records[0]["started_from"] is None
     assert records[1]["started_from"] == records[0]
 
 
-def test_weights_of_another_shape_are_no_start(place, tmp_path):
-    train(glide_run(place, tmp_path / "first"))
-    run = glide_run(place, tmp_path, init_from=tmp_path / "first/weights", layers=(2,))
+def test_weights_of_another_shape_are_no_start(place, first, tmp_path):
+    run = glide_run(place, tmp_path, init_from=first / "weights", layers=(2,))
     with pytest.raises(ModelMismatch, match="another target or shape"):
         train(run)
 
 
-def test_a_checkpoint_of_other_settings_is_not_taken_up(place, tmp_path):
-    train(glide_run(place, tmp_path))
+def test_a_checkpoint_of_other_settings_is_not_taken_up(place, first):
     other = TrainSettings(SETTINGS.schedule, SETTINGS.loss, batch_tokens=50, num_heldout=2)
     with pytest.raises(TrainingError, match="other data or settings"):
-        train(glide_run(place, tmp_path, settings=other, is_resumed=True))
+        train(glide_run(place, first, settings=other, is_resumed=True))
 
 
 def test_features_are_computed_once(place, tmp_path):

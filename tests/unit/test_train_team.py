@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tiny_training as tiny
-from members import refuse
+from members import train_and_refuse
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide_weights import read_tensors
 from slipstream.train.config import Precision
@@ -29,19 +29,28 @@ def momenta(run):
     return {name: value for name, value in tensors.items() if name.endswith("exp_avg")}
 
 
-def test_two_processes_take_the_step_that_one_would(tmp_path):
-    place = tiny.training_place(tmp_path)
-    runs = [tiny.glide_run(place, tmp_path / name, settings=SETTINGS) for name in ("one", "two")]
-    for size, run in enumerate(runs, start=1):
-        run_team(partial(tiny.train_member, run=run), device="cpu", num_processes=size)
-    alone, together = map(momenta, runs)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run by one process and by two, and what the latter failed with in the end."""
+    base = tmp_path_factory.mktemp("team")
+    place = tiny.training_place(base)
+    alone, together = (
+        tiny.glide_run(place, base / name, settings=SETTINGS) for name in ("one", "two")
+    )
+    run_team(partial(tiny.train_member, run=alone), device="cpu", num_processes=1)
+    with pytest.raises(TrainingError) as failed:
+        run_team(partial(train_and_refuse, run=together), device="cpu", num_processes=2)
+    return alone, together, failed.value
+
+
+def test_two_processes_take_the_step_that_one_would(runs):
+    alone, together = map(momenta, runs[:2])
     assert any(value.abs().max() > 1e-4 for value in alone.values())
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-7)
 
 
-def test_what_a_process_says_is_an_error_here():
-    with pytest.raises(TrainingError, match=r"^one of 2 does not want to$"):
-        run_team(refuse, device="cpu", num_processes=2)
+def test_what_a_process_says_is_an_error_here(runs):
+    assert str(runs[2]) == "one of 2 does not want to"
 
 
 @pytest.mark.parametrize(
