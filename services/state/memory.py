@@ -28,6 +28,10 @@ class _Kept:
         if self.record.tokens:
             self.touch(ttl_s, now=now)
 
+    def is_busy(self, now: float) -> bool:
+        """Whether a request runs: its lease has not run out, and it has not ended."""
+        return self.leased_until > now and self.record.turn.ending is None
+
     def touch(self, ttl_s: float, *, now: float) -> None:
         """Be remembered from now on."""
         self.expires_at = max(now + ttl_s, self.leased_until)
@@ -103,7 +107,7 @@ class MemoryStore:
             raise session_refused("absent", session_id)
         if kept.record.owner != owner:
             raise session_refused("owner", session_id)
-        if kept.leased_until > now:
+        if kept.is_busy(now):
             raise session_refused("busy", session_id)
         self._forget(session_id)
         return replace(kept.record, fence=self._next_fence(now))
@@ -201,7 +205,7 @@ def _refusal(kept: _Kept, claim: Claim, now: float) -> str | None:
         return "exists"
     if claim.model not in ("", record.model):
         return "model"
-    return "busy" if kept.leased_until > now else None
+    return "busy" if kept.is_busy(now) else None
 
 
 def _misfit(record: Record, news: News) -> str | None:

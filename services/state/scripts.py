@@ -64,7 +64,7 @@ local function refusal()
   end
   if creates then return 'exists' end
   if model ~= '' and model ~= kept[4] then return 'model' end
-  if tonumber(kept[8]) > now then return 'busy' end
+  if tonumber(kept[8]) > now and not kept[7] then return 'busy' end
 end
 
 if not is_there then
@@ -176,10 +176,10 @@ return ''
 DELETE = Script(
     _BEGIN
     + """
-local is_there, count, fence, kept = read('owner', 'lease')
+local is_there, count, fence, kept = read('owner', 'lease', 'ending')
 if not is_there then return {'absent'} end
 if kept[3] ~= ARGV[1] then return {'owner'} end
-if tonumber(kept[4]) > now then return {'busy'} end
+if tonumber(kept[4]) > now and not kept[5] then return {'busy'} end
 fence = math.max(fence + 1, now)
 local last = record(fence, '')
 forget(fence)

@@ -92,6 +92,18 @@ async def test_a_finished_request_is_answered_without_a_lease(store):
     await held(store, claim("r2"))
 
 
+async def test_a_session_is_free_with_the_end_of_its_request_given_back_or_not(store):
+    lease = await held(store, begins())
+    await store.append(lease, replace(opened(5, 6, 7), ending="done"))
+    later = await held(store, claim("r2"))
+    await store.release(lease, target="late", draft=None)  # by a router that comes too late
+    await store.append(later, opened(8, start=3, num_prompt_tokens=4))
+    record = (await store.acquire(claim("r2"))).record
+    assert (record.tokens, record.target) == ((5, 6, 7, 8), None)
+    await store.append(await held(store, claim("r2")), News(4, (9,), ending="done"))
+    assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8, 9)
+
+
 @pytest.mark.parametrize("ending", [None, "done"])
 async def test_the_next_turn_keeps_all_tokens_however_the_last_one_ended(store, ending):
     await told(store, begins(), replace(opened(5, 6, 7), ending=ending))
