@@ -52,20 +52,21 @@ class Scenario:
             "streams_moved": len(moved),
             "streams_failed": self.failed,
             "next_token_s": quantiles(stream.next_after(at) for at, stream in pairs),
-            "next_token_of_moved_s": quantiles(stream.next_after(at) for at, stream in moved),
             "longest_silence_s": quantiles(stream.silence(at) for at, stream in pairs),
+            "next_token_of_moved_s": quantiles(stream.next_after(at) for at, stream in moved),
+            "longest_silence_of_moved_s": quantiles(stream.silence(at) for at, stream in moved),
             "each": [_told(fault) for fault in self.faults],
         }
 
     def line(self) -> str:
         """It in words."""
         values = self.values()
-        times = values["next_token_of_moved_s"] or values["next_token_s"]
+        times = values["longest_silence_of_moved_s"] or values["longest_silence_s"]
         shown = " ".join(f"{name} {value:.3f}" for name, value in times.items() if name != "n")
         return (
             f"{self.name}: {values['faults']} faults over {values['streams_disturbed']} running"
             f" streams ({values['streams_moved']} moved), {len(self.failed)} of"
-            f" {self.num_streams} failed; resume s: {shown}"
+            f" {self.num_streams} failed; longest silence, s: {shown}"
         )
 
 

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import fleet
 from chaos.cluster import Cluster
@@ -25,6 +25,11 @@ class Load:
     errands: Sequence[Errand]
     answers: Answers
     num_streams: int = 4
+
+
+def alone(load: Load) -> Load:
+    """The part of it that belongs to no session."""
+    return replace(load, errands=[each for each in load.errands if len(each.prompts) == 1])
 
 
 class Chaos:

@@ -1,11 +1,10 @@
 """Processes that stop without ending: streams go on elsewhere, and who wakes changes nothing."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from chaos.scenario import disturbed
+from chaos.scenario import alone, disturbed
 
 pytestmark = [
     pytest.mark.chaos,
@@ -59,8 +58,7 @@ async def test_streams_of_a_stopped_router_go_on_at_the_other_which_nobody_overw
 
 async def test_running_and_new_requests_end_while_redis_is_stopped(cluster, load, report):
     # What a session said before is known to Redis alone, so its next turn has to wait.
-    alone = replace(load, errands=[each for each in load.errands if len(each.prompts) == 1])
-    async with disturbed(cluster, alone, report, "stop of redis") as chaos:
+    async with disturbed(cluster, alone(load), report, "stop of redis") as chaos:
         for _ in range(TIMES):
             await stop(chaos, "redis", until_over=True)
         await chaos.idle()
