@@ -20,6 +20,7 @@ from slipstream.client import (
     SamplingParams,
     SpeculationOptions,
 )
+from slipstream.core.errors import SlipstreamError
 
 FORCED = SpeculationOptions(mode=Mode.FORCED)
 NGRAM = SpeculationOptions(mode=Mode.FORCED, drafter="ngram")
@@ -183,11 +184,15 @@ class Traffic:
     async def _run(self, client: AsyncClient, errand: Errand) -> bool:
         if len(errand.prompts) == 1:
             return await self._read(errand, 0, client.stream)
-        async with client.session() as session:
-            for turn in range(len(errand.prompts)):
-                if not await self._read(errand, turn, session.stream):
-                    return False
-        return True
+        session = client.session()
+        is_well = True
+        for turn in range(len(errand.prompts)):
+            is_well = is_well and await self._read(errand, turn, session.stream)
+        try:
+            await session.aclose()
+        except SlipstreamError as error:
+            self.faults.append(f"{errand.name}: its session can't be closed: {error!r}")
+        return is_well
 
     async def _read(self, errand: Errand, turn: int, start: Callable) -> bool:
         """Read a stream to its end; whether it had one as it should."""
