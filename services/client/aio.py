@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -18,7 +19,7 @@ from slipstream.client.surface import (
     naming,
     only_model,
 )
-from slipstream.core.errors import SessionError, SessionExists
+from slipstream.core.errors import SessionBusy, SessionError, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Chunk, Result, collected
@@ -176,7 +177,8 @@ class AsyncClientSession:
         if at.close():
             for turn in at.running:
                 await turn.aclose()
-            await _patiently(at, lambda: self._backend.end_session(self.session_id))
+            with suppress(SessionBusy):  # with a turn of a router that is gone: it passes in time
+                await _patiently(at, lambda: self._backend.end_session(self.session_id))
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """The client for threads: generate, stream, converse. Where engines live is decided at birth."""
 
 import time
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -15,7 +16,7 @@ from slipstream.client.surface import (
     naming,
     only_model,
 )
-from slipstream.core.errors import SessionError, SessionExists
+from slipstream.core.errors import SessionBusy, SessionError, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Result, collected
@@ -202,7 +203,8 @@ class ClientSession:
         if self._conversation.close():
             for chunks in self._conversation.running:
                 chunks.close()
-            self._patiently(lambda: self._backend.end_session(self.session_id))
+            with suppress(SessionBusy):  # with a turn of a router that is gone: it passes in time
+                self._patiently(lambda: self._backend.end_session(self.session_id))
 
     def __enter__(self) -> Self:
         return self

@@ -57,9 +57,13 @@ class Tries:
             return None
         return max(self._deadline - self._clock(), SHORTEST_TIMEOUT_S)
 
+    def trust(self) -> None:
+        """The address is right: something that is to go on has come from there before."""
+        self._limit_s = self._patience.begun_s
+
     def progressed(self) -> None:
         """Something new has come."""
-        self._limit_s = self._patience.begun_s
+        self.trust()
         self._next_pause_s = self._patience.first_pause_s
         self._broke_at = None
 
@@ -86,6 +90,9 @@ class Resuming:
         self.is_finished = False
         """Whether the last chunk has come."""
         self._call = call
+        session = call.generation.session
+        if session is not None and not session.create:
+            tries.trust()
         self._num_received = call.generation.num_received
         self._has_prompt = False
 

@@ -6,7 +6,7 @@ from slipstream.client.addresses import are_local, router_target
 from slipstream.client.resuming import NO_PATIENCE, Patience, Resuming, Tries
 from slipstream.client.surface import Call
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request import Ask, Generation
+from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.results import Chunk, PromptInfo
 from slipstream.core.types import FinishReason
 
@@ -101,6 +101,14 @@ def test_a_call_asks_for_what_the_ones_before_did_not_bring():
     assert again.num_received == 3
     assert (again.prompt, again.ask, again.session) == ("hello", first.generation.ask, None)
     assert not stream.is_finished
+
+
+@pytest.mark.parametrize(("create", "num_pauses"), [(True, 3), (False, 6)])
+def test_the_next_turn_of_a_session_has_the_patience_of_what_has_begun(create, num_pauses):
+    tried, clock = tries()
+    generation = Generation("hello", session=SessionRef("chat", create=create))
+    Resuming(Call(generation, None), tried)
+    assert len(clock.pauses(tried)) == num_pauses
 
 
 def test_what_the_caller_held_before_counts():
