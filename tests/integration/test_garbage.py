@@ -26,7 +26,8 @@ from slipstream.rpc.v1 import (
 )
 from tiny_checkpoint import save_checkpoint
 
-MESSAGES = 10_000
+MESSAGES = 4_000
+"""To each method; SLIPSTREAM_FUZZ asks for more."""
 PER_EXAMPLE = 250
 AT_ONCE = 25
 DEADLINE_S = 0.1
