@@ -77,13 +77,13 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A request's use of a draft, as it sees it itself and as all requests do."""
+    """A request's use of a replica, as it sees it itself and as all requests do."""
 
     own: Attempt
     shared: Attempt
 
     def failed(self, error: SlipstreamError) -> None:
-        """Others are told of a draft that does not answer, not of what it made of one request."""
+        """Others are told of one that does not answer, not of what it made of one request."""
         self.own.failed()
         if isinstance(error, (errors.Unavailable, errors.DeadlineExceeded)):
             self.shared.failed()

@@ -86,11 +86,6 @@ class TargetSeat:
         """Leading tokens that the held target was told, or said itself."""
         self._num_losses = 0
 
-    @property
-    def held(self) -> HeldTarget | None:
-        """The target that is held."""
-        return self._held
-
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`. Raises what the last one did when there is no other."""
         self._tokens, num_same = apply_delta(self._tokens, delta)

@@ -15,6 +15,7 @@ from slipstream.state.store import SessionStore
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
+    from slipstream.state.calls import Calls
     from slipstream.state.registry import Registry
 
 REGISTRY_LIMIT_S = 1.0
@@ -38,22 +39,18 @@ def open_quotas(options: StoreOptions, clock: Clock) -> Quotas:
     """Where it is counted what keys use; dials when first used. Raises as `open_store` does."""
     if options.url is None:
         return MemoryQuotas(clock)
-    client = open_client(options)
-    from slipstream.state.calls import Calls
+    calls = _calls(options)
     from slipstream.state.redis_quotas import RedisQuotas
 
-    calls = Calls(client, timeout_s=options.timeout_s, place=str(options.address()))
     return RedisQuotas(calls, prefix=options.prefix, clock=clock)
 
 
 def open_registry(options: StoreOptions) -> "Registry":
     """Where live replicas are listed; dials when first used. Raises as `open_client` does."""
     options = replace(options, timeout_s=max(options.timeout_s, REGISTRY_LIMIT_S))
-    client = open_client(options)
-    from slipstream.state.calls import Calls
+    calls = _calls(options)
     from slipstream.state.registry import Registry
 
-    calls = Calls(client, timeout_s=options.timeout_s, place=str(options.address()))
     return Registry(calls, prefix=options.prefix)
 
 
@@ -68,3 +65,11 @@ def open_client(options: StoreOptions) -> "Redis | RedisCluster":
             "store_url needs the package redis: pip install 'slipstream[serve]'"
         ) from None
     return connect(options)
+
+
+def _calls(options: StoreOptions) -> "Calls":
+    """What is asked of that Redis, by a client of its own."""
+    client = open_client(options)
+    from slipstream.state.calls import Calls
+
+    return Calls(client, timeout_s=options.timeout_s, place=str(options.address()))
