@@ -28,6 +28,7 @@ class SpeculateRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     PROPOSE_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenDraft:
         """First message: the request, and the target it is for."""
@@ -40,16 +41,21 @@ class SpeculateRequest(_message.Message):
     def park(self) -> Global___Park:
         """Keep what is held for the session's next turn; the last message."""
 
+    @_builtins.property
+    def trace(self) -> _common_pb2.TraceContext:
+        """Where the message stands in a trace; unset: it is not traced."""
+
     def __init__(
         self,
         *,
         open: Global___OpenDraft | None = ...,
         propose: Global___Propose | None = ...,
         park: Global___Park | None = ...,
+        trace: _common_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "propose", b"propose"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "propose", b"propose", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "propose", b"propose"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "propose", b"propose", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "propose", "park"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

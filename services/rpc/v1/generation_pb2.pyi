@@ -48,6 +48,38 @@ SPECULATION_MODE_FORCED: SpeculationMode.ValueType  # 3
 """In every round."""
 Global___SpeculationMode: _TypeAlias = SpeculationMode  # noqa: Y015
 
+class _TokenOrigin:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrigin.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOKEN_ORIGIN_UNSPECIFIED: _TokenOrigin.ValueType  # 0
+    """Not said: final before this call."""
+    TOKEN_ORIGIN_DRAFT: _TokenOrigin.ValueType  # 1
+    """The draft's best guess."""
+    TOKEN_ORIGIN_RUNNER_UP: _TokenOrigin.ValueType  # 2
+    """A runner-up of the draft: a leaf of CaPE, or another branch of its tree."""
+    TOKEN_ORIGIN_LOOKUP: _TokenOrigin.ValueType  # 3
+    """Copied from the text by lookup."""
+    TOKEN_ORIGIN_TARGET: _TokenOrigin.ValueType  # 4
+    """The target's own."""
+
+class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
+    """Where a token of the output came from."""
+
+TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin.ValueType  # 0
+"""Not said: final before this call."""
+TOKEN_ORIGIN_DRAFT: TokenOrigin.ValueType  # 1
+"""The draft's best guess."""
+TOKEN_ORIGIN_RUNNER_UP: TokenOrigin.ValueType  # 2
+"""A runner-up of the draft: a leaf of CaPE, or another branch of its tree."""
+TOKEN_ORIGIN_LOOKUP: TokenOrigin.ValueType  # 3
+"""Copied from the text by lookup."""
+TOKEN_ORIGIN_TARGET: TokenOrigin.ValueType  # 4
+"""The target's own."""
+Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
+
 class _ReplicaRole:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -380,6 +412,7 @@ class Generation(_message.Message):
     JSON_SCHEMA_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
     NUM_RECEIVED_TOKENS_FIELD_NUMBER: _builtins.int
+    WITH_ORIGINS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Names the request in answers and errors; made up by the router when empty. The same request
     again, under the same id, goes on where it was or is answered from what was kept; it never runs
@@ -401,6 +434,8 @@ class Generation(_message.Message):
     """Tokens of this request's output that the caller holds already, from an answer that broke off;
     only what follows them is sent. For GenerateStream, with the request_id and all else as before.
     """
+    with_origins: _builtins.bool
+    """Have every token say where it came from."""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """What to go on from."""
@@ -437,10 +472,11 @@ class Generation(_message.Message):
         json_schema: _builtins.str = ...,
         regex: _builtins.str = ...,
         num_received_tokens: _builtins.int = ...,
+        with_origins: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "logprobs", b"logprobs", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "adapter_id", b"adapter_id", "json_schema", b"json_schema", "logprobs", b"logprobs", "model", b"model", "n", b"n", "num_received_tokens", b"num_received_tokens", "prompt", b"prompt", "regex", b"regex", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "adapter_id", b"adapter_id", "json_schema", b"json_schema", "logprobs", b"logprobs", "model", b"model", "n", b"n", "num_received_tokens", b"num_received_tokens", "prompt", b"prompt", "regex", b"regex", "request_id", b"request_id", "sampling", b"sampling", "session", b"session", "speculation", b"speculation", "stopping", b"stopping", "with_origins", b"with_origins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -869,6 +905,7 @@ class GenerateResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    ORIGINS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text, without a stop string."""
     @_builtins.property
@@ -883,6 +920,10 @@ class GenerateResponse(_message.Message):
     def finish(self) -> Global___FinishInfo:
         """What was known at the end."""
 
+    @_builtins.property
+    def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
+        """Where each token came from; empty unless asked for."""
+
     def __init__(
         self,
         *,
@@ -890,10 +931,11 @@ class GenerateResponse(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt: Global___PromptInfo | None = ...,
         finish: Global___FinishInfo | None = ...,
+        origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "origins", b"origins", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -909,6 +951,7 @@ class GenerateStreamResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    ORIGINS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that follows what came before."""
     @_builtins.property
@@ -923,6 +966,10 @@ class GenerateStreamResponse(_message.Message):
     def finish(self) -> Global___FinishInfo:
         """In the last message only."""
 
+    @_builtins.property
+    def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
+        """Where each token came from; empty unless asked for."""
+
     def __init__(
         self,
         *,
@@ -930,10 +977,11 @@ class GenerateStreamResponse(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt: Global___PromptInfo | None = ...,
         finish: Global___FinishInfo | None = ...,
+        origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "origins", b"origins", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

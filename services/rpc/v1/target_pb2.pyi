@@ -56,6 +56,7 @@ class VerifyRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenTarget:
         """First message: the request, and whom it expects to reach."""
@@ -68,16 +69,21 @@ class VerifyRequest(_message.Message):
     def park(self) -> _draft_pb2.Park:
         """Keep what is held for the session's next turn; the last message."""
 
+    @_builtins.property
+    def trace(self) -> _common_pb2.TraceContext:
+        """Where the message stands in a trace; unset: it is not traced."""
+
     def __init__(
         self,
         *,
         open: Global___OpenTarget | None = ...,
         verify: Global___VerifyProposal | None = ...,
         park: _draft_pb2.Park | None = ...,
+        trace: _common_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "verify", b"verify"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "trace", b"trace", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "open", b"open", "park", b"park", "trace", b"trace", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "verify", "park"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -303,6 +309,7 @@ class StreamKvRequest(_message.Message):
     LAYERS_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol that the reader speaks."""
     session_id: _builtins.str
@@ -319,6 +326,10 @@ class StreamKvRequest(_message.Message):
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Layers, in the order they are wanted; each once."""
 
+    @_builtins.property
+    def trace(self) -> _common_pb2.TraceContext:
+        """Where the stream stands in a trace; unset: it is not traced."""
+
     def __init__(
         self,
         *,
@@ -329,10 +340,11 @@ class StreamKvRequest(_message.Message):
         layers: _abc.Iterable[_builtins.int] | None = ...,
         start: _builtins.int = ...,
         encoding: Global___KvEncoding.ValueType = ...,
+        trace: _common_pb2.TraceContext | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "encoding", b"encoding", "incarnation", b"incarnation", "layers", b"layers", "protocol_version", b"protocol_version", "session_id", b"session_id", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "encoding", b"encoding", "incarnation", b"incarnation", "layers", b"layers", "protocol_version", b"protocol_version", "session_id", b"session_id", "start", b"start", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

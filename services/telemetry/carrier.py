@@ -1,0 +1,68 @@
+"""Traces across processes: where a message stands in one, as W3C Trace Context has it.
+
+Knows neither messages nor exporters. What is not sampled is carried nowhere.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+MAX_TRACESTATE = 512
+"""What the recommendation asks everybody to carry; longer ones are dropped, as it says."""
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """The two headers of the recommendation."""
+
+    traceparent: str
+    tracestate: str = ""
+
+
+def carried(span: Span | None = None) -> Carrier | None:
+    """What to tell a peer so that its spans are children of the span, by default the current one.
+
+    None where the span is not sampled.
+    """
+    at = trace.get_current_span() if span is None else span
+    if not at.get_span_context().trace_flags.sampled:
+        return None
+    headers: dict[str, str] = {}
+    _PROPAGATOR.inject(headers, trace.set_span_in_context(at))
+    return Carrier(headers["traceparent"], headers.get("tracestate", ""))
+
+
+def parent_of(carrier: Carrier | None) -> Context | None:
+    """The context in which a span is a child of what was carried.
+
+    None where nothing was, or it is no Trace Context: the recommendation has that ignored, too.
+    """
+    if carrier is None:
+        return None
+    headers = {"traceparent": carrier.traceparent}
+    if len(carrier.tracestate) <= MAX_TRACESTATE:
+        headers["tracestate"] = carrier.tracestate
+    context = _PROPAGATOR.extract(headers, Context())
+    is_valid = trace.get_current_span(context).get_span_context().is_valid
+    return context if is_valid else None
+
+
+class Timeline:
+    """Turns seconds of a clock that only measures into the nanoseconds since 1970 of spans."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._offset_ns = wall_ns() - round(clock() * 1e9)
+
+    def ns(self, at_s: float) -> int:
+        """When the clock showed this."""
+        return self._offset_ns + round(at_s * 1e9)
