@@ -17,8 +17,8 @@ from slipstream.core.errors import InvalidRequest
 CACHE_VARIABLE = "SLIPSTREAM_CACHE"
 OFFLINE_VARIABLE = "SLIPSTREAM_OFFLINE"
 TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
-SECTIONS = ("target", "draft", "router")
-"""Tables of a configuration file, one a service."""
+SECTIONS = ("target", "draft", "router", "telemetry")
+"""Tables of a configuration file: one a service, and what all of them share."""
 
 T = TypeVar("T")
 _MASK = "***"
@@ -99,29 +99,30 @@ def load_config(
 
 
 def parse_flags(
-    cls: Callable[..., Any], argv: Sequence[str], *, prog: str, doc: str
-) -> tuple[dict[str, Any], Path | None]:
-    """The flags that were given, by field of `cls`, and the file named by `--config`.
+    classes: Sequence[Callable[..., Any]], argv: Sequence[str], *, prog: str, doc: str
+) -> tuple[list[dict[str, Any]], Path | None]:
+    """For each of the dataclasses the flags that were given, and the file named by `--config`.
 
     Values stay as they were typed, for `load_config`. `--help` prints and raises `SystemExit`.
     Raises `InvalidRequest` for a flag that no field has, or one without its value.
     """
     parser = argparse.ArgumentParser(prog, None, doc, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="TOML file with a table per service.")
-    kinds = get_type_hints(cls)
-    known = [at for at in _fields(cls) if not at.metadata.get("secret")]
-    for at in known:
-        _add_flag(parser, at, kinds[at.name])
+    known = [(at, kind) for cls in classes for at, kind in _flagged(cls)]
+    for at, kind in known:
+        _add_flag(parser, at, kind)
     try:
         values, rest = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
         raise InvalidRequest(f"{error.argument_name}: {error.message}") from None
     if rest:
-        names = ", ".join(["--config", *(_flag(at.name) for at in known)])
+        names = ", ".join(["--config", *(_flag(at.name) for at, _ in known)])
         raise InvalidRequest(f"{prog} has no {rest[0]!r}; there are {names}")
     given = {name: value for name, value in vars(values).items() if value is not None}
     file = given.pop("config", None)
-    return given, None if file is None else Path(file)
+    names = [{at.name for at in _fields(cls)} for cls in classes]
+    parts = [{name: given[name] for name in given if name in own} for own in names]
+    return parts, None if file is None else Path(file)
 
 
 def resolved(config: Any) -> dict[str, Any]:
@@ -141,6 +142,12 @@ def _cache_dir(env: Mapping[str, str]) -> Path:
 
 def _fields(cls: Any) -> tuple[Field[Any], ...]:
     return fields(cls)
+
+
+def _flagged(cls: Callable[..., Any]) -> list[tuple[Field[Any], Any]]:
+    """The fields that have a flag, with their types: all but secrets."""
+    kinds = get_type_hints(cls)
+    return [(at, kinds[at.name]) for at in _fields(cls) if not at.metadata.get("secret")]
 
 
 def _flag(name: str) -> str:

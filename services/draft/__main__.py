@@ -13,6 +13,8 @@ from slipstream.rpc.server import Server
 from slipstream.state.announcement import Announcement
 from slipstream.state.announcing import announced_in
 from slipstream.state.options import store_options
+from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.telemetry import Telemetry
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,14 +22,17 @@ def main(argv: Sequence[str]) -> int:
     return run_service("draft", DraftConfig, _serve, argv=argv, doc=str(__doc__))
 
 
-async def _serve(config: DraftConfig) -> None:
-    servicer = load_draft(config)
+async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
+    servicer = load_draft(config, telemetry)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start()
         address = with_port(config.address, port)
         reached = config.advertised_address or address
-        async with announced_in(store_options(config), lambda: _announcement(servicer, reached)):
+        async with (
+            announced_in(store_options(config), lambda: _announcement(servicer, reached)),
+            sampled(telemetry.instruments, servicer.sample),
+        ):
             await server.serve_until_stopped(ready=lambda: say_ready(address))
     finally:
         await servicer.close()

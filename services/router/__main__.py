@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.process import run_service, say_ready, with_port
+from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.telemetry import Telemetry
 
 
 def main(argv: Sequence[str]) -> int:
@@ -14,12 +16,13 @@ def main(argv: Sequence[str]) -> int:
     return run_service("router", RouterConfig, _serve, argv=argv, doc=str(__doc__))
 
 
-async def _serve(config: RouterConfig) -> None:
-    router = Router(config)
+async def _serve(config: RouterConfig, telemetry: Telemetry) -> None:
+    router = Router(config, telemetry)
     address = with_port(config.address, await router.start())
     announcing = asyncio.get_running_loop().create_task(_announce(router, address))
     try:
-        await router.serve()
+        async with sampled(telemetry.instruments, router.sample):
+            await router.serve()
     finally:
         announcing.cancel()
         await asyncio.wait({announcing})

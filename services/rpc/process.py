@@ -1,4 +1,4 @@
-"""What every service does as a process: options, logging, the line `ready HOST:PORT`, exit codes.
+"""What every service does as a process: options, telemetry, the line `ready HOST:PORT`, exit codes.
 
 Knows nothing of what is served, nor of gRPC.
 """
@@ -6,12 +6,17 @@ Knows nothing of what is served, nor of gRPC.
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from slipstream import __version__
 from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
+from slipstream.telemetry.config import SECTION, TelemetryConfig
+from slipstream.telemetry.setup import Process, telemetry
+from slipstream.telemetry.telemetry import Telemetry
 
 BAD_INPUT = 2
 """Exit code of a process that was told what it can't use; there is no sense in trying again."""
@@ -24,12 +29,12 @@ C = TypeVar("C")
 def run_service(
     role: str,
     options: Callable[..., C],
-    serve: Callable[[C], Coroutine[Any, Any, None]],
+    serve: Callable[[C, Telemetry], Coroutine[Any, Any, None]],
     *,
     argv: Sequence[str],
     doc: str,
 ) -> int:
-    """Read the role's `options`, log and `serve` them to the end; the process's exit code.
+    """Read the role's `options`, and `serve` them to the end with telemetry; the exit code.
 
     `doc` says in `--help` what this is. Errors are one sentence on standard error; what is no
     `SlipstreamError` is a bug and passes through.
@@ -41,10 +46,13 @@ def run_service(
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
     try:
-        flags, file = parse_flags(options, argv, prog=prog, doc=doc)
-        config = load_config(options, section=role, file=file, flags=flags)
-        logging.getLogger(prog).info("configuration %s", json.dumps(resolved(config)))
-        asyncio.run(serve(config))
+        (own, shared), file = parse_flags([options, TelemetryConfig], argv, prog=prog, doc=doc)
+        config = load_config(options, section=role, file=file, flags=own)
+        spoken = load_config(TelemetryConfig, section=SECTION, file=file, flags=shared)
+        for told in (config, spoken):
+            logging.getLogger(prog).info("configuration %s", json.dumps(resolved(told)))
+        with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
+            asyncio.run(serve(config, listening))
     except SlipstreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return BAD_INPUT if isinstance(error, InvalidRequest | ModelError) else FAILED

@@ -24,6 +24,8 @@ from slipstream.target.config import TargetConfig
 from slipstream.target.crew import Crew, rank_threads, start_crew
 from slipstream.target.describe import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
+from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -33,20 +35,23 @@ def main(argv: Sequence[str]) -> int:
     return run_service("target", TargetConfig, _serve, argv=argv, doc=str(__doc__))
 
 
-async def _serve(config: TargetConfig) -> None:
+async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
     with start_crew(config, _lost) as crew:
-        await _serve_with(crew, config)
+        await _serve_with(crew, config, telemetry)
 
 
-async def _serve_with(crew: Crew | None, config: TargetConfig) -> None:
-    servicer = _load(config, crew)
+async def _serve_with(crew: Crew | None, config: TargetConfig, telemetry: Telemetry) -> None:
+    servicer = _load(config, crew, telemetry)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
         address = with_port(config.address, port)
         servicer.advertise(config.advertised_address or address)
         await server.set_serving(True)
-        async with announced_in(store_options(config), lambda: _announcement(servicer)):
+        async with (
+            announced_in(store_options(config), lambda: _announcement(servicer)),
+            sampled(telemetry.instruments, servicer.sample),
+        ):
             await server.serve_until_stopped(ready=lambda: say_ready(address))
     finally:
         await servicer.close()
@@ -73,7 +78,7 @@ def _lost(reason: str, is_input: bool) -> None:
     os._exit(BAD_INPUT if is_input else FAILED)
 
 
-def _load(config: TargetConfig, crew: Crew | None) -> TargetServicer:
+def _load(config: TargetConfig, crew: Crew | None, telemetry: Telemetry) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
         team = crew.meet() if crew else None
         loaded = load_target_parts(
@@ -91,7 +96,14 @@ def _load(config: TargetConfig, crew: Crew | None) -> TargetServicer:
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
     batch = BatchLimits(built.rows, config.max_waiting)
-    return TargetServicer(built.target, about, config.lease_limits(), thread=thread, batch=batch)
+    return TargetServicer(
+        built.target,
+        about,
+        config.lease_limits(),
+        thread=thread,
+        batch=batch,
+        telemetry=telemetry,
+    )
 
 
 if __name__ == "__main__":

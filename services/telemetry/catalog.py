@@ -53,7 +53,7 @@ _NODES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 127.
 _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 _BYTES = tuple(float(4**power) for power in range(5, 15))
 
-_OPERATION = ("gen_ai.operation.name", "gen_ai.request.model")
+_OPERATION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 
 def _counter(name: str, unit: str, text: str, roles: tuple[str, ...], *attributes: str) -> Metric:

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import NoOpTracer, Tracer
 
+from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.metric import Instruments, no_instruments
+
+MAX_ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,14 @@ class TraceBounds:
     first: int = 8
     slowest: int = 4
     rejected: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("first", "slowest", "rejected"):
+            count = getattr(self, name)
+            if not 0 <= count <= MAX_ROUNDS:
+                raise InvalidRequest(
+                    f"spans of the {name} rounds are {count}, but must be from 0 to {MAX_ROUNDS}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

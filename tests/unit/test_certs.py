@@ -78,7 +78,7 @@ def test_what_is_printed_is_what_the_services_take(tmp_path, capsys):
     assert list(printed) == list(ROLES)
     for role, config in CONFIGS.items():
         words = shlex.split(printed[role]) + (["--targets", "a:1"] if role == "router" else [])
-        flags, _ = parse_flags(config, words, prog=role, doc="")
+        (flags,), _ = parse_flags([config], words, prog=role, doc="")
         options = load_config(config, section=role, env={}, flags=flags)
         options.server_options().tls.credentials()
         if role != "target":

@@ -57,7 +57,7 @@ def load(tmp_path):
     def call(text="", env=None, argv=()):
         file = tmp_path / "slipstream.toml"
         file.write_text(text)
-        flags, _ = parse_flags(Options, argv, prog="target", doc="A target.")
+        (flags,), _ = parse_flags([Options], argv, prog="target", doc="A target.")
         return load_config(Options, section="target", file=file, env=env or {}, flags=flags)
 
     return call
@@ -214,14 +214,14 @@ def test_what_has_no_default_must_be_given():
 
 def test_the_flags_name_the_file_and_only_what_was_given():
     argv = ["--config", "a.toml", "--name", "n"]
-    given, file = parse_flags(Options, argv, prog="target", doc="")
+    (given,), file = parse_flags([Options], argv, prog="target", doc="")
     assert (given, file) == ({"name": "n"}, Path("a.toml"))
-    assert parse_flags(Options, [], prog="target", doc="") == ({}, None)
+    assert parse_flags([Options], [], prog="target", doc="") == ([{}], None)
 
 
 def test_help_says_of_every_option_what_it_is_and_its_default(capsys):
     with pytest.raises(SystemExit) as ended:
-        parse_flags(Options, ["--help"], prog="slipstream serve target", doc="A target.")
+        parse_flags([Options], ["--help"], prog="slipstream serve target", doc="A target.")
     said = capsys.readouterr().out
     assert ended.value.code == 0
     assert "usage: slipstream serve target" in said

@@ -23,7 +23,7 @@ def run(serve, *argv):
 def test_a_service_gets_its_options_and_ends_with_0():
     served = []
 
-    async def serve(options):
+    async def serve(options, telemetry):
         served.append(options)
 
     assert run(serve, "--size", "7") == 0
@@ -42,7 +42,7 @@ def test_a_service_gets_its_options_and_ends_with_0():
     ids=lambda value: type(value).__name__,
 )
 def test_only_bad_input_ends_with_2(capsys, error, code):
-    async def serve(options):
+    async def serve(options, telemetry):
         raise error
 
     assert run(serve) == code
@@ -51,7 +51,7 @@ def test_only_bad_input_ends_with_2(capsys, error, code):
 
 
 def test_options_that_are_none_end_with_2_before_anything_is_served(capsys):
-    async def serve(options):
+    async def serve(options, telemetry):
         raise AssertionError("it was served")
 
     assert run(serve, "--colour", "blue") == 2
@@ -59,7 +59,7 @@ def test_options_that_are_none_end_with_2_before_anything_is_served(capsys):
 
 
 def test_a_bug_is_no_sentence():
-    async def serve(options):
+    async def serve(options, telemetry):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

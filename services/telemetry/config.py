@@ -1,0 +1,95 @@
+"""What a service can be told about telemetry. Values only; all services take the same.
+
+Reading them is `slipstream.config`'s part; what OTEL_* variables say of exporters (headers,
+certificates, timeouts, resource attributes) is read by OpenTelemetry itself.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.config import option
+from slipstream.core.errors import InvalidRequest
+from slipstream.telemetry.telemetry import TraceBounds
+
+SECTION = "telemetry"
+OTLP, OTLP_HTTP, CONSOLE, FILE = "otlp", "otlp-http", "console", "file:"
+TEXT, JSON = "text", "json"
+_EXPORTERS = (OTLP, OTLP_HTTP, CONSOLE)
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """Where a service tells of itself, and how much. Nothing leaves it by default."""
+
+    traces: tuple[str, ...] = option(
+        (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; none are made."
+    )
+    metrics: tuple[str, ...] = option(
+        (), "Where metrics are sent: otlp (gRPC), otlp-http or console."
+    )
+    otlp_endpoint: str | None = option(
+        None, "URL of the collector; unset, what OTEL_EXPORTER_OTLP_* variables say."
+    )
+    metrics_address: str | None = option(
+        None, "A plaintext port that Prometheus reads metrics from."
+    )
+    metrics_interval_s: float = option(15.0, "How often metrics are sent.")
+    trace_ratio: float = option(0.1, "Share of requests traced, where callers say nothing of it.")
+    trace_rounds: int = option(8, "Rounds of a request that every service has spans of: its first.")
+    trace_slowest: int = option(4, "Rounds that the router has spans of as well: the slowest,")
+    trace_rejected: int = option(8, "and those that kept nothing of what was drafted.")
+    trace_content: bool = option(False, "Whether spans carry prompts and answers.")
+    log_format: str = option(TEXT, "Lines of the log: text or json.")
+    log_level: str = option("info", "What is logged: debug, info, warning or error.")
+
+    def __post_init__(self) -> None:
+        for name in self.traces:
+            if not name.startswith(FILE) or name == FILE:
+                _check("traces", name, _EXPORTERS, also="file:DIRECTORY")
+        for name in self.metrics:
+            _check("metrics", name, _EXPORTERS)
+        _check("log_format", self.log_format, (TEXT, JSON))
+        _check("log_level", self.log_level, _LEVELS)
+        self._check_numbers()
+        url = self.otlp_endpoint
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"otlp_endpoint is {url!r}, but must begin with http:// or https://"
+            )
+        self.bounds()
+        self.metrics_place()
+
+    def _check_numbers(self) -> None:
+        if not 0 <= self.trace_ratio <= 1:
+            raise InvalidRequest(f"trace_ratio is {self.trace_ratio}, but must be from 0 to 1")
+        if not 0.1 <= self.metrics_interval_s <= 3600:
+            raise InvalidRequest(
+                f"metrics_interval_s is {self.metrics_interval_s:g}, but must be from 0.1 to 3600"
+            )
+
+    @staticmethod
+    def directory(name: str) -> Path:
+        """Where spans are written that go to file:DIRECTORY."""
+        return Path(name.removeprefix(FILE)).expanduser()
+
+    def bounds(self) -> TraceBounds:
+        """How many rounds of a request have spans."""
+        return TraceBounds(self.trace_rounds, self.trace_slowest, self.trace_rejected)
+
+    def metrics_place(self) -> tuple[str, int] | None:
+        """Host and port of the page for Prometheus. Raises `InvalidRequest` for no address."""
+        if self.metrics_address is None:
+            return None
+        host, _, port = self.metrics_address.rpartition(":")
+        if not (host and port.isascii() and port.isdigit() and int(port) < 65536):
+            raise InvalidRequest(
+                f"metrics_address is {self.metrics_address!r}, but must be HOST:PORT"
+            )
+        return host.strip("[]"), int(port)
+
+
+def _check(name: str, value: str, known: tuple[str, ...], *, also: str | None = None) -> None:
+    if value not in known:
+        names = ", ".join([*known, also] if also else known)
+        raise InvalidRequest(f"{name} is {value!r}, but must be one of {names}")

@@ -1,0 +1,88 @@
+"""Telemetry of one process, out of its configuration: providers, and their end.
+
+The only place that sets up OpenTelemetry's SDK, and nothing global is set:
+whoever speaks is given a `Telemetry`.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import NoOpTracer, Tracer
+
+from slipstream.telemetry.config import FILE, TelemetryConfig
+from slipstream.telemetry.exporters import metric_reader, prometheus_page, span_exporter
+from slipstream.telemetry.metric import Instruments, no_instruments
+from slipstream.telemetry.telemetry import Telemetry
+
+SCOPE = "slipstream"
+_FILE_DELAY_MS = 200
+"""Who looks at a file looks at it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who speaks; the process id tells replicas on one host apart."""
+
+    role: str
+    version: str
+    pid: int
+
+
+@contextmanager
+def telemetry(config: TelemetryConfig, process: Process) -> Iterator[Telemetry]:
+    """Speak as configured; what was not sent by the end is sent then.
+
+    Raises `InvalidRequest` for an exporter that is not installed, and `Unavailable` when the
+    address for Prometheus can't be had.
+    """
+    with ExitStack() as stack:
+        tracer = _tracer(config, process, stack)
+        instruments = _instruments(config, process, stack)
+        yield Telemetry(tracer, instruments, config.bounds(), config.trace_content)
+
+
+def _resource(process: Process) -> Resource:
+    """Who speaks, and what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say beside it."""
+    about = {
+        "service.namespace": SCOPE,
+        "service.version": process.version,
+        "service.instance.id": f"{socket.gethostname()}-{process.pid}",
+    }
+    known = Resource.create(about)
+    if str(known.attributes.get("service.name", "")).startswith("unknown_service"):
+        return known.merge(Resource({"service.name": f"{SCOPE}-{process.role}"}))
+    return known
+
+
+def _tracer(config: TelemetryConfig, process: Process, stack: ExitStack) -> Tracer:
+    if not config.traces:
+        return NoOpTracer()
+    sampler = ParentBased(TraceIdRatioBased(config.trace_ratio))
+    provider = TracerProvider(sampler, _resource(process), shutdown_on_exit=False)
+    stack.callback(provider.shutdown)
+    for name in config.traces:
+        exporter = span_exporter(name, config, process.role)
+        delay_ms = _FILE_DELAY_MS if name.startswith(FILE) else None
+        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
+    return provider.get_tracer(SCOPE, process.version)
+
+
+def _instruments(config: TelemetryConfig, process: Process, stack: ExitStack) -> Instruments:
+    place = config.metrics_place()
+    if not config.metrics and place is None:
+        return no_instruments()
+    readers = [metric_reader(name, config) for name in config.metrics]
+    if place is not None:
+        page, end = prometheus_page(*place)
+        stack.callback(end)
+        readers.append(page)
+    provider = MeterProvider(readers, _resource(process), shutdown_on_exit=False)
+    stack.callback(provider.shutdown)
+    return Instruments(provider.get_meter(SCOPE, process.version))
