@@ -1,0 +1,92 @@
+"""How much of a request's time its trace accounts for, and whether the trace hangs together.
+
+Pure. Two things tell where a request's time went, both in the router's own process. Spans below
+that of the request say when something was done, but only some rounds have spans. The stages on
+the request's span (`slipstream.stage.*_ms`) say how long something was done in total, all rounds
+included; no two of them count the same moment.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slipstream.telemetry.traces import Span, Trace
+
+STAGES = (
+    "acquire",
+    "encode",
+    "prefill",
+    "draft",
+    "verify",
+    "between",
+    "settle",
+    "send",
+    "close",
+)
+"""In the order of a request."""
+_PREFIX, _SUFFIX = "slipstream.stage.", "_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a request's time, in total."""
+
+    name: str
+    duration_ms: float
+
+
+def stages(request: Span) -> tuple[Stage, ...]:
+    """What the span of a request says of its stages; ones that are not known here come last."""
+    found = {
+        key.removeprefix(_PREFIX).removesuffix(_SUFFIX): float(value)
+        for key, value in request.attributes.items()
+        if key.startswith(_PREFIX) and key.endswith(_SUFFIX) and isinstance(value, int | float)
+    }
+    names = [*(name for name in STAGES if name in found), *sorted(found.keys() - set(STAGES))]
+    return tuple(Stage(name, found[name]) for name in names)
+
+
+def explained(trace: Trace) -> float:
+    """The share of the request's wall time that is accounted for, from 0 to 1.
+
+    That is the larger of two durations, over the wall time:
+    the union of all spans below the request's that are of its own process, clipped to it, and
+    the sum of its stages.
+    Stages have no position in time, so what the one covers and the other doesn't can't be told
+    from what both cover. Taking the larger one never counts a moment twice: the true share is this
+    or more. A request that took no time is accounted for.
+    """
+    wall_ns = trace.request.end_ns - trace.request.start_ns
+    if wall_ns <= 0:
+        return 1.0
+    told_ns = sum(stage.duration_ms for stage in stages(trace.request)) * 1e6
+    return min(1.0, max(covered_ns(trace), told_ns) / wall_ns)
+
+
+def covered_ns(trace: Trace) -> int:
+    """For how long at least one span below the request's, and of its process, was open."""
+    request = trace.request
+    place = (request.service, request.process)
+    own = (span for span in trace.descendants(request) if (span.service, span.process) == place)
+    return _union_ns(
+        (max(span.start_ns, request.start_ns), min(span.end_ns, request.end_ns)) for span in own
+    )
+
+
+def orphans(trace: Trace) -> tuple[Span, ...]:
+    """Spans whose parent is not in the trace: somebody's spans are missing, or not there yet."""
+    return tuple(span for span in trace.tops() if span.parent_id is not None)
+
+
+def roots(trace: Trace) -> tuple[Span, ...]:
+    """Spans that have no parent. A trace that is whole has one."""
+    return tuple(span for span in trace.spans if span.parent_id is None)
+
+
+def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:
+    total, reached = 0, None
+    for start, end in sorted(intervals):
+        begin = start if reached is None else max(start, reached)
+        if end > begin:
+            total += end - begin
+            reached = end
+    return total
