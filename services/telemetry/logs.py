@@ -1,0 +1,187 @@
+"""Logs of a service: lines of text or of JSON, with the ids of what they are about.
+
+Knows nothing of what is logged. No line quotes a caller: of an error, only those say what went
+wrong whose texts are made here or by the system; `ValueError: could not convert 'MY SECRET'` is
+told as its class and its place.
+"""
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+
+from opentelemetry import trace
+
+from slipstream.core.errors import SlipstreamError
+
+_OURS = "slipstream"
+_TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_TOLD = (SlipstreamError, OSError, RuntimeError, MemoryError)
+"""Errors whose texts don't quote what callers say. What is raised for a value may quote it."""
+_CAUSED = "The above exception was the direct cause of the following exception:"
+_DURING = "During handling of the above exception, another exception occurred:"
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    request_id: str = ""
+    session_id: str = ""
+
+
+_BOUND: ContextVar[_Bound | None] = ContextVar("slipstream_log_ids", default=None)
+
+
+def bind(*, request_id: str | None = None, session_id: str | None = None) -> None:
+    """Have this task's lines, and those of tasks that it starts from now on, carry the ids.
+
+    An id that is None stays as it was.
+    """
+    said = {"request_id": request_id, "session_id": session_id}
+    known = {name: value for name, value in said.items() if value is not None}
+    _BOUND.set(replace(_BOUND.get() or _Bound(), **known))
+
+
+def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
+    """Have everything that this process logs on standard error, from `level` on, such as `info`.
+
+    Once a process: where there are handlers already, they and their levels stay. Libraries never
+    say more than `info`: their finer words may quote what they were given. As JSON, Python's
+    warnings are lines, too.
+    """
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(role) if as_json else TextLines())
+    root.addHandler(handler)
+    least = logging.getLevelNamesMapping()[level.upper()]
+    root.setLevel(max(least, logging.INFO))
+    logging.getLogger(_OURS).setLevel(least)
+    logging.captureWarnings(as_json)
+
+
+class TextLines(logging.Formatter):
+    """Lines for people; ids come last, as `name=value`."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        ids = "".join(f" {name}={_word(value)}" for name, value in _ids().items())
+        return super().formatMessage(record) + ids
+
+    def formatException(self, ei: object) -> str:
+        """See `logging.Formatter`."""
+        return _told(ei)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, whatever is logged."""
+
+    def __init__(self, role: str) -> None:
+        """`role` is the service's."""
+        super().__init__()
+        self._service = f"{_OURS}-{role}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        values = {
+            "timestamp": _timestamp(record.created),
+            "severity": record.levelname,
+            "logger": record.name,
+            "message": _message(record),
+            "service": self._service,
+            **_ids(),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            values["exception"] = _told(record.exc_info)
+        if record.stack_info:
+            values["stack"] = record.stack_info
+        # ASCII alone: nothing in it ends a line for anybody, and half a character is none.
+        return json.dumps({name: _unicode(value) for name, value in values.items()})
+
+
+def _ids() -> dict[str, str]:
+    """What is known of where the current task stands."""
+    ids = {}
+    at = trace.get_current_span().get_span_context()
+    if at.is_valid and at.trace_flags.sampled:
+        ids["trace_id"] = trace.format_trace_id(at.trace_id)
+        ids["span_id"] = trace.format_span_id(at.span_id)
+    bound = _BOUND.get()
+    if bound is not None:
+        known = ((field.name, getattr(bound, field.name)) for field in fields(bound))
+        ids |= {name: value for name, value in known if value}
+    return ids
+
+
+def _timestamp(seconds: float) -> str:
+    """RFC 3339, in UTC."""
+    at = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return at.replace("+00:00", "Z")
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The message, or what there is of it: a mistake in logging must not cost the line."""
+    try:
+        return record.getMessage()
+    except Exception as error:
+        said = record.msg if isinstance(record.msg, str) else type(record.msg).__qualname__
+        return f"a message that can't be made of its values ({type(error).__name__}): {said}"
+
+
+def _word(text: str) -> str:
+    """An id in a line for people: it may come from another process, and ends no line."""
+    return text.encode("unicode_escape").decode()
+
+
+def _unicode(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def _told(info: object) -> str:
+    """An error, what it came of, and where."""
+    error = info[1] if isinstance(info, tuple) else None
+    return "" if error is None else "\n".join(_lines(error, set()))
+
+
+def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:
+    """As Python tells it; `seen` are errors that have been told: each is once."""
+    chain = [(error, "")]
+    while (before := _before(chain[-1][0])) and id(before[0]) not in seen:
+        chain.append(before)
+        seen.add(id(before[0]))
+    for at, what_follows in reversed(chain):
+        yield from _alone(at, seen)
+        if what_follows:
+            yield f"\n{what_follows}\n"
+
+
+def _before(error: BaseException) -> tuple[BaseException, str] | None:
+    """What an error came of, and how Python says so."""
+    if error.__cause__ is not None:
+        return error.__cause__, _CAUSED
+    if error.__context__ is not None and not error.__suppress_context__:
+        return error.__context__, _DURING
+    return None
+
+
+def _alone(error: BaseException, seen: set[int]) -> Iterator[str]:
+    """One error; those of a group come after it."""
+    seen.add(id(error))
+    if error.__traceback__ is not None:
+        yield "Traceback (most recent call last):"
+        yield from (line.rstrip("\n") for line in traceback.format_tb(error.__traceback__))
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    yield f"{name}: {error}" if isinstance(error, _TOLD) else name
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        if id(inner) not in seen:
+            yield from (f"  | {line}" for text in _lines(inner, seen) for line in text.split("\n"))
