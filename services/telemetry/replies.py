@@ -5,12 +5,13 @@ Knows neither messages nor engines; times are seconds of the clock that the serv
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, use_span
 from opentelemetry.trace import set_span_in_context as in_context
 
 from slipstream.core.errors import SlipstreamError
+from slipstream.telemetry.calls import Call, calling
 from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
 from slipstream.telemetry.metric import Attributes
 
@@ -39,13 +40,23 @@ class Reply:
         )
         child.end(self._timeline.ns(max(end_s, start_s)))
 
+    def calling(
+        self,
+        name: str,
+        attributes: Attributes | None = None,
+        *,
+        status_of: Callable[[BaseException], str] | None = None,
+    ) -> AbstractContextManager[Call]:
+        """A call that is made for the answer, and may outlast it. See `calls.calling`."""
+        return calling(self._tracer, name, attributes, parent=self.span, status_of=status_of)
+
 
 class Replies:
     """Makes spans of answers, as far as messages say that they are traced."""
 
     def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.perf_counter) -> None:
         self._tracer = tracer
-        self._timeline = Timeline(clock)
+        self._clock = clock
 
     @contextmanager
     def answering(
@@ -60,15 +71,18 @@ class Replies:
             yield None
             return
         at = [Link(span.get_span_context()) for span in links]
-        span = self._tracer.start_span(name, parent, SpanKind.SERVER, links=at)
+        # By one clock and its own timeline, parts lie within, and a wall clock may be set.
+        timeline = Timeline(self._clock)
+        start = timeline.ns(self._clock())
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, links=at, start_time=start)
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
-                yield Reply(self._tracer, span, self._timeline)
+                yield Reply(self._tracer, span, timeline)
         except BaseException as error:
             failed(span, error)
             raise
         finally:
-            span.end()
+            span.end(timeline.ns(self._clock()))
 
 
 def failed(span: Span, error: BaseException) -> None:
