@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass
 
 from slipstream.core.errors import Unavailable
@@ -95,7 +96,8 @@ class BatchedDraft:
         job = _Job(session, delta, plan, check, self._clock(), answer)
         self._inbox.append(job)
         if self._driver is None:
-            self._driver = asyncio.create_task(self._drive())
+            # Of no session: what it logs is not about the one that came first.
+            self._driver = asyncio.create_task(self._drive(), context=Context())
         try:
             return await answer
         finally:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from slipstream.core.errors import SessionClosed, SessionTaken, Unavailable
@@ -16,10 +17,11 @@ from slipstream.core.inline import finished
 from slipstream.core.timing import Clock
 from slipstream.core.types import Delta, Proposal, Session, Verdict
 from slipstream.engine.gathering import Gathering
-from slipstream.engine.thread import Done, EngineThread
+from slipstream.engine.thread import EngineThread
 from slipstream.target.engine import LocalTarget
 from slipstream.target.schedule import RowBudget, Schedule
-from slipstream.target.works import Ran, Work, Works
+from slipstream.target.waiting import Spending, TimeSpent
+from slipstream.target.works import Ran, Step, Work, Works
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -36,10 +38,24 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """A verdict, how long it waited for its first step, and how long its steps took.
+
+    The first of them `began` at that time of the clock; `step` is the last one.
+    """
+
+    value: Verdict
+    queue_s: float
+    engine_s: float
+    began: float
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
     work: Work
     arrived: float
-    answer: "asyncio.Future[Done[Verdict]]"
+    answer: "asyncio.Future[Verified]"
 
 
 class BatchedTarget:
@@ -52,12 +68,15 @@ class BatchedTarget:
         limits: BatchLimits | None = None,
         *,
         clock: Clock = time.perf_counter,
+        on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        """`engine` belongs to `thread`."""
+        """`engine` belongs to `thread`. `on_step` is told of every forward, on the event loop."""
         limits = limits or BatchLimits()
         self._engine = engine
         self._thread = thread
         self._clock = clock
+        self._on_step = on_step
+        self._rows = limits.rows
         schedule: Schedule[Work] = Schedule(limits.rows)
         self._works = Works(engine, schedule, max_waiting=limits.max_waiting, clock=clock)
         self._gathering: Gathering[str] = Gathering()
@@ -68,7 +87,9 @@ class BatchedTarget:
         self._news = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._num_steps = self._num_rows = 0
+        self._is_stepping = False
+        self._num_steps = self._num_rows = self._last_rows = 0
+        self._spent = TimeSpent(clock)
 
     @property
     def num_waiting(self) -> int:
@@ -85,8 +106,23 @@ class BatchedTarget:
         """Their rows."""
         return self._num_rows
 
-    async def run(self, session: Session, delta: Delta, proposal: Proposal) -> Done[Verdict]:
-        """The verdict, how long it waited for its first step, and how long its steps took.
+    @property
+    def rows_in_flight(self) -> int:
+        """Rows of the last forward, while there is something to do."""
+        return 0 if self._doing() is Spending.IDLE else self._last_rows
+
+    @property
+    def rows_free(self) -> int:
+        """Rows that it would still take at next to no cost."""
+        return self._rows.num_free(self.rows_in_flight)
+
+    @property
+    def spent(self) -> TimeSpent:
+        """What the time goes to."""
+        return self._spent
+
+    async def run(self, session: Session, delta: Delta, proposal: Proposal) -> Verified:
+        """The verdict, and what it took.
 
         Raises what `core.ports.Target.verify` does, `SessionTaken` when another call for the
         session comes meanwhile, `SessionClosed` when it is released, `CapacityError` when more wait
@@ -101,6 +137,7 @@ class BatchedTarget:
         self._asked[session_id] = asked
         self._arrivals.append(work)
         self._gathering.came(session_id, self._thread.idle_s)
+        self._spent.turn(self._doing())
         self._wake()
         try:
             return await asked.answer
@@ -131,6 +168,7 @@ class BatchedTarget:
     async def _leave(self, session_id: str, job: Callable[[], None]) -> None:
         self._end(session_id, SessionClosed(f"session {session_id} has ended"))
         self._gathering.gone(session_id)
+        self._spent.turn(self._doing())
 
         def leave() -> None:
             job()
@@ -161,7 +199,8 @@ class BatchedTarget:
         """Something has changed for the next step."""
         self._news.set()
         if self._driver is None and self._has_work():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
+            # Of no session: what it logs is not about the one that came first.
+            self._driver = asyncio.get_running_loop().create_task(self._drive(), context=Context())
 
     def _has_work(self) -> bool:
         if self._has_room and self._blocked:
@@ -179,6 +218,8 @@ class BatchedTarget:
             self._end_all(error)
         finally:
             self._driver = None
+            self._is_stepping = False
+            self._spent.turn(self._doing())
 
     async def _gather(self) -> None:
         """Wait for the sessions that are about to come again."""
@@ -196,6 +237,8 @@ class BatchedTarget:
         has_room, self._has_room = self._has_room, False
         self._gathering.started(self._thread.idle_s)
         has_company = self._gathering.has_company
+        self._is_stepping = True
+        self._spent.turn(Spending.BUSY)
         done = await self._thread.run(
             lambda: self._works.run(self._arrivals, has_room=has_room, has_company=has_company)
         )
@@ -203,16 +246,30 @@ class BatchedTarget:
 
     def _settle(self, ran: Ran) -> None:
         """Hand out what is done. The gathering knows of it before anybody can come again."""
+        self._is_stepping = False
         self._blocked = ran.blocked
         done = [asked for asked in self._asked.values() if asked.work in ran.done]
-        if ran.num_rows:
-            self._num_steps += 1
-            self._num_rows += ran.num_rows
+        if ran.step is not None:
+            self._count(ran.step)
             back = [asked.work.session_id for asked in done if _comes_again(asked.work)]
-            self._gathering.stepped(back, self._thread.idle_s, seconds=ran.seconds)
+            self._gathering.stepped(back, self._thread.idle_s, seconds=ran.step.seconds)
+        self._spent.turn(self._doing())
         for asked in done:
             del self._asked[asked.work.session_id]
             self._answer(asked)
+
+    def _count(self, step: Step) -> None:
+        self._num_steps += 1
+        self._num_rows += step.num_rows
+        self._last_rows = step.num_rows
+        if self._on_step is not None:
+            self._on_step(step)
+
+    def _doing(self) -> Spending:
+        """What the time is spent on at the moment."""
+        if self._is_stepping:
+            return Spending.BUSY
+        return Spending.WAITING if self._gathering.num_away else Spending.IDLE
 
     def _answer(self, asked: _Asked) -> None:
         work, answer = asked.work, asked.answer
@@ -221,8 +278,9 @@ class BatchedTarget:
         if work.verdict is None or work.error is not None:
             answer.set_exception(work.error or RuntimeError("a work ended without a verdict"))
             return
-        began = asked.arrived if work.began is None else work.began
-        answer.set_result(Done(work.verdict, began - asked.arrived, work.engine_s))
+        assert work.began is not None and work.step is not None, "a verdict is of a step"
+        queue_s = work.began - asked.arrived
+        answer.set_result(Verified(work.verdict, queue_s, work.engine_s, work.began, work.step))
 
 
 def _comes_again(work: Work) -> bool:
