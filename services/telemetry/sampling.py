@@ -15,7 +15,7 @@ Sample = Callable[[Instruments], None]
 
 @asynccontextmanager
 async def sampled(instruments: Instruments, sample: Sample) -> AsyncIterator[None]:
-    """Have `sample` tell the instruments how things are, now and every second."""
+    """Have `sample` tell the instruments how things are: now, every second and at the end."""
     if not instruments.are_exported:
         yield
         return
@@ -25,12 +25,17 @@ async def sampled(instruments: Instruments, sample: Sample) -> AsyncIterator[Non
     finally:
         sampling.cancel()
         await asyncio.wait({sampling})
+        _sample(instruments, sample)
 
 
 async def _keep_sampling(instruments: Instruments, sample: Sample) -> None:
     while True:
-        try:
-            sample(instruments)
-        except Exception:  # a service must not fall over what it says of itself
-            _LOG.exception("metrics could not be sampled")
+        _sample(instruments, sample)
         await asyncio.sleep(SAMPLE_S)
+
+
+def _sample(instruments: Instruments, sample: Sample) -> None:
+    try:
+        sample(instruments)
+    except Exception:  # a service must not fall over what it says of itself
+        _LOG.exception("metrics could not be sampled")

@@ -1,0 +1,51 @@
+"""Whether speculation pays, from rounds alone: what they bring against what they cost. Pure."""
+
+from dataclasses import dataclass
+
+_WEIGHT = 0.02
+"""Of one round: averages are over about the last fifty."""
+
+
+@dataclass(slots=True)
+class _Average:
+    """A moving one; the first values count alike, so that it begins with their mean."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def take(self, value: float) -> None:
+        self.count += 1
+        self.value += max(_WEIGHT, 1 / self.count) * (value - self.value)
+
+
+class Gain:
+    """Moving averages over the rounds of all requests of a router."""
+
+    def __init__(self) -> None:
+        self._length = _Average()
+        self._speculative_s = _Average()
+        self._plain_s = _Average()
+
+    @property
+    def length(self) -> float | None:
+        """Final tokens of a speculative round; None before the first one."""
+        return self._length.value if self._length.count else None
+
+    @property
+    def break_even(self) -> float | None:
+        """Length from which on speculative rounds bring more tokens per second than plain ones.
+
+        None while nobody knows how long either takes.
+        """
+        if not (self._speculative_s.count and self._plain_s.value):
+            return None
+        return self._speculative_s.value / self._plain_s.value
+
+    def speculative(self, *, num_final: int, seconds: float) -> None:
+        """A round in which something was drafted."""
+        self._length.take(num_final)
+        self._speculative_s.take(seconds)
+
+    def plain(self, seconds: float) -> None:
+        """How long a plain round takes, measured or as the target has it for the present load."""
+        self._plain_s.take(seconds)

@@ -1,0 +1,86 @@
+"""What the rounds of all requests come to. Counts are plain numbers, told once in a while."""
+
+from collections import Counter
+
+from slipstream.telemetry import catalog
+from slipstream.telemetry.gain import Gain
+from slipstream.telemetry.metric import Instruments, Metric
+from slipstream.telemetry.round_seen import PLAIN, PREFILL, SPECULATIVE, RoundSeen
+
+MAX_POSITION = 16
+"""Positions that are told apart; those behind count as the last."""
+
+
+class RoundMetrics:
+    """Of one router."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+        self._counts: dict[Metric, Counter[str]] = {}
+        self._gain = Gain()
+
+    def seen(self, at: RoundSeen) -> None:
+        """A round has ended."""
+        if not self._instruments.are_exported or at.verdict is None:
+            return
+        self._count(catalog.ROUNDS, at.kind)
+        self._count(catalog.TOKENS_FINAL, amount=at.num_final)
+        self._instruments.record(catalog.ROUND_DURATION, at.seconds, {"kind": at.kind})
+        self._times(at)
+        if at.kind == PREFILL:
+            self._count(catalog.TOKENS_CACHED, amount=at.verdict.num_cached)
+        elif at.kind == SPECULATIVE:
+            self._speculative(at)
+        self._learn(at)
+        if at.proposal is not None and at.proposal.fallback is not None:
+            self._count(catalog.FALLBACKS, at.proposal.fallback)
+
+    def count(self, metric: Metric, amount: int) -> None:
+        """Something else that has no attributes."""
+        self._count(metric, amount=amount)
+
+    def tell(self) -> None:
+        """Tell the instruments."""
+        for metric, counts in self._counts.items():
+            for value, count in counts.items():
+                attributes = dict(zip(metric.attributes, [value], strict=False))
+                self._instruments.total(metric, count, attributes)
+        if self._gain.length is not None:
+            self._instruments.put(catalog.SPECULATION_LENGTH, self._gain.length)
+        if self._gain.break_even is not None:
+            self._instruments.put(catalog.SPECULATION_BREAK_EVEN, self._gain.break_even)
+
+    def _times(self, at: RoundSeen) -> None:
+        if at.proposing is not None:
+            waited_s = at.proposing[1] - at.proposing[0]
+            self._instruments.record(catalog.DRAFT_WAIT, waited_s)
+        if at.verifying is not None:
+            waited_s = at.verifying[1] - at.verifying[0]
+            self._instruments.record(catalog.VERIFY_WAIT, waited_s)
+
+    def _speculative(self, at: RoundSeen) -> None:
+        assert at.proposal is not None
+        self._instruments.record(catalog.ROUND_ACCEPTED, at.num_accepted)
+        self._count(catalog.TOKENS_DRAFTED, amount=at.num_nodes)
+        self._count(catalog.TOKENS_ACCEPTED, amount=at.num_accepted)
+        self._count(catalog.STOPS, at.proposal.stopped_by)
+        for metric, reached in (
+            (catalog.POSITION_DRAFTED, at.depth),
+            (catalog.POSITION_ACCEPTED, at.num_accepted),
+        ):
+            for position in range(1, min(reached, MAX_POSITION) + 1):
+                self._count(metric, str(position))
+
+    def _learn(self, at: RoundSeen) -> None:
+        if at.verdict is None or at.verdict.finish_reason is not None:
+            return  # a last round is cut short for reasons of its own
+        if at.kind == SPECULATIVE:
+            self._gain.speculative(num_final=at.num_final, seconds=at.seconds)
+            offer = at.verdict.offer
+            if offer is not None and offer.round_s:
+                self._gain.plain(offer.round_s)
+        elif at.kind == PLAIN:
+            self._gain.plain(at.seconds)
+
+    def _count(self, metric: Metric, value: str = "", *, amount: int = 1) -> None:
+        self._counts.setdefault(metric, Counter())[value] += amount

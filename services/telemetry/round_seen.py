@@ -1,0 +1,147 @@
+"""One round as its request saw it: when, what was proposed, what came of it; and as attributes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Verdict
+
+if TYPE_CHECKING:
+    from slipstream.telemetry.metric import Attributes
+
+PREFILL, SPECULATIVE, PLAIN = "prefill", "speculative", "plain"
+
+Times = tuple[float, float]
+"""Start and end, in seconds of a clock."""
+
+
+@dataclass(slots=True)
+class RoundSeen:
+    """A round on its way; whole once it has a verdict. The first one has index 0: prefill."""
+
+    index: int
+    start_s: float
+    plan: Plan | None = None
+    proposal: Proposal | None = None
+    proposing: Times | None = None
+    verdict: Verdict | None = None
+    verifying: Times | None = None
+
+    @property
+    def depth(self) -> int:
+        """Of the tree: the longest path that could have been accepted."""
+        return 0 if self.proposal is None else max(self.proposal.tree.depths(), default=0)
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft tokens to verify."""
+        return 0 if self.proposal is None else len(self.proposal.tree)
+
+    @property
+    def num_accepted(self) -> int:
+        """Those of them that became final."""
+        return 0 if self.verdict is None else self.verdict.num_accepted
+
+    @property
+    def num_final(self) -> int:
+        """Tokens that became final."""
+        return 0 if self.verdict is None else len(self.verdict.tokens)
+
+    @property
+    def seconds(self) -> float:
+        """From its beginning to its verdict."""
+        return 0.0 if self.verifying is None else self.verifying[1] - self.start_s
+
+    @property
+    def kind(self) -> str:
+        """What it was there for."""
+        if self.index == 0:
+            return PREFILL
+        return SPECULATIVE if self.num_nodes else PLAIN
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether nothing was kept of what was drafted."""
+        return self.num_nodes > 0 and self.num_accepted == 0
+
+
+def round_attributes(at: RoundSeen, selected: str) -> "Attributes":
+    """Of the round's span; `selected` says why it has one."""
+    return {
+        "slipstream.round.index": at.index,
+        "slipstream.round.kind": at.kind,
+        "slipstream.round.drafted": at.num_nodes,
+        "slipstream.round.accepted": at.num_accepted,
+        "slipstream.round.final": at.num_final,
+        "slipstream.round.selected": selected,
+    }
+
+
+def proposal_attributes(at: RoundSeen) -> "Attributes":
+    """Of the span of asking for a proposal: what was asked, what came, and why no more."""
+    proposal, plan = at.proposal, at.plan
+    said: dict[str, str | int | float | bool] = {"slipstream.proposal.waited_ms": _ms(at.proposing)}
+    if plan is not None:
+        said["slipstream.plan.shape"] = plan.shape.value
+        said["slipstream.plan.stop_policy"] = plan.stop.value
+        said["slipstream.plan.max_depth"] = plan.max_depth
+        said["slipstream.plan.max_nodes"] = plan.max_nodes
+    if proposal is None:
+        return said
+    said["slipstream.proposal.nodes"] = len(proposal.tree)
+    said["slipstream.proposal.copied"] = proposal.num_copied
+    said["slipstream.proposal.depth"] = at.depth
+    said["slipstream.proposal.stop_reason"] = proposal.stopped_by
+    if proposal.staleness is not None:
+        said["slipstream.proposal.staleness"] = proposal.staleness
+    if proposal.fallback is not None:
+        said["slipstream.proposal.fallback"] = proposal.fallback
+    said.update(stop_attributes(proposal))
+    if proposal.timing is not None:
+        said["slipstream.proposal.kv_wait_ms"] = 1000 * proposal.timing.kv_wait_s
+        said.update(_reply(proposal.timing))
+    return said
+
+
+def stop_attributes(proposal: Proposal) -> "Attributes":
+    """What the draft knew where it stopped: of the last node of the longest path that it drafted.
+
+    Entropy in nats; the score is the decision model's, where there is one.
+    """
+    if not proposal.stats:
+        return {}
+    depths = proposal.tree.depths()[: len(proposal.stats)]
+    last = proposal.stats[depths.index(max(depths))]
+    said: dict[str, float] = {"slipstream.proposal.entropy": last.entropy}
+    if last.score is not None:
+        said["slipstream.proposal.score"] = last.score
+    return said
+
+
+def verdict_attributes(at: RoundSeen) -> "Attributes":
+    """Of the span of asking for a verdict."""
+    verdict = at.verdict
+    said: dict[str, str | int | float | bool] = {
+        "slipstream.verdict.waited_ms": _ms(at.verifying),
+        "slipstream.verdict.nodes": at.num_nodes,
+    }
+    if verdict is None:
+        return said
+    said["slipstream.verdict.accepted"] = verdict.num_accepted
+    said["slipstream.verdict.final"] = len(verdict.tokens)
+    if verdict.finish_reason is not None:
+        said["slipstream.verdict.finish_reason"] = verdict.finish_reason.value
+    if verdict.timing is not None:
+        said.update(_reply(verdict.timing))
+    return said
+
+
+def _reply(timing: ReplyTiming) -> "Attributes":
+    return {
+        "slipstream.reply.service_ms": 1000 * timing.service_s,
+        "slipstream.reply.queue_ms": 1000 * timing.queue_s,
+        "slipstream.reply.engine_ms": 1000 * timing.engine_s,
+    }
+
+
+def _ms(times: Times | None) -> float:
+    return 0.0 if times is None else 1000 * (times[1] - times[0])
