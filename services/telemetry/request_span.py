@@ -5,7 +5,6 @@ the times that were taken anyway, so that a request that is not traced pays for 
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,7 +40,7 @@ class RequestSpan:
         self.clock = clock
         self.is_traced = span.is_recording()
         self._timeline = Timeline(clock)
-        self._spent: Counter[str] = Counter()
+        self._spent: dict[str, float] = {}
 
     @property
     def context(self) -> Context:
@@ -61,7 +60,7 @@ class RequestSpan:
 
     def spend(self, stage: str, seconds: float) -> None:
         """Count time of a stage."""
-        self._spent[stage] += seconds
+        self._spent[stage] = self._spent.get(stage, 0.0) + seconds
 
     @contextmanager
     def stage(self, stage: str, span: str | None = None) -> Iterator[None]:
@@ -77,30 +76,30 @@ class RequestSpan:
             end_s = self.clock()
             self.spend(stage, end_s - start_s)
             if span is not None:
-                self.child(span, start_s, end_s, error=error)
+                self.child(span, (start_s, end_s), error=error)
 
     def child(
         self,
         name: str,
-        start_s: float,
-        end_s: float,
+        times: tuple[float, float],
         attributes: Attributes | None = None,
         *,
         error: BaseException | None = None,
         parent: Span | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """A span of what is over, a child of `parent`, by default of the request's."""
+        """A span of what is over, with start and end; a child of `parent`, by default of the
+        request's."""
         if not self.is_traced:
             return INVALID_SPAN
         context = self.context if parent is None else in_context(parent, Context())
         at_ns = self._timeline.ns
         span = self._tracer.start_span(
-            name, context, kind, attributes=attributes, start_time=at_ns(start_s)
+            name, context, kind, attributes=attributes, start_time=at_ns(times[0])
         )
         if error is not None:
             failed(span, error)
-        span.end(at_ns(end_s))
+        span.end(at_ns(times[1]))
         return span
 
     def begin(self, name: str, parent: Span | None = None, *, kind: SpanKind) -> Span:

@@ -2,13 +2,14 @@
 
 from collections import Counter
 
+from slipstream.core.types import Verdict
 from slipstream.telemetry import catalog
 from slipstream.telemetry.gain import Gain
 from slipstream.telemetry.metric import Instruments, Metric
 from slipstream.telemetry.round_seen import PLAIN, PREFILL, SPECULATIVE, RoundSeen
 
 MAX_POSITION = 16
-"""Positions that are told apart; those behind count as the last."""
+"""The last position of a path that is counted."""
 
 
 class RoundMetrics:
@@ -76,11 +77,18 @@ class RoundMetrics:
             return  # a last round is cut short for reasons of its own
         if at.kind == SPECULATIVE:
             self._gain.speculative(num_final=at.num_final, seconds=at.seconds)
-            offer = at.verdict.offer
-            if offer is not None and offer.round_s:
-                self._gain.plain(offer.round_s)
+            self._learn_plain(at, at.verdict)
         elif at.kind == PLAIN:
             self._gain.plain(at.seconds)
+
+    def _learn_plain(self, at: RoundSeen, verdict: Verdict) -> None:
+        """What a plain round would have taken: as the target says, and the way there and back."""
+        offer, timing = verdict.offer, verdict.timing
+        if offer is None or not offer.round_s or at.verifying is None:
+            return
+        waited_s = at.verifying[1] - at.verifying[0]
+        way_s = 0.0 if timing is None else max(waited_s - timing.engine_s, 0.0)
+        self._gain.plain(offer.round_s + way_s)
 
     def _count(self, metric: Metric, value: str = "", *, amount: int = 1) -> None:
         self._counts.setdefault(metric, Counter())[value] += amount

@@ -144,12 +144,12 @@ class RoundWatch:
         request, verifying = self._request, at.verifying
         if verifying is None:
             return
-        span = request.child(ROUND, at.start_s, verifying[1], round_attributes(at, selected))
+        span = request.child(ROUND, (at.start_s, verifying[1]), round_attributes(at, selected))
         if at.proposing is not None:
             said = proposal_attributes(at)
-            request.child(PROPOSE, *at.proposing, said, parent=span, kind=SpanKind.CLIENT)
+            request.child(PROPOSE, at.proposing, said, parent=span, kind=SpanKind.CLIENT)
         said = verdict_attributes(at)
-        request.child(VERIFY, *verifying, said, parent=span, kind=SpanKind.CLIENT)
+        request.child(VERIFY, verifying, said, parent=span, kind=SpanKind.CLIENT)
 
 
 class WatchedDraft:
