@@ -24,6 +24,7 @@ from slipstream.target.batcher import BatchedTarget, BatchLimits
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_streams import KvStreams
 from slipstream.target.served import Served, ServedSessions
+from slipstream.telemetry.logs import bind
 
 SERVICE = "slipstream.rpc.v1.TargetService"
 MAX_ID_LENGTH = 256
@@ -96,6 +97,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         context: grpc.aio.ServicerContext[target_pb2.StreamKvRequest, target_pb2.StreamKvResponse],
     ) -> None:
         """See target.proto."""
+        bind(session_id=request.session_id)
         try:
             await self._kv.serve(request, context.write)
         except SessionOutOfSync as error:
@@ -154,6 +156,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 f" to {MAX_ID_LENGTH}"
             )
         session = session_from_pb(asked.session)
+        bind(session_id=session.session_id)
         lease = await self._leases.open(session.session_id, asked.session.fence)
         return session, self._sessions.begin(lease)
 
