@@ -117,6 +117,11 @@ class Gathering(Generic[K]):
         return max(max(ends, default=now) - now, 0.0)
 
     @property
+    def num_away(self) -> int:
+        """Sessions between two steps of theirs, however long."""
+        return len(self._away)
+
+    @property
     def has_company(self) -> bool:
         """Whether sessions are away that may come soon."""
         oldest = self._num_steps - _COMPANY_STEPS

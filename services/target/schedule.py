@@ -17,6 +17,8 @@ K = TypeVar("K", bound=Hashable)
 Seconds = Callable[[int], float]
 """What a forward of so many rows takes."""
 
+_FREE = 1.05
+"""Times the cost of a step that count as no more: curves that are measured are never quite flat."""
 _FEW_ROWS = 8
 """Prompts that got less than this are owed a chunk in the next step."""
 
@@ -51,6 +53,15 @@ class RowBudget:
     def cost_s(self, rows: int) -> float:
         """What a step of so many rows takes; never less for more."""
         return float(self.border(rows)) if self.seconds is None else self.seconds(rows)
+
+    def num_free(self, rows: int) -> int:
+        """Rows that a step of so many would still take at next to no cost."""
+        base = max(rows, 1)
+        if self.seconds is None:
+            return self.border(base) - rows
+        choices = range(base, self.max_rows + 1)
+        num_same = bisect_right(choices, _FREE * self.seconds(base), key=self.seconds)
+        return max(base + num_same - 1 - rows, 0)
 
     def border(self, rows: int) -> int:
         """The end of the tile that `rows` end in, or of the budget."""

@@ -19,6 +19,21 @@ from slipstream.target.verification import Share, Verification
 _LOG = logging.getLogger("slipstream.target")
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A forward: how large it was, who shared it, when it began and what it took."""
+
+    num_rows: int
+    num_sessions: int
+    began: float
+    seconds: float
+
+    @property
+    def ended(self) -> float:
+        """When it was over."""
+        return self.began + self.seconds
+
+
 @dataclass(eq=False, slots=True)
 class Work:
     """One verification, from its arrival to its answer: a verdict, or an error."""
@@ -33,6 +48,8 @@ class Work:
     """When its first step did."""
     engine_s: float = 0.0
     """Time of its steps."""
+    step: Step | None = None
+    """The last of them."""
     verdict: Verdict | None = None
     error: Exception | None = None
 
@@ -44,13 +61,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of one `run`: the works that are done, those that wait for memory, and how large
-    the step was."""
+    """What came of one `run`: the works that are done, those that wait for memory, and the step,
+    if there was anything to compute."""
 
     done: Sequence[Work]
     blocked: frozenset[Work]
-    num_rows: int = 0
-    seconds: float = 0.0
+    step: Step | None = None
 
 
 class Works:
@@ -82,8 +98,8 @@ class Works:
         while self._blocked and self._is_stuck():
             done.append(self._blocked.pop(0))
             self._retry(done)
-        num_rows, seconds = self._step(done, has_company=has_company)
-        return Ran(done, frozenset(self._blocked), num_rows, seconds)
+        step = self._step(done, has_company=has_company)
+        return Ran(done, frozenset(self._blocked), step)
 
     def leave(self, session_id: str) -> None:
         """A session has given its memory back."""
@@ -133,11 +149,11 @@ class Works:
         self._schedule.add(work, num_pending=begun.num_pending, num_nodes=begun.num_nodes)
         return True
 
-    def _step(self, done: list[Work], *, has_company: bool) -> tuple[int, float]:
-        """One forward. Its rows and seconds; an error of it is that of all who took part."""
+    def _step(self, done: list[Work], *, has_company: bool) -> Step | None:
+        """One forward, if there is anything to compute; an error is that of all who took part."""
         portions = self._schedule.next(has_company=has_company)
         if not portions:
-            return 0, 0.0
+            return None
         works = [portion.key for portion in portions]
         shares = [Share(_begun(portion.key), portion.num_pending) for portion in portions]
         num_rows = sum(share.num_rows for share in shares)
@@ -148,12 +164,13 @@ class Works:
         except Exception as failure:
             _LOG.exception("a step of %d sessions failed", len(works))
             error = failure
-        seconds = self._clock() - began
+        step = Step(num_rows, len(works), began, self._clock() - began)
         for work in works:
             work.began = began if work.began is None else work.began
-            work.engine_s += seconds
+            work.engine_s += step.seconds
+            work.step = step
             self._settle(work, error, done)
-        return num_rows, seconds
+        return step
 
     def _settle(self, work: Work, error: Exception | None, done: list[Work]) -> None:
         begun = _begun(work)

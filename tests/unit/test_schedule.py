@@ -219,3 +219,18 @@ def test_what_is_removed_joins_no_step():
 def test_a_budget_of_nothing_is_refused(name):
     with pytest.raises(InvalidRequest, match=name):
         RowBudget(**{name: 0})
+
+
+@settings(deadline=None)
+@given(st.integers(0, 96), st.sampled_from([1, 8, 32]))
+def test_the_rest_of_a_tile_is_free_and_the_next_one_is_not(rows, tile):
+    budget = RowBudget(max_rows=96, tile=tile)
+    assert rows + budget.num_free(rows) == budget.border(max(rows, 1))
+
+
+def test_free_rows_are_those_that_the_measured_cost_calls_free():
+    def seconds(rows: int) -> float:
+        return 1.0 if rows <= 5 else 1.04 if rows <= 40 else 2.0
+
+    budget = RowBudget(max_rows=64, tile=8, seconds=seconds)
+    assert [budget.num_free(rows) for rows in (0, 1, 40, 41, 64, 90)] == [40, 39, 0, 23, 0, 0]
