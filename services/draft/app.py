@@ -17,14 +17,16 @@ from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import parse_device
 from slipstream.models.parts import load_parts
 from slipstream.rpc.protocol import new_incarnation
+from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.draft")
 
 
-def load_draft(config: DraftConfig) -> DraftServicer:
+def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> DraftServicer:
     """Load what the configuration names, on the event loop that will serve it.
 
-    Raises what loading raises, and `InvalidRequest` for a draft that is none.
+    It tells of itself by `telemetry`, by default to nobody. Raises what loading raises, and
+    `InvalidRequest` for a draft that is none.
     """
     if config.draft == NO_DRAFTER:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
@@ -43,7 +45,9 @@ def load_draft(config: DraftConfig) -> DraftServicer:
         incarnation=new_incarnation(),
         max_sessions=config.max_sessions,
     )
-    return DraftServicer(drafter, feeds, about, config.settings(), thread=thread)
+    return DraftServicer(
+        drafter, feeds, about, config.settings(), thread=thread, telemetry=telemetry
+    )
 
 
 def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | None]:

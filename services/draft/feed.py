@@ -6,7 +6,7 @@ Knows the wire and when to try again; nothing of drafting. All on the event loop
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 import grpc.aio
@@ -19,8 +19,12 @@ from slipstream.rpc.kv import ENCODING, KvFormat, KvSource, frame_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
+from slipstream.rpc.tracing import status_name, trace_to_pb
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
+from slipstream.telemetry.calls import Call, rpc_attributes
+from slipstream.telemetry.replies import Reply
 
+STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 # Another try may help; anything else is the end of a feed. What ended a session there is no fault.
@@ -86,9 +90,10 @@ class KvFeed:
         """Whether that is what is read."""
         return at == self._at and self.is_reading
 
-    def follow(self, at: FeedAddress, *, num_same: int) -> bool:
+    def follow(self, at: FeedAddress, *, num_same: int, begun_by: Reply | None = None) -> bool:
         """Read from there, unless that has ended already; whether there is a reader now.
 
+        Its calls are part of `begun_by`, however often it tries.
         The same session of the same process goes on where the mirror ends. While nobody reads,
         nobody tells what is replaced, so only what belongs to the `num_same` leading tokens stays.
         """
@@ -103,7 +108,7 @@ class KvFeed:
             self.mirror.free()
             self.mirror = self._new_mirror(limit)
         self._at = at
-        self._reader = asyncio.get_running_loop().create_task(self._read(at, before))
+        self._reader = asyncio.get_running_loop().create_task(self._read(at, before, begun_by))
         self._readers.add(self._reader)
         self._reader.add_done_callback(self._readers.discard)
         return True
@@ -129,11 +134,13 @@ class KvFeed:
                     self._changed.clear()
                     await self._changed.wait()
 
-    async def _read(self, at: FeedAddress, before: asyncio.Task[None] | None) -> None:
+    async def _read(
+        self, at: FeedAddress, before: asyncio.Task[None] | None, begun_by: Reply | None
+    ) -> None:
         if before is not None:
             await asyncio.wait({before})
         try:
-            await self._keep_reading(at)
+            await self._keep_reading(at, begun_by)
         except SlipstreamError as error:
             _LOG.warning("%s: no more keys and values from %s: %s", *_names(at), error)
         except Exception:
@@ -141,14 +148,15 @@ class KvFeed:
         finally:
             self._changed.set()
 
-    async def _keep_reading(self, at: FeedAddress) -> None:
+    async def _keep_reading(self, at: FeedAddress, begun_by: Reply | None) -> None:
         """Until the target ends the stream. Raises what makes another try useless."""
         pause_s = FIRST_PAUSE_S
         while True:
             start = self.mirror.count
             error: SlipstreamError
             try:
-                await self._stream(at)
+                with _told(at.address, begun_by) as told:
+                    await self._stream(at, told)
                 return
             except NoRoom as refusal:
                 error = refusal
@@ -172,18 +180,25 @@ class KvFeed:
         finally:
             self._is_pausing = False
 
-    async def _stream(self, at: FeedAddress) -> None:
+    async def _stream(self, at: FeedAddress, told: Call | None) -> None:
         # Each try by the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
+        num_before, num_snapshots = self.num_received_bytes, 0
         async with self._channels.to(at.address) as channel:
-            call = target_pb2_grpc.TargetServiceStub(channel).StreamKv(self._request(at))
+            call = target_pb2_grpc.TargetServiceStub(channel).StreamKv(self._request(at, told))
             try:
                 async for message in call:
                     self._take(message, at.source)
+                    num_snapshots += 1
             finally:
                 call.cancel()
+                if told is not None:
+                    num_bytes = self.num_received_bytes - num_before
+                    told.say(
+                        {"slipstream.kv.bytes": num_bytes, "slipstream.kv.snapshots": num_snapshots}
+                    )
 
-    def _request(self, at: FeedAddress) -> target_pb2.StreamKvRequest:
+    def _request(self, at: FeedAddress, told: Call | None) -> target_pb2.StreamKvRequest:
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
             session_id=at.source.session_id,
@@ -192,6 +207,7 @@ class KvFeed:
             layers=self._form.layers,
             start=self.mirror.count,
             encoding=ENCODING.to_pb(self._form.encoding),  # type: ignore[arg-type]
+            trace=trace_to_pb(told.carrier if told else None),
         )
 
     def _take(self, message: target_pb2.StreamKvResponse, source: KvSource) -> None:
@@ -206,3 +222,11 @@ class KvFeed:
 
 def _names(at: FeedAddress) -> tuple[str, str]:
     return at.source.session_id, at.address
+
+
+def _told(address: str, begun_by: Reply | None) -> AbstractContextManager[Call | None]:
+    """The span around a call, if whatever began it has one."""
+    if begun_by is None:
+        return nullcontext()
+    attributes = rpc_attributes(STREAM_KV, address)
+    return begun_by.calling(STREAM_KV, attributes, status_of=status_name)

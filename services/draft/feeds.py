@@ -20,6 +20,7 @@ from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions, check_address
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.tensors import torch_dtype
+from slipstream.telemetry.replies import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +87,17 @@ class KvFeeds:
         feed = self._feeds.get(session_id)
         return feed is not None and feed.is_following(at)
 
-    def follow(self, session_id: str, at: FeedAddress, need: FeedNeed) -> bool:
+    def follow(
+        self,
+        session_id: str,
+        at: FeedAddress,
+        need: FeedNeed,
+        *,
+        begun_by: Reply | None = None,
+    ) -> bool:
         """Keep a session up to date from there; False where that has ended for good.
 
-        Raises `InvalidRequest` for no address.
+        What is begun is told as part of `begun_by`. Raises `InvalidRequest` for no address.
         """
         check_address(at.address)
         feed = self._feeds.get(session_id)
@@ -98,17 +106,22 @@ class KvFeeds:
             form = need.form
             feed = self._feeds[session_id] = self._feed(form)
         feed.mirror.limit = need.limit
-        is_read = feed.follow(at, num_same=need.num_same)
+        is_read = feed.follow(at, num_same=need.num_same, begun_by=begun_by)
         if is_read:
             with suppress(NoRoom):  # the reader will say so, and try again
                 feed.mirror.reserve(need.num_tokens)
         return is_read
 
-    async def wait(self, session_id: str, count: int, timeout_s: float) -> None:
-        """Until `count` positions are there, or the time is up, or none are to come."""
+    async def wait(self, session_id: str, count: int, timeout_s: float) -> bool:
+        """Until `count` positions are there, or the time is up, or none are to come.
+
+        Whether they had to be waited for.
+        """
         feed = self._feeds.get(session_id)
-        if feed is not None and feed.mirror.count < count:
-            await feed.wait(count, timeout_s)
+        if feed is None or feed.mirror.count >= count:
+            return False
+        await feed.wait(count, timeout_s)
+        return True
 
     def rest(self, session_id: str) -> None:
         """Stop reading between two turns; what was read stays."""

@@ -6,7 +6,7 @@ for the session is freed, unless it was parked. Knows no models.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,9 @@ from slipstream.draft.build import Drafter
 from slipstream.draft.checks import check_delta, check_plan, check_session
 from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
-from slipstream.draft.feed import FeedAddress
-from slipstream.draft.feeds import FeedNeed, KvFeeds
+from slipstream.draft.feeds import KvFeeds
+from slipstream.draft.supply import KvSupply
+from slipstream.draft.telling import Telling, tell_load
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.convert import (
     delta_from_pb,
@@ -31,15 +32,19 @@ from slipstream.rpc.convert import (
     timing_to_pb,
 )
 from slipstream.rpc.inbox import Inbox
-from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvSource
+from slipstream.rpc.kv import KvEncoding, KvFormat
 from slipstream.rpc.leases import Lease, LeaseLimits, Leases
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+_clock = time.perf_counter  # that of the engine's thread, and of spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +80,21 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         settings: DraftSettings,
         *,
         thread: EngineThread | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """`about` is what `DescribeDraft` answers; `feeds`, closed here, is what is read; `thread`,
         closed here too, is where the draft was made, None being one of its own."""
         self._drafter = drafter
         self._feeds = feeds
         self.about = about
-        self._settings = settings
-        self._clock = clock
+        self._supply = KvSupply(
+            drafter,
+            feeds,
+            wait_s=settings.kv_wait_s,
+            catch_up_s=settings.kv_catch_up_s,
+            encoding=settings.kv_encoding,
+        )
+        self._telling = Telling(telemetry or Telemetry())
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
         self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
@@ -154,6 +165,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             load.num_steps, load.num_rows = self._batched.num_steps, self._batched.num_rows
         return load
 
+    def sample(self, instruments: Instruments) -> None:
+        """Tell that. On the event loop, from time to time."""
+        tell_load(instruments, self.load())
+
     def _begin(self, lease: Lease) -> None:
         self._running.add(lease)
         self._is_idle.clear()
@@ -172,34 +187,20 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             raise HandshakeError("the caller says nothing of the target's vocabulary")
         session = session_from_pb(asked.session)
         check_session(session, self._drafter.context_length)
-        form = self._form(asked.target_layout)
+        form = self._supply.form(asked.target_layout)
         vocab_size = min(asked.target.vocab_size, self._drafter.vocab_size or (1 << 32))
         lease = await self._leases.open(session.session_id, asked.session.fence)
         self._feeds.rest(session.session_id)  # this request brings a feed of its own
         return _Open(session, lease, vocab_size, form)
-
-    def _form(self, layout: common_pb2.KvLayout) -> KvFormat | None:
-        if not self._drafter.layers:
-            return None
-        dtype = DTYPE.from_pb(layout.dtype)
-        if dtype is None:
-            raise HandshakeError("the caller says nothing of the dtype of keys and values")
-        return KvFormat(
-            self._drafter.layers,
-            layout.num_kv_heads,
-            layout.head_dim,
-            dtype,
-            self._settings.kv_encoding,
-        )
 
     async def _answer(
         self, message: draft_pb2.SpeculateRequest, at: _Open
     ) -> draft_pb2.SpeculateResponse:
         match message.WhichOneof("message"):
             case "propose":
-                return draft_pb2.SpeculateResponse(
-                    proposed=await self._propose(message.propose, at)
-                )
+                with self._telling.answering(message) as reply:
+                    proposed = await self._propose(message.propose, at, reply)
+                return draft_pb2.SpeculateResponse(proposed=proposed)
             case "park":
                 if self._batched is not None and not at.lease.is_revoked:
                     await self._batched.park(at.session.session_id)
@@ -209,50 +210,28 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             case _:
                 raise InvalidRequest(f"an open stream proposes or parks, but got {_kind(message)}")
 
-    async def _propose(self, message: draft_pb2.Propose, at: _Open) -> draft_pb2.Proposed:
-        arrived = self._clock()
+    async def _propose(
+        self, message: draft_pb2.Propose, at: _Open, reply: Reply | None
+    ) -> draft_pb2.Proposed:
+        arrived = _clock()
         delta, plan = delta_from_pb(message.delta), plan_from_pb(message.plan)
         check_delta(delta, at.session, at.vocab_size)
         check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
-        began = self._clock()
-        if self._follow(message.plan, at, delta):
-            await self._catch_up(at, delta)
-        await self._feeds.wait(at.session.session_id, delta.end - 1, self._settings.kv_wait_s)
-        kv_wait_s = self._clock() - began
+        began = _clock()
+        ready = self._supply.ready(at.session, at.form, delta, message.plan, begun_by=reply)
+        has_waited, asked = await ready, _clock()
+        if has_waited and reply is not None:
+            reply.part("kv.wait", began, asked)
         done = await self._draft(at, delta, plan)
         self._num_rounds += 1
+        self._telling.proposed(reply, done, asked_s=asked, kv_wait_s=asked - began)
         proposal = done.value
-        service_s = self._clock() - arrived
-        timing = ReplyTiming(service_s, done.queue_s, done.engine_s, kv_wait_s)
+        timing = ReplyTiming(_clock() - arrived, done.queue_s, done.engine_s, asked - began)
         return draft_pb2.Proposed(
             proposal=proposal_to_pb(proposal),
             staleness=proposal.staleness or 0,
             timing=timing_to_pb(timing),
         )
-
-    def _follow(self, plan: draft_pb2.Plan, at: _Open, delta: Delta) -> bool:
-        """Have keys and values read from where the plan says; whether that is another place."""
-        if at.form is None or self._local is None:
-            if plan.HasField("feed"):
-                raise InvalidRequest("the plan names a feed, but this draft reads none")
-            return False
-        if not plan.HasField("feed"):
-            layers = ", ".join(map(str, at.form.layers))
-            raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
-        feed, session_id = _feed_from_pb(plan.feed), at.session.session_id
-        num_same = self._local.num_same(session_id, delta)
-        if self._feeds.is_following(session_id, feed):
-            return False
-        limit = at.session.num_prompt_tokens + at.session.max_tokens
-        need = FeedNeed(at.form, limit, delta.end, num_same)
-        return self._feeds.follow(session_id, feed, need)
-
-    async def _catch_up(self, at: _Open, delta: Delta) -> None:
-        """Wait for the first keys that are new enough: a lost round costs more than they do."""
-        max_lag = self._drafter.facts.max_lag
-        if max_lag is not None:
-            timeout_s = self._settings.kv_catch_up_s
-            await self._feeds.wait(at.session.session_id, delta.end - max_lag, timeout_s)
 
     async def _draft(self, at: _Open, delta: Delta, plan: Plan) -> Done[Proposal]:
         """On the engine's thread, where whoever took the session over may have been before us."""
@@ -284,13 +263,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 def register(servicer: DraftServicer) -> Register:
     """What adds it to a server."""
     return lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
-
-
-def _feed_from_pb(message: draft_pb2.KvFeed) -> FeedAddress:
-    if not (message.session_id and message.incarnation):
-        raise InvalidRequest("the plan's feed lacks the session or the process to read from")
-    source = KvSource(message.session_id, message.incarnation)
-    return FeedAddress(message.address, source, message.credential)
 
 
 def _kind(message: draft_pb2.SpeculateRequest) -> str:

@@ -1,0 +1,103 @@
+"""What a draft tells of its proposals: the spans of those that are traced, and metrics of all.
+
+Knows the words of both, not who listens.
+"""
+
+from contextlib import AbstractContextManager
+
+from slipstream.core.types import Proposal
+from slipstream.engine.thread import Done
+from slipstream.rpc.tracing import trace_from_pb
+from slipstream.rpc.v1 import common_pb2, draft_pb2
+from slipstream.telemetry.catalog import (
+    DRAFT_DEPTH,
+    DRAFT_ENGINE,
+    DRAFT_NODES,
+    DRAFT_QUEUE,
+    KV_CAPACITY,
+    KV_RECEIVED,
+    KV_STREAMS,
+    KV_USED,
+    KV_WAIT,
+    SESSIONS,
+    STALENESS,
+    WAITING,
+)
+from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.replies import Replies, Reply
+from slipstream.telemetry.telemetry import Telemetry
+
+PROPOSE = "draft.propose"
+
+
+class Telling:
+    """Of one draft."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._replies = Replies(telemetry.tracer)
+        self._instruments = telemetry.instruments
+        self._is_measured = telemetry.instruments.are_exported
+
+    def answering(
+        self, message: draft_pb2.SpeculateRequest
+    ) -> AbstractContextManager[Reply | None]:
+        """The span around a proposal; None where the message is not traced."""
+        return self._replies.answering(PROPOSE, trace_from_pb(message.trace))
+
+    def proposed(
+        self, reply: Reply | None, done: Done[Proposal], *, asked_s: float, kv_wait_s: float
+    ) -> None:
+        """A proposal is there; the engine was asked for it at `asked_s`."""
+        if reply is None and not self._is_measured:
+            return
+        depths = done.value.tree.depths()
+        if reply is not None:
+            began_s = asked_s + done.queue_s
+            reply.part("engine.queue", asked_s, began_s)
+            reply.part("engine.run", began_s, began_s + done.engine_s)
+            reply.say(_attributes(done.value, depths, kv_wait_s))
+        if self._is_measured:
+            self._record(done, max(depths, default=0), kv_wait_s)
+
+    def _record(self, done: Done[Proposal], depth: int, kv_wait_s: float) -> None:
+        proposal, record = done.value, self._instruments.record
+        record(DRAFT_QUEUE, done.queue_s)
+        record(DRAFT_ENGINE, done.engine_s)
+        record(DRAFT_DEPTH, depth)
+        record(DRAFT_NODES, len(proposal.tree))
+        if proposal.staleness is not None:
+            record(STALENESS, proposal.staleness)
+            record(KV_WAIT, kv_wait_s)
+
+
+def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
+    """What a draft holds at the moment, and has received since its start."""
+    instruments.put(SESSIONS, load.num_sessions, {"state": "active"})
+    instruments.put(SESSIONS, load.num_parked, {"state": "parked"})
+    instruments.put(WAITING, load.num_waiting)
+    instruments.put(KV_USED, load.kv_bytes)
+    if load.kv_capacity_bytes:
+        instruments.put(KV_CAPACITY, load.kv_capacity_bytes)
+    instruments.put(KV_STREAMS, load.num_kv_streams)
+    instruments.total(KV_RECEIVED, load.kv_streamed_bytes)
+
+
+def _attributes(
+    proposal: Proposal, depths: tuple[int, ...], kv_wait_s: float
+) -> dict[str, str | int | float | bool]:
+    depth = max(depths, default=0)
+    said: dict[str, str | int | float | bool] = {
+        "slipstream.proposal.nodes": len(depths),
+        "slipstream.proposal.depth": depth,
+        "slipstream.proposal.stop_reason": proposal.stopped_by,
+    }
+    if proposal.staleness is not None:
+        said["slipstream.proposal.staleness"] = proposal.staleness
+        said["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
+    if proposal.stats:
+        # Where drafting stopped: all nodes of a slot have its law, whichever of them is the last.
+        last = proposal.stats[depths.index(depth)]
+        said["slipstream.proposal.entropy"] = last.entropy
+        if last.score is not None:
+            said["slipstream.proposal.score"] = last.score
+    return said
