@@ -153,6 +153,7 @@ def _told(info: object) -> str:
 def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:
     """As Python tells it; `seen` are errors that have been told: each is once."""
     chain = [(error, "")]
+    seen.add(id(error))
     while (before := _before(chain[-1][0])) and id(before[0]) not in seen:
         chain.append(before)
         seen.add(id(before[0]))
@@ -173,7 +174,6 @@ def _before(error: BaseException) -> tuple[BaseException, str] | None:
 
 def _alone(error: BaseException, seen: set[int]) -> Iterator[str]:
     """One error; those of a group come after it."""
-    seen.add(id(error))
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):"
         yield from (line.rstrip("\n") for line in traceback.format_tb(error.__traceback__))

@@ -1,0 +1,260 @@
+"""What a service logs is one line each, of what it is about, and quotes nobody."""
+
+import asyncio
+import contextvars
+import io
+import json
+import logging
+import re
+import warnings
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
+
+from slipstream.core import errors
+from slipstream.telemetry.logs import JsonLines, TextLines, bind, set_up_logging
+
+MARKER = "do-not-quote-me"
+LEVELS = ["debug", "info", "warning", "error"]
+
+
+class Log:
+    """A logger of its own, and what it has written."""
+
+    def __init__(self, formatter):
+        self._written = io.StringIO()
+        handler = logging.StreamHandler(self._written)
+        handler.setFormatter(formatter)
+        self.logger = logging.Logger("slipstream.of-a-test", logging.DEBUG)
+        self.logger.addHandler(handler)
+
+    @property
+    def text(self):
+        return self._written.getvalue()
+
+    @property
+    def lines(self):
+        return [json.loads(line) for line in self.text.splitlines()]
+
+
+def json_log():
+    return Log(JsonLines("router"))
+
+
+def apart(work, *args):
+    """Run something that binds ids in a context of its own."""
+    return contextvars.Context().run(work, *args)
+
+
+@pytest.fixture
+def span():
+    """A current span that is sampled."""
+    with TracerProvider(ALWAYS_ON).get_tracer("t").start_as_current_span("s") as made:
+        yield made.get_span_context()
+
+
+class Unspeakable:
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+VALUES = st.one_of(
+    st.text(st.characters(codec=None)),
+    st.integers(),
+    st.floats(),
+    st.binary(),
+    st.none(),
+    st.lists(st.text()),
+    st.builds(Unspeakable),
+)
+MESSAGES = st.one_of(st.text(st.characters(codec=None)), st.sampled_from(["%s %s", "%d", "%(a)s"]))
+
+
+@given(st.one_of(MESSAGES, VALUES), st.lists(VALUES, max_size=3), st.booleans())
+def test_whatever_is_logged_is_one_json_object_on_one_line(message, values, has_error):
+    log = json_log()
+    error = errors.Unavailable("lost\nfor ever\ud800") if has_error else None
+    log.logger.warning(message, *values, exc_info=error)
+    (line,) = log.text.encode("ascii").split(b"\n")[:-1]
+    told = json.loads(line)
+    assert all(isinstance(value, str) and value.encode() is not None for value in told.values())
+    assert ("exception" in told) == has_error
+
+
+@given(st.text(), st.text())
+def test_a_message_is_read_as_it_was_made(before, value):
+    log = json_log()
+    log.logger.info("%s:%s", before, value)
+    assert log.lines[0]["message"] == f"{before}:{value}"
+
+
+def test_a_line_says_when_what_and_who():
+    log = json_log()
+    log.logger.warning("the %s is lost", "draft")
+    (line,) = log.lines
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("timestamp"))
+    assert line == {
+        "severity": "WARNING",
+        "logger": "slipstream.of-a-test",
+        "message": "the draft is lost",
+        "service": "slipstream-router",
+    }
+
+
+def test_lines_carry_the_ids_of_request_session_and_span(span):
+    def work(log):
+        bind(request_id="r-1")
+        bind(session_id="s-1")
+        with trace.use_span(trace.NonRecordingSpan(span)):
+            log.logger.info("here")
+        return log
+
+    ids = {"request_id": "r-1", "session_id": "s-1"}
+    ids |= {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
+    (line,) = apart(work, json_log()).lines
+    assert {name: line.get(name) for name in ids} == ids
+    end = " ".join(f"{name}={ids[name]}" for name in ("trace_id", "span_id", *list(ids)[:2]))
+    assert apart(work, Log(TextLines())).text.endswith(f" here {end}\n")
+
+
+def test_a_span_that_is_kept_by_nobody_has_no_ids():
+    log = json_log()
+    with TracerProvider(ALWAYS_OFF).get_tracer("t").start_as_current_span("s"):
+        log.logger.info("here")
+    assert {"trace_id", "span_id"}.isdisjoint(log.lines[0])
+
+
+async def test_tasks_that_run_together_do_not_mix_their_ids():
+    log, met = json_log(), asyncio.Barrier(5)
+
+    async def part(name):
+        log.logger.info(name)
+
+    async def work(name):
+        bind(request_id=name)
+        await met.wait()
+        log.logger.info(name)
+        await asyncio.create_task(part(name))
+        bind(request_id=f"{name}-again")
+        await met.wait()
+        log.logger.info(f"{name}-again")
+
+    await asyncio.gather(*(work(f"r-{number}") for number in range(5)))
+    log.logger.info("nobody's")
+    *lines, last = log.lines
+    assert len(lines) == 15
+    assert all(line["request_id"] == line["message"] for line in lines)
+    assert "request_id" not in last
+
+
+def test_text_is_as_it_always_was_where_nothing_is_known():
+    log, before = Log(TextLines()), Log(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    for at in (log, before):
+        at.logger.warning("the %s is lost", "draft")
+    stamp, rest = log.text[:23], log.text[24:]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", stamp)
+    assert rest == before.text
+
+
+def test_an_id_from_elsewhere_ends_no_line():
+    def work(log):
+        bind(session_id="s\nINFO all is well")
+        log.logger.info("here")
+        return log
+
+    assert apart(work, Log(TextLines())).text.count("\n") == 1
+
+
+def raised(error, cause=None):
+    try:
+        try:
+            raise cause or ValueError
+        except BaseException as before:
+            raise error from before
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize("formatter", [TextLines(), JsonLines("target")], ids=["text", "json"])
+def test_of_errors_that_may_quote_a_caller_class_and_place_are_told(formatter):
+    quoting = [ValueError(MARKER), KeyError(MARKER), UnicodeError(MARKER), Exception(MARKER)]
+    log = Log(formatter)
+    for error in quoting:
+        log.logger.error("failed", exc_info=raised(errors.InternalError("it broke"), error))
+        log.logger.error("failed", exc_info=raised(error, OSError("disk full")))
+    log.logger.error("failed", exc_info=ExceptionGroup("g", [raised(error) for error in quoting]))
+    assert MARKER not in log.text
+    told = {"it broke", "disk full", "in raised", *(type(error).__name__ for error in quoting)}
+    assert {word for word in told if word not in log.text} == set()
+
+
+def test_errors_are_told_the_way_python_tells_them():
+    log, python = Log(TextLines()), Log(logging.Formatter("%(message)s"))
+    error = raised(OSError("disk full"), RuntimeError("it broke"))
+    for at in (log, python):
+        at.logger.error("failed", exc_info=error)
+    assert log.text.split("failed\n")[1] == python.text.split("failed\n")[1]
+
+
+def test_errors_that_came_of_each_other_are_told_once():
+    first, second = raised(OSError("one")), raised(OSError("two"))
+    first.__cause__, second.__cause__ = second, first
+    log = json_log()
+    log.logger.error("failed", exc_info=first)
+    assert [log.lines[0]["exception"].count(f"OSError: {name}") for name in ("one", "two")] == [
+        1,
+        1,
+    ]
+
+
+@contextmanager
+def bare_logging():
+    """No handlers, as at the start of a process."""
+    root, ours = logging.getLogger(), logging.getLogger("slipstream")
+    kept, levels = root.handlers[:], (root.level, ours.level)
+    root.handlers[:] = []
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:] = kept
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_everything_goes_to_standard_error_in_one_format(capsys, as_json):
+    with bare_logging():
+        set_up_logging(as_json=as_json, level="info", role="draft")
+        logging.getLogger("slipstream.draft").info("one")
+        logging.getLogger("a.library").info("two")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line.startswith("{") for line in said.err.splitlines()] == [as_json] * 2
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_libraries_never_say_more_than_info(capsys, level):
+    with bare_logging():
+        set_up_logging(as_json=True, level=level, role="draft")
+        for name in ("slipstream.draft", "a.library"):
+            for severity in LEVELS:
+                getattr(logging.getLogger(name), severity)(severity)
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    ours = LEVELS[LEVELS.index(level) :]
+    theirs = [severity for severity in ours if severity != "debug"]
+    assert [line["message"] for line in said] == [*ours, *theirs]
+
+
+def test_warnings_of_python_are_lines_too(capsys):
+    with bare_logging(), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        set_up_logging(as_json=True, level="info", role="draft")
+        warnings.warn("old\nways", stacklevel=1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "old\nways" in json.loads(line)["message"]
