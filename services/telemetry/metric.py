@@ -1,13 +1,13 @@
 """What a metric is, and the instruments made of metrics. Knows no exporter, and no service."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from opentelemetry.metrics import Meter, NoOpMeter
 
-Attributes = Mapping[str, str | int | float | bool]
+Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
 
 class Kind(StrEnum):
