@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from slipstream import __version__
 from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
-from slipstream.telemetry.config import SECTION, TelemetryConfig
+from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
+from slipstream.telemetry.logs import set_up_logging
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -40,15 +41,12 @@ def run_service(
     `SlipstreamError` is a bug and passes through.
     """
     prog = f"slipstream.{role}"
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
     try:
         (own, shared), file = parse_flags([options, TelemetryConfig], argv, prog=prog, doc=doc)
         config = load_config(options, section=role, file=file, flags=own)
         spoken = load_config(TelemetryConfig, section=SECTION, file=file, flags=shared)
+        as_json = spoken.log_format == JSON
+        set_up_logging(as_json=as_json, level=spoken.log_level, role=role)
         for told in (config, spoken):
             logging.getLogger(prog).info("configuration %s", json.dumps(resolved(told)))
         with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
