@@ -215,6 +215,7 @@ def test_the_public_surface_is_what_is_written_here():
         "SpeculationStats",
         "StopPolicy",
         "Timings",
+        "TokenOrigin",
         "Verification",
         "errors",
     ]

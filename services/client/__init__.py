@@ -9,6 +9,7 @@ from slipstream.client.surface import RequestOptions
 from slipstream.core import errors
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.origins import TokenOrigin
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import (
     Chunk,
@@ -56,6 +57,7 @@ __all__ = [
     "SpeculationStats",
     "StopPolicy",
     "Timings",
+    "TokenOrigin",
     "Verification",
     "errors",
 ]

@@ -37,6 +37,8 @@ class RequestOptions(TypedDict, total=False):
     """Seconds until the request fails with `DeadlineExceeded`; the client's by default."""
     model: str
     """Which of the router's models; the client's by default."""
+    with_origins: bool
+    """Have every token say where it came from."""
     num_received: int
     """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
 
@@ -129,6 +131,7 @@ def _ask(options: RequestOptions) -> Ask:
         options.get("speculation", SpeculationOptions()),
         options.get("raw", False),
         options.get("request_id") or uuid4().hex,
+        options.get("with_origins", False),
     )
 
 

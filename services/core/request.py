@@ -50,7 +50,8 @@ class DraftFacts:
 class Ask:
     """What a caller wants of one request, beside the prompt.
 
-    `raw` takes a text prompt as it is; `request_id` names the request, and may be empty.
+    `raw` takes a text prompt as it is; `request_id` names the request, and may be empty;
+    `with_origins` has every token say where it came from.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -59,6 +60,7 @@ class Ask:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     raw: bool = False
     request_id: str = ""
+    with_origins: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
@@ -124,6 +126,7 @@ class Request:
     stop: tuple[str, ...] = ()
     past: tuple[int, ...] = ()
     num_received: int = 0
+    with_origins: bool = False
 
 
 def make_request(
@@ -146,7 +149,9 @@ def make_request(
         num_roots=settings.num_roots,
     )
     info = PromptInfo(ask.request_id, model.model_id, ask.sampling.seed, len(tokens))
-    return Request(session, tuple(tokens), settings, info, ask.stop)
+    return Request(
+        session, tuple(tokens), settings, info, ask.stop, with_origins=ask.with_origins
+    )
 
 
 def draft_settings(

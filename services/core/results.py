@@ -1,8 +1,10 @@
 """What a request gives back. Plain values; knows nothing of engines."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.origins import Origins
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason
 
@@ -94,6 +96,11 @@ class Chunk:
     finish_reason: FinishReason | None = None
     stats: RequestStats | None = None
     prompt: PromptInfo | None = None
+    origins: Origins = ()
+    """Where each token came from; empty unless asked for."""
+
+    def __post_init__(self) -> None:
+        _check_origins(self.origins, self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,11 @@ class Result:
     finish_reason: FinishReason
     stats: RequestStats
     prompt: PromptInfo
+    origins: Origins = ()
+    """Where each token came from; empty unless asked for."""
+
+    def __post_init__(self) -> None:
+        _check_origins(self.origins, self.token_ids)
 
     @property
     def request_id(self) -> str:
@@ -130,4 +142,19 @@ def collected(chunks: Iterable[Chunk]) -> Result:
         finish_reason=last.finish_reason,
         stats=last.stats,
         prompt=first.prompt,
+        origins=_joined_origins(parts),
     )
+
+
+def _joined_origins(parts: Sequence[Chunk]) -> Origins:
+    """Of all tokens, where any chunk says something: a router of another version may have sent the
+    rest."""
+    if not any(part.origins for part in parts):
+        return ()
+    unsaid = (part.origins or (None,) * len(part.token_ids) for part in parts)
+    return tuple(origin for origins in unsaid for origin in origins)
+
+
+def _check_origins(origins: Origins, token_ids: Sequence[int]) -> None:
+    if origins and len(origins) != len(token_ids):
+        raise InvalidRequest(f"{len(token_ids)} tokens have {len(origins)} origins")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from slipstream.core.ending import Ending
 from slipstream.core.journal import Journal, NoJournal
 from slipstream.core.loop import Round, decode
+from slipstream.core.origins import Trail, origins_of
 from slipstream.core.planner import Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Request
@@ -41,6 +42,7 @@ class Run:
         self._target = TimedTarget(target, clock)
         self._journal = journal or NoJournal()
         self._stream = TextStream(detokenise, request.stop, num_sent=request.num_received)
+        self._trail = Trail(num_past=len(request.past), num_sent=request.num_received)
         self._outcomes = Outcomes()
         self._num_cached = 0
         self._first_s: float | None = None
@@ -56,7 +58,7 @@ class Run:
         start = self._clock()
         known = self._stream.push(request.past)
         if known.tokens:
-            yield Chunk(known.text, known.tokens, prompt=info)
+            yield self._chunk(known, prompt=info)
             info = None
         planner = Planner(request.settings)
         tokens = (*request.tokens, *request.past)
@@ -67,10 +69,21 @@ class Run:
                 piece, reason = self._piece(at)
                 stats = await self._keep(at, reason, start)
                 if piece.tokens or stats is not None:
-                    yield Chunk(piece.text, piece.tokens, reason, stats, info)
+                    yield self._chunk(piece, reason, stats, info)
                     info = None
                 if stats is not None:
                     return
+
+    def _chunk(
+        self,
+        piece: Piece,
+        reason: FinishReason | None = None,
+        stats: RequestStats | None = None,
+        prompt: PromptInfo | None = None,
+    ) -> Chunk:
+        is_asked = self._request.with_origins
+        origins = self._trail.send(len(piece.tokens)) if is_asked else ()
+        return Chunk(piece.text, piece.tokens, reason, stats, prompt, origins)
 
     async def _keep(
         self, at: Round, reason: FinishReason | None, start: float
@@ -91,6 +104,9 @@ class Run:
         return replace(self._journal.continuity(), num_resumed_tokens=num_resumed)
 
     def _piece(self, at: Round) -> tuple[Piece, FinishReason | None]:
+        if self._request.with_origins:
+            has_roots = bool(at.plan.roots)
+            self._trail.add(origins_of(at.proposal, at.verdict, has_roots=has_roots))
         piece = self._stream.push(at.verdict.tokens)
         if piece.is_stopped:
             return piece, FinishReason.STOP

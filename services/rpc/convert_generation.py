@@ -30,6 +30,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         prompt=prompt_to_pb(generation.prompt, raw=ask.raw),
         session=None if generation.session is None else session_ref_to_pb(generation.session),
         num_received_tokens=generation.num_received,
+        with_origins=ask.with_origins,
         **ask_to_pb(ask),
     )
 
@@ -64,6 +65,7 @@ def ask_from_pb(message: pb.Generation, *, raw: bool) -> Ask:
         speculation=speculation_from_pb(message.speculation),
         raw=raw,
         request_id=message.request_id,
+        with_origins=message.with_origins,
     )
 
 

@@ -5,10 +5,12 @@ are sent for callers in other languages, and not read back.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.origins import Origins
 from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Result, Timings
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason
@@ -37,6 +39,7 @@ def chunk_to_pb(chunk: Chunk) -> pb.GenerateStreamResponse:
         token_ids=chunk.token_ids,
         prompt=None if chunk.prompt is None else prompt_info_to_pb(chunk.prompt),
         finish=finish,
+        origins=origins_to_pb(chunk.origins),  # type: ignore[arg-type]
     )
 
 
@@ -46,7 +49,8 @@ def chunk_from_pb(message: pb.GenerateStreamResponse) -> Chunk:
     if message.HasField("finish"):
         reason, stats = finish_from_pb(message.finish)
     info = prompt_info_from_pb(message.prompt) if message.HasField("prompt") else None
-    return Chunk(message.text, tuple(message.token_ids), reason, stats, info)
+    origins = origins_from_pb(message.origins)
+    return Chunk(message.text, tuple(message.token_ids), reason, stats, info, origins)
 
 
 def result_to_pb(result: Result) -> pb.GenerateResponse:
@@ -56,6 +60,7 @@ def result_to_pb(result: Result) -> pb.GenerateResponse:
         token_ids=result.token_ids,
         prompt=prompt_info_to_pb(result.prompt),
         finish=finish_to_pb(result.finish_reason, result.stats),
+        origins=origins_to_pb(result.origins),  # type: ignore[arg-type]
     )
 
 
@@ -63,7 +68,18 @@ def result_from_pb(message: pb.GenerateResponse) -> Result:
     """A whole answer."""
     reason, stats = finish_from_pb(message.finish)
     info = prompt_info_from_pb(message.prompt)
-    return Result(message.text, tuple(message.token_ids), reason, stats, info)
+    origins = origins_from_pb(message.origins)
+    return Result(message.text, tuple(message.token_ids), reason, stats, info, origins)
+
+
+def origins_to_pb(origins: Origins) -> list[int]:
+    """See `core.origins`."""
+    return [enums.ORIGIN.to_pb(origin) for origin in origins]
+
+
+def origins_from_pb(numbers: Iterable[int]) -> Origins:
+    """See `core.origins`."""
+    return tuple(enums.ORIGIN.from_pb(number) for number in numbers)
 
 
 def prompt_info_to_pb(info: PromptInfo) -> pb.PromptInfo:

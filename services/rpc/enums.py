@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import Mode
+from slipstream.core.origins import TokenOrigin
 from slipstream.core.server_info import ReplicaRole, ReplicaState
 from slipstream.core.types import FinishReason, Shape, StopPolicy, Verification
 from slipstream.rpc.v1 import common_pb2, generation_pb2
@@ -58,6 +59,10 @@ FINISH = WireEnum(
 )
 MODE = WireEnum(
     "mode", _numbers(dict(generation_pb2.SpeculationMode.items()), Mode, "SPECULATION_MODE_")
+)
+ORIGIN = WireEnum(
+    "token origin",
+    _numbers(dict(generation_pb2.TokenOrigin.items()), TokenOrigin, "TOKEN_ORIGIN_"),
 )
 ROLE = WireEnum(
     "replica role",

@@ -27,7 +27,9 @@ def replayed(
     sampling = asked.ask.sampling
     info = PromptInfo(turn.request_id, record.model, sampling.seed, turn.num_prompt_tokens)
     piece = _rest(asked, output, detokenise)
-    return Chunk(piece.text, piece.tokens, ending.reason, ending.stats, info)
+    # What is kept are tokens, not the rounds that they came from.
+    origins = (None,) * len(piece.tokens) if asked.ask.with_origins else ()
+    return Chunk(piece.text, piece.tokens, ending.reason, ending.stats, info, origins)
 
 
 def _rest(

@@ -57,10 +57,11 @@ def test_whatever_a_request_asks_for_makes_it_another_request(changed):
     [
         (ASKED, replace(ASKED, ask=replace(ASKED.ask, request_id="r2"))),
         (ASKED, replace(ASKED, num_received=3)),
+        (ASKED, replace(ASKED, ask=replace(ASKED.ask, with_origins=True))),
         (IN_SESSION, replace(IN_SESSION, session=SessionRef("chat"))),
     ],
 )
-def test_its_id_and_what_its_caller_holds_make_it_no_other(one, same):
+def test_its_id_and_what_its_caller_holds_or_is_told_beside_make_it_no_other(one, same):
     assert fingerprint(one) == fingerprint(same)
 
 

@@ -1,7 +1,7 @@
 """Answers, models and routers survive the wire, and nothing that is no such value gets in."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
+from slipstream.core.origins import TokenOrigin
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result, Timings
 from slipstream.core.server_info import (
     ReplicaInfo,
@@ -64,21 +65,45 @@ def members(kind):
     return st.lists(st.sampled_from(kind), unique=True).map(tuple)
 
 
+@st.composite
+def with_origins(draw, answers):
+    answer = draw(answers)
+    size = len(answer.token_ids) if draw(st.booleans()) else 0
+    origins = st.lists(maybe(st.sampled_from(TokenOrigin)), min_size=size, max_size=size)
+    return replace(answer, origins=tuple(draw(origins)))
+
+
 @given(
-    st.builds(Chunk, TEXT, COUNTS, prompt=maybe(PROMPT_INFOS))
-    | st.builds(Chunk, TEXT, COUNTS, REASON, STATS, maybe(PROMPT_INFOS))
+    with_origins(
+        st.builds(Chunk, TEXT, COUNTS, prompt=maybe(PROMPT_INFOS))
+        | st.builds(Chunk, TEXT, COUNTS, REASON, STATS, maybe(PROMPT_INFOS))
+    )
 )
 def test_a_chunk_is_the_same_on_the_other_side(chunk):
     assert answered.chunk_from_pb(over_the_wire(answered.chunk_to_pb(chunk))) == chunk
 
 
-@given(st.builds(Result, TEXT, COUNTS, REASON, STATS, PROMPT_INFOS))
+@given(with_origins(st.builds(Result, TEXT, COUNTS, REASON, STATS, PROMPT_INFOS)))
 def test_a_result_is_the_same_on_the_other_side(result):
     message = over_the_wire(answered.result_to_pb(result))
     assert answered.result_from_pb(message) == result
     speculation = result.stats.speculation
     assert message.finish.speculation.mean_acceptance_length == speculation.mean_acceptance_length
     assert message.finish.speculation.draft_acceptance_rate == speculation.draft_acceptance_rate
+
+
+@pytest.mark.parametrize(
+    ("origins", "reason"), [([1, 2], "3 tokens have 2 origins"), ([1, 2, 9], "token origin is 9")]
+)
+def test_origins_that_are_none_or_not_those_of_the_tokens_are_refused(origins, reason):
+    message = pb.GenerateStreamResponse(token_ids=[5, 6, 7], origins=origins)
+    with pytest.raises(InvalidRequest, match=reason):
+        answered.chunk_from_pb(message)
+    finish = pb.FinishInfo(reason=1)
+    with pytest.raises(InvalidRequest, match=reason):
+        answered.result_from_pb(
+            pb.GenerateResponse(token_ids=[5, 6, 7], origins=origins, finish=finish)
+        )
 
 
 @given(

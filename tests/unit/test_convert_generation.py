@@ -81,6 +81,7 @@ ASKS = st.builds(
     stop=st.lists(SAID, max_size=3).map(tuple),
     speculation=speculating() | st.just(SpeculationOptions(mode=Mode.OFF)),
     request_id=NAMES,
+    with_origins=st.booleans(),
 )
 REFS = st.builds(SessionRef, st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), st.booleans())
 GENERATIONS = st.builds(

@@ -1,0 +1,66 @@
+"""Where tokens of an output came from. Pure; knows token trees, and nothing of text or the wire."""
+
+from enum import StrEnum
+
+from slipstream.core.tree import ROOT
+from slipstream.core.types import Proposal, Verdict
+
+
+class TokenOrigin(StrEnum):
+    """Who proposed a token that became final."""
+
+    DRAFT = "draft"
+    """The draft: its best guess, behind nothing but best guesses."""
+    RUNNER_UP = "runner-up"
+    """The draft: a leaf of CaPE, or another branch of its tree."""
+    LOOKUP = "lookup"
+    """Copied from the text, beside what the draft proposed."""
+    TARGET = "target"
+    """The target's own: the prompt's first token, and those that no proposal had."""
+
+
+Origins = tuple[TokenOrigin | None, ...]
+"""One for each token; None for what was final before this call, whose rounds are not known."""
+
+
+def origins_of(
+    proposal: Proposal, verdict: Verdict, *, has_roots: bool = False
+) -> tuple[TokenOrigin, ...]:
+    """Where each of the verdict's tokens came from.
+
+    With `has_roots` the tree hangs under target-initialised roots, which are the target's own.
+    """
+    tree = proposal.tree
+    path = tree.matching(verdict.tokens[: verdict.num_accepted])
+    origins: list[TokenOrigin] = []
+    above, is_best = ROOT, True
+    for node in path:
+        if has_roots and above == ROOT:
+            origins.append(TokenOrigin.TARGET)
+        elif node >= len(tree) - proposal.num_copied:
+            origins.append(TokenOrigin.LOOKUP)
+        else:
+            is_best = is_best and node == tree.children(above)[0]
+            origins.append(TokenOrigin.DRAFT if is_best else TokenOrigin.RUNNER_UP)
+        above = node
+    return (*origins, *[TokenOrigin.TARGET] * (len(verdict.tokens) - len(path)))
+
+
+class Trail:
+    """The origins of one request's output, told as its tokens are sent: later than they are final,
+    and without those behind a stop string."""
+
+    def __init__(self, *, num_past: int, num_sent: int) -> None:
+        """`num_past` tokens were final before, and `num_sent` were sent."""
+        self._origins: list[TokenOrigin | None] = [None] * num_past
+        self._num_sent = num_sent
+
+    def add(self, origins: Origins) -> None:
+        """Of tokens that follow those before."""
+        self._origins += origins
+
+    def send(self, num_tokens: int) -> Origins:
+        """Of the next tokens that are sent."""
+        start = self._num_sent
+        self._num_sent += num_tokens
+        return tuple(self._origins[start : self._num_sent])
