@@ -1,0 +1,73 @@
+"""Somebody who listens to telemetry and remembers all of it."""
+
+from contextlib import contextmanager
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from slipstream.telemetry.carrier import carried
+from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.telemetry import Telemetry
+
+
+class Listener:
+    """Give its `telemetry` to whoever is to be heard."""
+
+    def __init__(self):
+        self._exporter = InMemorySpanExporter()
+        self._tracers = TracerProvider(resource=Resource({}), shutdown_on_exit=False)
+        self._tracers.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self._reader = InMemoryMetricReader()
+        self._meters = MeterProvider([self._reader], resource=Resource({}), shutdown_on_exit=False)
+        self.tracer = self._tracers.get_tracer("test")
+        self.telemetry = Telemetry(self.tracer, Instruments(self._meters.get_meter("test")))
+
+    @contextmanager
+    def caller(self):
+        """What a caller whose span lasts as long says of where it stands in its trace."""
+        with self.tracer.start_as_current_span("caller") as span:
+            yield carried(span)
+
+    def spans(self, name=None):
+        """Those that have ended, the callers' left out; only those of a name, if one is given."""
+        ended = [span for span in self._exporter.get_finished_spans() if span.name != "caller"]
+        return [span for span in ended if name in (None, span.name)]
+
+    def span(self, name):
+        """The only one of this name."""
+        [span] = self.spans(name)
+        return span
+
+    def points(self, metric):
+        """What was told of a metric: its data points by their attributes."""
+        data = self._reader.get_metrics_data()
+        found = [
+            one
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for one in scope.metrics
+            if one.name == metric.name
+        ]
+        return {
+            tuple(sorted(point.attributes.items())): point
+            for one in found
+            for point in one.data.data_points
+        }
+
+    def point(self, metric, **attributes):
+        """The data point of a metric with these attributes."""
+        return self.points(metric)[tuple(sorted(attributes.items()))]
+
+
+def parent_id(span):
+    """The id of a span's parent; None for a root."""
+    return None if span.parent is None else span.parent.span_id
+
+
+def span_id(carrier):
+    """The id of the span that a carrier, or a message's trace, is of."""
+    return int(carrier.traceparent.split("-")[2], 16)
