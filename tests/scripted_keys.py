@@ -85,7 +85,7 @@ class Script(target_pb2_grpc.TargetServiceServicer):
 
 
 @asynccontextmanager
-async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0):
+async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0, telemetry=None):
     """A draft that reads from the script, and where that is."""
 
     def register(server):
@@ -94,7 +94,7 @@ async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0):
     settings = DraftSettings(kv_wait_s=kv_wait_s, kv_catch_up_s=kv_catch_up_s)
     async with (
         serving({SERVICE: register}) as address,
-        draft_place(models, "glide", settings) as drafts,
+        draft_place(models, "glide", settings, telemetry=telemetry) as drafts,
     ):
         feed = draft_pb2.KvFeed(
             address=address, session_id="s", incarnation="one", credential="secret"

@@ -36,6 +36,7 @@ from slipstream.target.describe import layout_to_pb
 from slipstream.target.servicer import SERVICE as TARGET_SERVICE
 from slipstream.target.servicer import TargetServicer
 from slipstream.target.servicer import register as target_register
+from slipstream.telemetry.telemetry import Telemetry
 
 MAX_LAG = 8
 INCARNATION = "the-target-process"
@@ -158,7 +159,11 @@ class DraftPlace:
 
 @asynccontextmanager
 async def draft_place(
-    models: Models, kind: str, settings: DraftSettings | None = None
+    models: Models,
+    kind: str,
+    settings: DraftSettings | None = None,
+    *,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[DraftPlace]:
     """A served draft. It waits long for keys, so that tests do not depend on how fast they are."""
     settings = settings or DraftSettings(kv_wait_s=5.0)
@@ -166,7 +171,7 @@ async def draft_place(
     drafter = models.drafter(kind, feeds)
     made_for = ForTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
     about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)
-    servicer = DraftServicer(drafter, feeds, about, settings)
+    servicer = DraftServicer(drafter, feeds, about, settings, telemetry=telemetry)
     async with (
         serving({DRAFT_SERVICE: draft_register(servicer)}) as address,
         connect(address, ChannelOptions()) as channel,
