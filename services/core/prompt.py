@@ -1,6 +1,6 @@
 """What a model can be asked to go on from: text, messages or token ids. Form only.
 
-Knows no tokenizer, no chat template and no wire.
+Knows no tokenizer, no chat template and no wire. Errors go into logs, so they quote no prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def _message(item: Any) -> dict[str, str]:
     if not isinstance(item, Mapping) or set(item) != {"role", "content"}:
         raise _not_a_prompt(item)
     if not all(isinstance(value, str) and value for value in item.values()):
-        raise InvalidRequest(f"role and content of a message must be text: {_brief(item)}")
+        raise InvalidRequest("role and content of a message must be text, and not empty")
     return {name: _text(item[name], name) for name in ("role", "content")}
 
 
@@ -68,10 +68,6 @@ def _text(text: str, name: str) -> str:
 
 def _not_a_prompt(item: Any) -> InvalidRequest:
     return InvalidRequest(
-        f"a prompt is text, token ids or messages with role and content: {_brief(item)}"
+        "a prompt is text, token ids or messages with role and content, but"
+        f" there is a value of type {type(item).__name__}"
     )
-
-
-def _brief(item: Any) -> str:
-    text = repr(item)
-    return text if len(text) <= 80 else f"{text[:80]}..."

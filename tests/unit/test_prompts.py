@@ -3,6 +3,7 @@
 import pytest
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.prompt import checked_prompt
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt, encode_turn
 from tiny_checkpoint import byte_tokenizer
@@ -92,3 +93,20 @@ def test_a_template_that_hides_the_reply_can_not_be_continued():
     forgetful = text_tokenizer(byte_tokenizer(template="{{ messages[-1]['content'] }}"))
     with pytest.raises(InvalidRequest, match="can't continue"):
         encode_turn(forgetful, "more", last_token=0)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"role": "user", "content": "a secret"},
+        [{"role": "user", "text": "a secret"}],
+        [{"role": "a secret", "content": ""}],
+        [{"role": "user", "content": "a secret"}, "a secret"],
+        [{"role": "user", "content": "a secret \ud800"}],
+        b"a secret",
+    ],
+)
+def test_what_is_refused_is_not_quoted(prompt):
+    with pytest.raises(InvalidRequest) as refused:
+        checked_prompt(prompt)
+    assert "secret" not in str(refused.value)
