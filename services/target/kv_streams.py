@@ -5,6 +5,7 @@ its reader has room: whatever became final meanwhile goes out as one. Knows no d
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from slipstream.core.errors import (
     SessionNotFound,
     SessionOutOfSync,
 )
+from slipstream.core.timing import Clock
 from slipstream.engine.thread import EngineThread
 from slipstream.rpc.kv import ENCODING, KvEncoding, KvFormat, KvFrame, KvSource, frame_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
@@ -33,6 +35,29 @@ Beside a busy engine one slice goes out per round, so this bounds the speed, too
 Write = Callable[[target_pb2.StreamKvResponse], Awaitable[None]]
 
 
+@dataclass(slots=True)
+class Snapshot:
+    """What one reader was sent at a stretch: all that there was at the time, in slices."""
+
+    began: float
+    verified: object | None = None
+    """What was told of it: see `Served.tell`."""
+    start: int = 0
+    count: int = 0
+    num_bytes: int = 0
+    ended: float = 0.0
+
+    def add(self, frame: KvFrame, now: float) -> None:
+        """A frame is out."""
+        self.count += frame.count
+        self.num_bytes += len(frame.payload)
+        self.ended = now
+
+
+Sent = Callable[[Snapshot], None]
+"""Told of every snapshot once it is out."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Stream:
     """What one reader was promised, and where it stands."""
@@ -42,6 +67,7 @@ class _Stream:
     served: Served
     reader: Reader
     write: Write
+    sent: Sent
 
 
 class KvStreams:
@@ -53,8 +79,11 @@ class KvStreams:
         thread: EngineThread,
         sessions: ServedSessions,
         incarnation: str,
+        *,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self._target = target
+        self._clock = clock
         self._thread = thread
         self._sessions = sessions
         self._incarnation = incarnation
@@ -72,7 +101,7 @@ class KvStreams:
         """Bytes of payload sent since the start."""
         return self._num_bytes
 
-    async def serve(self, request: target_pb2.StreamKvRequest, write: Write) -> None:
+    async def serve(self, request: target_pb2.StreamKvRequest, write: Write, sent: Sent) -> None:
         """Send what there is, then what comes, until the session ends.
 
         Raises `HandshakeError` for another process, `SessionNotFound`, `PermissionDenied` for a
@@ -83,7 +112,7 @@ class KvStreams:
         form = self._form(request)
         source = KvSource(served.session_id, self._incarnation)
         async with self._counted(), served.reader() as reader:
-            stream = _Stream(source, form, served, reader, write)
+            stream = _Stream(source, form, served, reader, write, sent)
             tap = await self._tap(stream, request.start)
             if tap is not None:
                 await self._send(stream, tap)
@@ -139,21 +168,41 @@ class KvStreams:
         return None
 
     async def _send(self, stream: _Stream, tap: KvTap) -> None:
+        """Send snapshot after snapshot."""
         while not stream.served.is_over:
             stream.reader.news.clear()
+            snapshot = Snapshot(self._clock())
             try:
-                piece = await self._take(stream.form, tap)
+                is_new = await self._catch_up(stream, tap, snapshot)
             except SessionClosed:
                 return
-            if piece is None:
+            finally:
+                if snapshot.num_bytes:
+                    if snapshot.verified is None:  # it was taken before anybody could tell
+                        snapshot.verified = stream.reader.take_verified()
+                    stream.sent(snapshot)
+            if not is_new:
+                stream.reader.take_verified()  # what it made went out before
                 await stream.reader.news.wait()
-                continue
+
+    async def _catch_up(self, stream: _Stream, tap: KvTap, snapshot: Snapshot) -> bool:
+        """Send slices until one takes all that is left; whether there was anything."""
+        most = _slice_positions(stream.form)
+        piece = await self._take(tap, most)
+        if piece is None:
+            return False
+        snapshot.start = piece.start
+        snapshot.verified = stream.reader.take_verified()
+        while piece is not None:
             for frame in _frames(piece, stream.form):
                 await stream.write(frame_to_pb(stream.source, stream.form, frame))
                 self._num_bytes += len(frame.payload)
+                snapshot.add(frame, self._clock())
+            is_last = piece.count < most or stream.served.is_over
+            piece = None if is_last else await self._take(tap, most)
+        return True
 
-    async def _take(self, form: KvFormat, tap: KvTap) -> KvSlice | None:
-        count = _slice_positions(form)
+    async def _take(self, tap: KvTap, count: int) -> KvSlice | None:
         async with self._turn:
             return (await self._thread.run(lambda: tap.take(count))).value
 

@@ -25,6 +25,13 @@ class Reader:
 
     news: asyncio.Event
     patience: asyncio.Timeout
+    verified: object | None = None
+    """What was told with the news, by the last that told of anything; whoever reads takes it."""
+
+    def take_verified(self) -> object | None:
+        """It, once."""
+        verified, self.verified = self.verified, None
+        return verified
 
 
 class Served:
@@ -38,6 +45,7 @@ class Served:
         self._linger_s = linger_s
         self._is_over = False
         self._readers: set[Reader] = set()
+        self._verified: object | None = None
 
     @property
     def session_id(self) -> str:
@@ -53,9 +61,12 @@ class Served:
         """Whether this is the secret; takes the same time whatever is wrong with it."""
         return secrets.compare_digest(credential.encode(), self.credential.encode())
 
-    def tell(self) -> None:
-        """There may be more to read."""
+    def tell(self, verified: object | None = None) -> None:
+        """There may be more to read, because of what was `verified`: anything that readers, and
+        whoever comes before the next news, are to know it by."""
+        self._verified = verified
         for reader in self._readers:
+            reader.verified = reader.verified if verified is None else verified
             reader.news.set()
 
     def end(self) -> None:
@@ -79,7 +90,7 @@ class Served:
             )
         try:
             async with asyncio.timeout(None) as patience:
-                reader = Reader(asyncio.Event(), patience)
+                reader = Reader(asyncio.Event(), patience, self._verified)
                 self._readers.add(reader)
                 try:
                     yield reader

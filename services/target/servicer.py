@@ -6,7 +6,7 @@ what it held, unless the session was parked. Knows no models.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -24,7 +24,11 @@ from slipstream.target.batcher import BatchedTarget, BatchLimits
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_streams import KvStreams
 from slipstream.target.served import Served, ServedSessions
+from slipstream.target.telling import Telling, tell_load
 from slipstream.telemetry.logs import bind
+from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.TargetService"
 MAX_ID_LENGTH = 256
@@ -45,15 +49,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         *,
         thread: EngineThread | None = None,
         batch: BatchLimits | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """`about` is what `DescribeTarget` answers, its tokenizer included; `thread`, closed here,
         is where the engine was made, None being one of its own."""
         self._target = target
         self.about = about
-        self._clock = clock
+        self._telling = Telling(telemetry or Telemetry())
         self._thread = thread or EngineThread("target")
-        self._batched = BatchedTarget(target, self._thread, batch)
+        self._batched = BatchedTarget(target, self._thread, batch, on_step=self._telling.on_step)
         self._leases = Leases(self._batched.release, target.kv_bytes, limits)
         self._sessions = ServedSessions()
         self._kv = KvStreams(target, self._thread, self._sessions, about.identity.incarnation)
@@ -99,7 +103,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """See target.proto."""
         bind(session_id=request.session_id)
         try:
-            await self._kv.serve(request, context.write)
+            with self._telling.streaming(request) as sent:
+                await self._kv.serve(request, context.write, sent)
         except SessionOutOfSync as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except grpc.aio.InternalError as error:
@@ -145,6 +150,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             num_cached_tokens=self._num_cached_tokens,
         )
 
+    def sample(self, instruments: Instruments) -> None:
+        """Tell how things are at the moment."""
+        tell_load(instruments, self.load(), self._batched)
+
     async def _open(self, message: target_pb2.VerifyRequest) -> tuple[Session, Served]:
         if message.WhichOneof("message") != "open":
             raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
@@ -165,7 +174,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> target_pb2.VerifyResponse:
         match message.WhichOneof("message"):
             case "verify":
-                return await self._verify(message.verify, session, served)
+                with self._telling.answering(message) as reply:
+                    return await self._verify(message.verify, session, served, reply)
             case "park":
                 self._sessions.end(served)
                 if not served.lease.is_revoked:
@@ -176,17 +186,22 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 raise InvalidRequest(f"an open stream verifies or parks, but got {_kind(message)}")
 
     async def _verify(
-        self, message: target_pb2.VerifyProposal, session: Session, served: Served
+        self,
+        message: target_pb2.VerifyProposal,
+        session: Session,
+        served: Served,
+        reply: Reply | None,
     ) -> target_pb2.VerifyResponse:
-        arrived = self._clock()
+        arrived = time.perf_counter()
         delta, proposal = verify_from_pb(message)
         done = await self._batched.run(session, delta, proposal)
-        if not served.has_begun:
-            served.has_begun = True
+        is_first, served.has_begun = not served.has_begun, True
+        if is_first:
             self._num_cached_tokens += done.value.num_cached
         self._num_rounds += 1
-        served.tell()
-        timing = ReplyTiming(self._clock() - arrived, done.queue_s, done.engine_s)
+        self._telling.verified(reply, done, num_nodes=len(proposal.tree), is_first=is_first)
+        served.tell(reply)
+        timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
         return target_pb2.VerifyResponse(verdict=verdict_to_pb(done.value, timing))
 
 

@@ -248,12 +248,15 @@ DRAFT_WAIT_SHARE = _gauge(
     (TARGET,),
 )
 ROWS_IN_FLIGHT = _gauge(
-    "slipstream.target.rows.in_flight", "{row}", "Rows of the last forward.", (TARGET,)
+    "slipstream.target.rows.in_flight",
+    "{row}",
+    "Rows of the last forward; 0 while there is nothing to do.",
+    (TARGET,),
 )
 ROWS_FREE = _gauge(
     "slipstream.target.rows.free",
     "{row}",
-    "Rows that a forward would still take at no extra cost.",
+    "Rows that such a forward would still take at next to no cost.",
     (TARGET,),
 )
 SNAPSHOT_SIZE = _sizes(
