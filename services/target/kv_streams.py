@@ -178,8 +178,6 @@ class KvStreams:
                 return
             finally:
                 if snapshot.num_bytes:
-                    if snapshot.verified is None:  # it was taken before anybody could tell
-                        snapshot.verified = stream.reader.take_verified()
                     stream.sent(snapshot)
             if not is_new:
                 stream.reader.take_verified()  # what it made went out before
@@ -200,6 +198,8 @@ class KvStreams:
                 snapshot.add(frame, self._clock())
             is_last = piece.count < most or stream.served.is_over
             piece = None if is_last else await self._take(tap, most)
+        if snapshot.verified is None:  # the step was over, but nobody had come to tell of it
+            snapshot.verified = stream.reader.take_verified()
         return True
 
     async def _take(self, tap: KvTap, count: int) -> KvSlice | None:
