@@ -15,7 +15,7 @@ from slipstream.cli.up import StackFlags
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.bench.store.plan import StorePlan
+    from slipstream.bench.pairs.plan import PairPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,14 @@ class StoreFlags:
     temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
     seed: Annotated[int, Option(help="Of sampling above temperature 0.")] = 0
 
-    def plan(self) -> "StorePlan":
+    def plan(self) -> "PairPlan":
         """Raises `InvalidRequest` for what makes no sense."""
-        from slipstream.bench.store.plan import StorePlan
+        from slipstream.bench.pairs.plan import PairPlan
+        from slipstream.bench.store.routers import MEMORY, REDIS
 
-        return StorePlan(
+        return PairPlan(
+            MEMORY,
+            REDIS,
             PromptFlags(self.prompts, self.limit).questions(),
             SamplingParams(temperature=self.temperature, seed=self.seed),
             self.concurrency,
@@ -56,13 +59,13 @@ def store(flags: StoreFlags, models: StackFlags, output: OutputFlags) -> None:
     check_writable(output)
     plan = flags.plan()
     models.fetch()
-    with step_bar(2 * plan.num_pairs + 2) as advance:
+    with step_bar(plan.num_runs) as advance:
         figures = asyncio.run(_measure(plan, flags.store_url, models, advance))
     from slipstream.bench.environment import environment
-    from slipstream.bench.store import report
+    from slipstream.bench.pairs import report
 
     console = figures_console()
-    console.print(report.store_table(figures))
+    console.print(report.pair_table(figures, plan, what="sessions in"))
     for line in report.remarks(figures):
         console.print(line, markup=False, soft_wrap=True)
     facts = {**environment(models.device or "cpu"), "command": command(), "model": models.model}
@@ -71,10 +74,10 @@ def store(flags: StoreFlags, models: StackFlags, output: OutputFlags) -> None:
 
 
 async def _measure(
-    plan: "StorePlan", store_url: str, models: StackFlags, advance: Callable[[str], None]
+    plan: "PairPlan", store_url: str, models: StackFlags, advance: Callable[[str], None]
 ) -> dict[str, Any]:
+    from slipstream.bench.pairs.run import pair_figures, run_pairs
     from slipstream.bench.store.routers import two_routers
-    from slipstream.bench.store.run import run_store, store_figures
     from slipstream.client import AsyncClient
 
     async with AsyncExitStack() as opened:
@@ -83,4 +86,4 @@ async def _measure(
             name: await opened.enter_async_context(AsyncClient(address))
             for name, address in (await opened.enter_async_context(routers)).items()
         }
-        return store_figures(await run_store(plan, clients, advance=advance))
+        return pair_figures(plan, await run_pairs(plan, clients, advance=advance))

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from slipstream.bench.store.plan import MEMORY, REDIS
 from slipstream.local.child import Say, start_child
 from slipstream.local.stack import ANY_PORT, Stack, StackPlan
 
+MEMORY, REDIS = "memory", "redis"
 _GRACE_S = 5.0
 
 

@@ -1,4 +1,4 @@
-"""What the cost of a store is measured with. Values only."""
+"""What two routers are compared with. Values only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from slipstream.bench.questions import Question, in_turn
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
 
-MEMORY, REDIS = "memory", "redis"
-NAMES = (MEMORY, REDIS)
-
 
 @dataclass(frozen=True, slots=True)
-class StorePlan:
-    """Pairs of runs: the same requests through a router with either store."""
+class PairPlan:
+    """Pairs of runs: the same requests through either router."""
 
+    base: str
+    """What the other one is compared with."""
+    subject: str
     questions: tuple[Question, ...]
     sampling: SamplingParams
     concurrency: int = 1
@@ -34,6 +34,16 @@ class StorePlan:
                 f"{self.num_requests} requests leave some of {self.concurrency} users without one"
             )
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of both routers."""
+        return self.base, self.subject
+
+    @property
+    def num_runs(self) -> int:
+        """Of both, those included that do not count."""
+        return 2 * self.num_pairs + 2
+
     def asked(self) -> Iterator[Question]:
         """What a run asks: the same every time."""
         return islice(cycle(in_turn(self.questions)), self.num_requests)
@@ -41,4 +51,4 @@ class StorePlan:
     def turns(self) -> Iterator[str]:
         """Whose run is next. Pairs are run one after the other, every second one in reverse."""
         for number in range(self.num_pairs):
-            yield from NAMES if number % 2 == 0 else reversed(NAMES)
+            yield from self.names if number % 2 == 0 else reversed(self.names)

@@ -1,9 +1,11 @@
 """Sends the same requests through two routers in turn, and compares. Prints nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.bench.pairs.plan import PairPlan
 from slipstream.bench.questions import Question
 from slipstream.bench.serve.arrivals import Pace, Send
 from slipstream.bench.serve.distributions import median_interval
@@ -11,43 +13,52 @@ from slipstream.bench.serve.ratios import paired
 from slipstream.bench.serve.request import Ask, send
 from slipstream.bench.serve.sample import Run, Sample
 from slipstream.bench.serve.workers import closed_loop
-from slipstream.bench.store.plan import MEMORY, NAMES, REDIS, StorePlan
 from slipstream.client import AsyncClient
 from slipstream.core.options import SpeculationOptions
 
 Runs = Mapping[str, Sequence[Run]]
+Around = Callable[[str], AbstractAsyncContextManager[object]]
+"""What goes on beside a run of the router of that name."""
 
 
-async def run_store(
-    plan: StorePlan, clients: Mapping[str, AsyncClient], *, advance: Callable[[str], None]
+def _nothing(name: str) -> AbstractAsyncContextManager[None]:
+    del name
+    return nullcontext()
+
+
+async def run_pairs(
+    plan: PairPlan,
+    clients: Mapping[str, AsyncClient],
+    *,
+    advance: Callable[[str], None],
+    around: Around = _nothing,
 ) -> Runs:
-    """All runs by the name of the store. One of each goes first and does not count."""
+    """All runs by the name of the router. One of each goes first and does not count."""
     pace = Pace()
-    runs: dict[str, list[Run]] = {name: [] for name in NAMES}
-    for name in NAMES:
-        await closed_loop(
-            plan.concurrency, plan.asked(), _sender(plan, clients[name], pace), pace=pace
-        )
-        advance("warmup")
-    for name in plan.turns():
-        ask = _sender(plan, clients[name], pace)
-        samples = await closed_loop(plan.concurrency, plan.asked(), ask, pace=pace)
-        runs[name].append(Run(samples, plan.concurrency))
+    runs: dict[str, list[Run]] = {name: [] for name in plan.names}
+    for number, name in enumerate([*plan.names, *plan.turns()]):
+        async with around(name):
+            ask = _sender(plan, clients[name], pace)
+            samples = await closed_loop(plan.concurrency, plan.asked(), ask, pace=pace)
+        if number >= len(plan.names):
+            runs[name].append(Run(samples, plan.concurrency))
         advance(name)
     return runs
 
 
-def store_figures(runs: Runs) -> dict[str, Any]:
-    """Speeds, and Redis over memory pair by pair; how many outputs are the same in both."""
+def pair_figures(plan: PairPlan, runs: Runs) -> dict[str, Any]:
+    """Speeds, and subject over base pair by pair; how many outputs are the same in both."""
     rates = {name: [run.tokens_per_s for run in of] for name, of in runs.items()}
     speeds = {name: _interval([rate for rate in of if rate]) for name, of in rates.items()}
     samples = {name: [sample for run in of for sample in run.samples] for name, of in runs.items()}
     failures = [sample.failure for of in samples.values() for sample in of if sample.failure]
-    references = {sample.question_id: sample.token_ids for sample in samples[MEMORY]}
-    same = [sample.token_ids == references.get(sample.question_id) for sample in samples[REDIS]]
+    references = {sample.question_id: sample.token_ids for sample in samples[plan.base]}
+    same = [
+        sample.token_ids == references.get(sample.question_id) for sample in samples[plan.subject]
+    ]
     return {
         "tokens_per_s": speeds,
-        "ratio": paired(rates[REDIS], rates[MEMORY]),
+        "ratio": paired(rates[plan.subject], rates[plan.base]),
         "ttft_ms": {name: _milliseconds(of) for name, of in samples.items()},
         "num_requests": len(same),
         "num_identical": sum(same),
@@ -56,7 +67,7 @@ def store_figures(runs: Runs) -> dict[str, Any]:
     }
 
 
-def _sender(plan: StorePlan, client: AsyncClient, pace: Pace) -> Send:
+def _sender(plan: PairPlan, client: AsyncClient, pace: Pace) -> Send:
     async def ask(question: Question, due_s: float) -> Sample:
         asked = Ask(
             question.question_id,
