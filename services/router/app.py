@@ -6,14 +6,18 @@ It serves as soon as it listens; its health says SERVING while a target is ready
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import product
 
+from slipstream.core.server_info import ReplicaRole, ReplicaState
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
 from slipstream.router.fleet import Defaults, Fleet
 from slipstream.router.limits import KeyLimits
+from slipstream.router.observing import Observing
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
@@ -22,6 +26,7 @@ from slipstream.router.shadow import Shadow
 from slipstream.router.sources import Sources
 from slipstream.router.turns import Memory, Patience, Turns
 from slipstream.router.upkeep import Upkeep
+from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
@@ -29,6 +34,9 @@ from slipstream.state.claims import Claims
 from slipstream.state.opening import open_quotas, open_store
 from slipstream.state.options import store_options
 from slipstream.state.record import Bounds
+from slipstream.telemetry import catalog
+from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.router")
 
@@ -36,8 +44,11 @@ _LOG = logging.getLogger("slipstream.router")
 class Router:
     """`start` it, then `serve` or `stop`."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, telemetry: Telemetry | None = None) -> None:
+        """`telemetry` is what it tells of itself with; by default to nobody."""
         self._config = config
+        self._telemetry = telemetry or Telemetry()
+        self._observing = Observing(self._telemetry)
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         dial = Dialer(config.channel_options())
@@ -62,7 +73,12 @@ class Router:
         self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
         self._admission = Admission(config.max_requests)
         bounds = Bounds(lease_s=config.lease_s, max_sessions=config.max_sessions)
-        self._store = open_store(store_options(config), bounds, clock=time.time)
+        options = store_options(config)
+        self._store = WatchedStore(
+            open_store(options, bounds, clock=time.time),
+            self._telemetry.instruments,
+            system=REDIS if options.url else MEMORY,
+        )
         self._quotas = open_quotas(store_options(config), time.monotonic)
         self._journals = Upkeep(lease_s=config.lease_s)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
@@ -102,6 +118,20 @@ class Router:
             await self._server.stop(0)
             await self._end()
 
+    def sample(self, instruments: Instruments) -> None:
+        """Tell the instruments how things are at the moment."""
+        self._observing.tell()
+        instruments.put(catalog.REQUESTS_RUNNING, self._admission.num_requests)
+        instruments.put(catalog.REQUESTS_CAPACITY, self._config.max_requests)
+        shadow = self._shadow.info
+        instruments.total(catalog.SHADOW_CHECKED, shadow.num_checked)
+        instruments.total(catalog.SHADOW_DIVERGED, shadow.num_diverged)
+        states = Counter((at.role.value, at.state.value) for at in self._fleet.infos())
+        for role, state in product(ReplicaRole, ReplicaState):
+            count = states[role.value, state.value]
+            said = {"role": role.value, "state": state.value}
+            instruments.put(catalog.REPLICAS, count, said)
+
     async def drain(self) -> None:
         """Refuse new requests; those that run go on."""
         self._refuse()
@@ -121,10 +151,17 @@ class Router:
         claims = Claims(self._store, config.keep_rules(), next_fence=fences(time.time))
         memory = Memory(claims, self._journals)
         patience, shadow = _patience(config), self._shadow
-        turns = Turns(self._fleet, memory, self._admission, patience=patience, shadow=shadow)
+        turns = Turns(
+            self._fleet,
+            memory,
+            self._admission,
+            patience=patience,
+            shadow=shadow,
+            observing=self._observing,
+        )
         access, limits = Access(config.key_file), KeyLimits(self._quotas)
         parts = Parts(access, limits, self._fleet, turns, self._store, self._admission, shadow)
-        servicer = GenerationServicer(parts)
+        servicer = GenerationServicer(parts, self._observing)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
     async def _keep_up(self) -> None:

@@ -17,6 +17,7 @@ from slipstream.router.fields import refuse_unknown
 from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
 from slipstream.router.limits import KeyLimits
+from slipstream.router.observing import Observing, RequestWatch
 from slipstream.router.shadow import Shadow
 from slipstream.router.turns import Turns
 from slipstream.rpc.convert_generation import generation_from_pb, prompt_from_pb
@@ -28,6 +29,7 @@ from slipstream.rpc.v1 import generation_pb2_grpc
 from slipstream.state.store import SessionStore
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
+GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +48,40 @@ class Parts:
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """See `generation.proto`."""
 
-    def __init__(self, parts: Parts, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        observing: Observing,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._parts = parts
+        self._observing = observing
         self._clock = clock
         self._started = clock()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """See `generation.proto`."""
-        key = self._enter(request, context)
-        asked = generation_from_pb(request.generation)
-        if asked.num_received:
-            raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
-        async with aclosing(self._chunks(asked, key, context)) as chunks:
-            return result_to_pb(collected([chunk async for chunk in chunks]))
+        with self._observing.request(GENERATE, context.invocation_metadata()) as watch:
+            key = self._enter(request, context)
+            asked = generation_from_pb(request.generation)
+            watch.asked(asked, is_stream=False)
+            if asked.num_received:
+                raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
+            async with aclosing(self._chunks(asked, key, context, watch)) as chunks:
+                return result_to_pb(collected([chunk async for chunk in chunks]))
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """See `generation.proto`."""
-        key = self._enter(request, context)
-        asked = generation_from_pb(request.generation)
-        async with aclosing(self._chunks(asked, key, context)) as chunks:
-            async for chunk in chunks:
-                yield chunk_to_pb(chunk)
+        with self._observing.request(STREAM, context.invocation_metadata()) as watch:
+            key = self._enter(request, context)
+            asked = generation_from_pb(request.generation)
+            watch.asked(asked, is_stream=True)
+            async with aclosing(self._chunks(asked, key, context, watch)) as chunks:
+                async for chunk in chunks:
+                    yield chunk_to_pb(chunk)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """See `generation.proto`."""
@@ -119,11 +132,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         refuse_unknown(request)
         return key
 
-    def _chunks(self, asked: Generation, key: Key, context: Any) -> AsyncGenerator[Chunk, None]:
+    async def _chunks(
+        self, asked: Generation, key: Key, context: Any, watch: RequestWatch
+    ) -> AsyncGenerator[Chunk, None]:
         remaining, parts = self._remaining(context), self._parts
-        chunks = parts.turns.chunks(asked, key.name, remaining)
+        run = parts.turns.chunks(asked, key.name, remaining, watch)
         request_id = asked.ask.request_id
-        return parts.limits.within(key, chunks, request_id=request_id, remaining=remaining)
+        chunks = parts.limits.within(key, run, request_id=request_id, remaining=remaining)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                watch.answered(chunk)
+                yield chunk
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:
         """Seconds until the caller's deadline, also after the call has ended."""

@@ -26,6 +26,7 @@ from slipstream.core.run import Run
 from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.fleet import Fleet, Placed, Wanted
+from slipstream.router.observing import Observing, RequestWatch
 from slipstream.router.places import Pair, SeatTerms, free_parked
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.router.upkeep import Upkeep, Whereabouts
@@ -67,6 +68,17 @@ class Memory:
     upkeep: Upkeep
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A request that may run: what is asked, what was there before, and who follows it."""
+
+    asked: Generation
+    record: Record
+    journal: StoreJournal
+    remaining: Remaining
+    watch: RequestWatch
+
+
 class Turns:
     """Runs requests, and has the sessions among them remembered."""
 
@@ -78,6 +90,7 @@ class Turns:
         *,
         patience: Patience,
         shadow: Shadow,
+        observing: Observing,
     ) -> None:
         """Requests that have ended well are offered to the `shadow`."""
         self._fleet = fleet
@@ -85,9 +98,10 @@ class Turns:
         self._admission = admission
         self._patience = patience
         self._shadow = shadow
+        self._observing = observing
 
     async def chunks(
-        self, asked: Generation, owner: str, remaining: Remaining
+        self, asked: Generation, owner: str, remaining: Remaining, watch: RequestWatch
     ) -> AsyncGenerator[Chunk, None]:
         """Run a request of an owner, go on with it, or say again what became of it.
 
@@ -95,11 +109,15 @@ class Turns:
         """
         with self._admission.place():
             asked = _named(asked)
-            taken = await self._memory.claims.take(asked, owner, self._model(asked))
+            watch.named(asked.ask.request_id)
+            with watch.span.stage("acquire"):
+                taken = await self._memory.claims.take(asked, owner, self._model(asked))
+            watch.holds(taken.record.session_id)
             if taken.journal is None:
                 yield replayed(asked, taken.record, self._tokenizer(taken.record).decode)
                 return
-            async with aclosing(self._run(asked, taken.record, taken.journal, remaining)) as chunks:
+            work = _Work(asked, taken.record, taken.journal, remaining, watch)
+            async with aclosing(self._run(work)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -113,23 +131,25 @@ class Turns:
         record = await self._memory.claims.delete(session_id, owner)
         await free_parked(self._fleet, record, Terms(fence=record.fence, round_s=_FORGET_LIMIT_S))
 
-    async def _run(
-        self, asked: Generation, record: Record, journal: StoreJournal, remaining: Remaining
-    ) -> AsyncGenerator[Chunk, None]:
+    async def _run(self, work: "_Work") -> AsyncGenerator[Chunk, None]:
+        asked, record, journal, watch = work.asked, work.record, work.journal, work.watch
         where = Whereabouts()
         async with AsyncExitStack() as stack:
+            stack.callback(watch.span.ends, "close")
             await stack.enter_async_context(self._memory.upkeep.tended(journal, where))
             wanted = Wanted(record.model, record.tokenizer_hash, record.target)
             placed = self._fleet.target(wanted, excluded=self._fleet.breakers.resting())
-            request, facts = await self._request(asked, record, placed)
+            with watch.span.stage("encode", "prompt.encode"):
+                request, facts = await self._request(asked, record, placed)
             journal.open(request.tokens, Opening.of(request, placed.model.tokenizer_hash))
-            pair = self._pair(placed, record, facts.kind, journal, remaining)
+            pair = self._pair(placed, facts.kind, work)
             stack.push_async_callback(pair.release, record.session_id)
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
+            draft, target = watch.ports(pair.draft, pair.target)
             run = Run(
-                pair.draft,
-                pair.target,
+                draft,
+                target,
                 request,
                 detokenise=placed.model.tokenizer.decode,
                 clock=time.perf_counter,
@@ -140,9 +160,12 @@ class Turns:
                 await written.settled()
                 yield chunk
                 if chunk.stats is not None:
+                    self._observing.ended(chunk.stats)
                     self._shadow.offer(_answered(request, run.output, chunk.stats, placed))
             if asked.session is not None:
-                await pair.park(self._patience.park_ttl_s, where)
+                with watch.span.stage("park", "session.park"):
+                    await pair.park(self._patience.park_ttl_s, where)
+            watch.span.begins("close")
 
     def _model(self, asked: Generation) -> str:
         """The model that is meant; empty for that of a session which goes on."""
@@ -173,15 +196,9 @@ class Turns:
         request = make_request(record.session_id, tokens, ask, model.facts, facts)
         return replace(request, past=record.output, num_received=asked.num_received), facts
 
-    def _pair(
-        self,
-        placed: Placed,
-        record: Record,
-        kind: str,
-        journal: StoreJournal,
-        remaining: Remaining,
-    ) -> Pair:
-        patience, fence = self._patience, record.fence
+    def _pair(self, placed: Placed, kind: str, work: "_Work") -> Pair:
+        patience, record = self._patience, work.record
+        fence, remaining = record.fence, work.remaining
         terms = SeatTerms(
             Terms(fence, patience.target_round_s, patience.target_token_s, remaining),
             Terms(fence, patience.draft_round_s, patience.draft_token_s, remaining),
@@ -189,7 +206,8 @@ class Turns:
             record.draft,
             patience.target_wait_s,
         )
-        return Pair(self._fleet, placed, terms, on_loss=journal.lost_target)
+        on_loss = self._observing.losing(work.journal.lost_target)
+        return Pair(self._fleet, placed, terms, on_loss=on_loss)
 
 
 def _named(asked: Generation) -> Generation:

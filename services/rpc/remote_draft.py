@@ -17,7 +17,9 @@ from slipstream.rpc.convert import (
     timing_from_pb,
 )
 from slipstream.rpc.exchange import Exchange, Peer, Terms, parsed
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
+from slipstream.telemetry.carrier import carried
 
 SPECULATE = "/slipstream.rpc.v1.DraftService/Speculate"
 
@@ -49,7 +51,8 @@ class RemoteDraft:
         began = clock()
         feed = self._target.feed()
         propose = draft_pb2.Propose(delta=delta_to_pb(delta), plan=plan_to_pb(plan, feed))
-        message = draft_pb2.SpeculateRequest(propose=propose).SerializeToString()
+        trace = trace_to_pb(carried())
+        message = draft_pb2.SpeculateRequest(propose=propose, trace=trace).SerializeToString()
         packed_s = clock() - began
         answer = await self._ask(session, message, num_tokens=len(delta.tokens))
         began = clock()

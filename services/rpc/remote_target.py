@@ -14,7 +14,9 @@ from slipstream.rpc.convert import (
     verify_to_pb,
 )
 from slipstream.rpc.exchange import Exchange, Peer, Terms, parsed
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.telemetry.carrier import carried
 
 VERIFY = "/slipstream.rpc.v1.TargetService/Verify"
 
@@ -39,7 +41,8 @@ class RemoteTarget:
         clock = self._terms.clock
         began = clock()
         verify = verify_to_pb(delta, proposal)
-        message = target_pb2.VerifyRequest(verify=verify).SerializeToString()
+        trace = trace_to_pb(carried())
+        message = target_pb2.VerifyRequest(verify=verify, trace=trace).SerializeToString()
         packed_s = clock() - began
         answer = await self._ask(session, message, num_tokens=len(delta.tokens))
         began = clock()

@@ -8,12 +8,12 @@ from slipstream.core.prompt import are_ids
 from slipstream.core.request import Generation
 from slipstream.core.results import PromptInfo, RequestStats
 from slipstream.core.types import FinishReason, SamplingParams
-from slipstream.telemetry.metric import Attributes
+from slipstream.telemetry.metric import Attributes, Value
 
 PROVIDER = "slipstream"
 CHAT, COMPLETION = "chat", "text_completion"
 
-_Said = dict[str, str | int | float | bool]
+_Said = dict[str, Value]
 
 
 def operation_of(asked: Generation) -> str:

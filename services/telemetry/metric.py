@@ -7,7 +7,8 @@ from typing import Any
 
 from opentelemetry.metrics import Meter, NoOpMeter
 
-Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
+Value = str | int | float | bool | Sequence[str]
+Attributes = Mapping[str, Value]
 
 
 class Kind(StrEnum):

@@ -14,14 +14,17 @@ from opentelemetry.context import Context, attach
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
 from opentelemetry.trace import set_span_in_context as in_context
 
-from slipstream.telemetry.carrier import Timeline
+from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
 from slipstream.telemetry.metric import Attributes
 from slipstream.telemetry.replies import failed
+from slipstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _STAGE = "slipstream.stage.{}_ms"
+MAX_APPENDS = 8
+"""Of a request: one a round is too many for a trace."""
 _CURRENT: ContextVar["RequestSpan | None"] = ContextVar("slipstream_request", default=None)
 
 
@@ -33,14 +36,18 @@ class RequestSpan:
         tracer: Tracer,
         span: Span = INVALID_SPAN,
         *,
+        timeline: Timeline | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`timeline` is what the span began by; it is that of the `clock`."""
         self._tracer = tracer
         self.span = span
         self.clock = clock
         self.is_traced = span.is_recording()
-        self._timeline = Timeline(clock)
+        self._timeline = timeline or Timeline(clock)
         self._spent: dict[str, float] = {}
+        self._begun: dict[str, float] = {}
+        self._num_appends = 0
 
     @property
     def context(self) -> Context:
@@ -102,6 +109,38 @@ class RequestSpan:
         span.end(at_ns(times[1]))
         return span
 
+    def stored(
+        self,
+        operation: str,
+        times: tuple[float, float],
+        *,
+        system: str,
+        error: BaseException | None = None,
+    ) -> None:
+        """An operation of the session store was done for the request. Only the first have spans,
+        and the one that gives the session back."""
+        if operation == "append":
+            self._num_appends += 1
+            if self._num_appends > MAX_APPENDS:
+                return
+        self.child(
+            f"session.{operation}",
+            times,
+            {"db.system.name": system, "db.operation.name": operation},
+            error=error,
+            kind=SpanKind.CLIENT,
+        )
+
+    def begins(self, stage: str) -> None:
+        """A stage begins here, and `ends` elsewhere."""
+        self._begun[stage] = self.clock()
+
+    def ends(self, stage: str) -> None:
+        """It ends, if it has begun."""
+        start_s = self._begun.pop(stage, None)
+        if start_s is not None:
+            self.spend(stage, self.clock() - start_s)
+
     def begin(self, name: str, parent: Span | None = None, *, kind: SpanKind) -> Span:
         """A span of what begins now; end it."""
         context = self.context if parent is None else in_context(parent, Context())
@@ -119,7 +158,25 @@ class RequestSpan:
         self.say({_STAGE.format(name): 1000 * spent for name, spent in self._spent.items()})
         if error is not None:
             failed(self.span, error)
-        self.span.end()
+        self.span.end(self._timeline.ns(self.clock()))
+
+
+def request_span(
+    telemetry: Telemetry,
+    name: str,
+    carrier: Carrier | None,
+    attributes: Attributes,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RequestSpan:
+    """The SERVER span of a request that has arrived; a child of what was carried, if anything."""
+    tracer = telemetry.tracer
+    parent = parent_of(carrier) or Context()
+    timeline = Timeline(clock)
+    span = tracer.start_span(
+        name, parent, SpanKind.SERVER, attributes=attributes, start_time=timeline.ns(clock())
+    )
+    return RequestSpan(tracer, span, timeline=timeline, clock=clock)
 
 
 def current_request() -> RequestSpan | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Verdict
 
 if TYPE_CHECKING:
-    from slipstream.telemetry.metric import Attributes
+    from slipstream.telemetry.metric import Attributes, Value
 
 PREFILL, SPECULATIVE, PLAIN = "prefill", "speculative", "plain"
 
@@ -79,7 +79,7 @@ def round_attributes(at: RoundSeen, selected: str) -> "Attributes":
 def proposal_attributes(at: RoundSeen) -> "Attributes":
     """Of the span of asking for a proposal: what was asked, what came, and why no more."""
     proposal, plan = at.proposal, at.plan
-    said: dict[str, str | int | float | bool] = {"slipstream.proposal.waited_ms": _ms(at.proposing)}
+    said: dict[str, Value] = {"slipstream.proposal.waited_ms": _ms(at.proposing)}
     if plan is not None:
         said["slipstream.plan.shape"] = plan.shape.value
         said["slipstream.plan.stop_policy"] = plan.stop.value
@@ -120,7 +120,7 @@ def stop_attributes(proposal: Proposal) -> "Attributes":
 def verdict_attributes(at: RoundSeen) -> "Attributes":
     """Of the span of asking for a verdict."""
     verdict = at.verdict
-    said: dict[str, str | int | float | bool] = {
+    said: dict[str, Value] = {
         "slipstream.verdict.waited_ms": _ms(at.verifying),
         "slipstream.verdict.nodes": at.num_nodes,
     }

@@ -1,0 +1,164 @@
+"""What a router says of its requests: a span each, and metrics of all of them.
+
+Knows requests and their answers; nothing of how they are run, and no text of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from slipstream.core.errors import SlipstreamError
+from slipstream.core.ports import Draft, Target
+from slipstream.core.request import Generation
+from slipstream.core.results import Chunk, RequestStats
+from slipstream.rpc.status import code_of
+from slipstream.telemetry import catalog
+from slipstream.telemetry.carrier import Carrier
+from slipstream.telemetry.genai import (
+    operation_attributes,
+    prompt_attributes,
+    request_attributes,
+    stats_attributes,
+)
+from slipstream.telemetry.logs import bind
+from slipstream.telemetry.metric import Attributes, Instruments
+from slipstream.telemetry.request_span import RequestSpan, request_span
+from slipstream.telemetry.round_metrics import RoundMetrics
+from slipstream.telemetry.rounds import RoundWatch
+from slipstream.telemetry.telemetry import Telemetry
+
+_GIVEN_UP = (asyncio.CancelledError, GeneratorExit)
+_CANCELLED = "Cancelled"
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class RequestWatch:
+    """One request, from its arrival on. `Observing.request` begins and ends it."""
+
+    def __init__(self, span: RequestSpan, instruments: Instruments, rounds: RoundWatch) -> None:
+        self.span = span
+        self._instruments = instruments
+        self._rounds = rounds
+        self._began_s = span.clock()
+        self._asked: Generation | None = None
+        self._model = ""
+        self._first_s: float | None = None
+        self._num_tokens = 0
+
+    def asked(self, asked: Generation, *, is_stream: bool) -> None:
+        """What the caller says, once it is understood."""
+        self._asked = asked
+        if self.span.is_traced:
+            self.span.say(request_attributes(asked, is_stream=is_stream))
+
+    def named(self, request_id: str) -> None:
+        """What the request goes by from now on, in logs and in its span."""
+        bind(request_id=request_id)
+        self.span.say({"gen_ai.response.id": request_id})
+
+    def holds(self, session_id: str) -> None:
+        """What engines know it by; the caller's session, or one that only this request has."""
+        bind(session_id=session_id)
+        self.span.say({"slipstream.session.id": session_id})
+
+    def ports(self, draft: Draft, target: Target) -> tuple[Draft, Target]:
+        """The two sides of the request, watched."""
+        return self._rounds.watched(draft, target)
+
+    def answered(self, chunk: Chunk) -> None:
+        """A piece of the answer is about to be given out."""
+        if chunk.token_ids and self._first_s is None:
+            self._first_s = self.span.clock() - self._began_s
+            self.span.say({"gen_ai.response.time_to_first_chunk": self._first_s})
+        self._num_tokens += len(chunk.token_ids)
+        if chunk.prompt is not None:
+            self._model = chunk.prompt.model
+            if self.span.is_traced:
+                self.span.say(prompt_attributes(chunk.prompt))
+        if chunk.stats is not None and chunk.finish_reason is not None and self.span.is_traced:
+            self.span.say(stats_attributes(chunk.finish_reason, chunk.stats))
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over."""
+        self._rounds.end()
+        self.span.say({"rpc.response.status_code": _status(error)})
+        self.span.end(error)
+        if self._instruments.are_exported:
+            self._measure(error)
+
+    def _measure(self, error: BaseException | None) -> None:
+        elapsed_s = self.span.clock() - self._began_s
+        said = {} if self._asked is None else operation_attributes(self._asked, self._model)
+        ended = said if error is None else {**said, "error.type": _error_type(error)}
+        self._instruments.record(catalog.REQUEST_DURATION, elapsed_s, ended)
+        if self._first_s is None:
+            return
+        self._instruments.record(catalog.FIRST_TOKEN, self._first_s, said)
+        if error is None and self._num_tokens > 1:
+            per_token_s = (elapsed_s - self._first_s) / (self._num_tokens - 1)
+            self._instruments.record(catalog.PER_TOKEN, per_token_s, said)
+
+
+class Observing:
+    """Of one router. `tell` the instruments once in a while."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._rounds = RoundMetrics(telemetry.instruments)
+
+    @contextmanager
+    def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestWatch]:
+        """Watch a request of a method, such as slipstream.rpc.v1.GenerationService/Generate.
+
+        For a task that ends with the request: what it logs is known to be about it.
+        """
+        said: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+        span = request_span(self._telemetry, method, _carrier(metadata), said)
+        rounds = RoundWatch(span, self._telemetry.bounds, self._rounds.seen)
+        watch = RequestWatch(span, self._telemetry.instruments, rounds)
+        span.become_current()
+        error: BaseException | None = None
+        try:
+            yield watch
+        except BaseException as passing:
+            error = passing
+            raise
+        finally:
+            watch.end(error)
+
+    def ended(self, stats: RequestStats) -> None:
+        """What became of a request that was run to its end here."""
+        self._rounds.count(catalog.TOKENS_PROMPT, stats.num_prompt_tokens)
+        self._rounds.count(catalog.TOKENS_UNKEPT, stats.continuity.num_unkept_tokens)
+
+    def losing(self, on_loss: Callable[[], None]) -> Callable[[], None]:
+        """`on_loss`, with the loss of a target counted."""
+
+        def lost() -> None:
+            self._rounds.count(catalog.TARGET_LOSSES, 1)
+            on_loss()
+
+        return lost
+
+    def tell(self) -> None:
+        """Tell the instruments what rounds have come to."""
+        self._rounds.tell()
+
+
+def _carrier(metadata: Metadata | None) -> Carrier | None:
+    said = {name: value for name, value in metadata or () if isinstance(value, str)}
+    parent = said.get("traceparent")
+    return None if parent is None else Carrier(parent, said.get("tracestate", ""))
+
+
+def _status(error: BaseException | None) -> str:
+    if error is None:
+        return "OK"
+    if isinstance(error, _GIVEN_UP):
+        return "CANCELLED"
+    return code_of(error).name if isinstance(error, SlipstreamError) else "INTERNAL"
+
+
+def _error_type(error: BaseException) -> str:
+    return _CANCELLED if isinstance(error, _GIVEN_UP) else type(error).__name__
