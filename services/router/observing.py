@@ -106,6 +106,8 @@ class Observing:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._rounds = RoundMetrics(telemetry.instruments)
+        for rare in (catalog.TARGET_LOSSES, catalog.TOKENS_UNKEPT):
+            self._rounds.count(rare, 0)  # the first one is an increase only of what was there
 
     @contextmanager
     def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestWatch]:
