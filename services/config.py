@@ -44,10 +44,15 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
     env = os.environ if env is None else env
     offline = env.get(OFFLINE_VARIABLE, "").strip() or "0"
     return Settings(
-        cache_dir=_cache_dir(env),
+        cache_dir=_cache_dir(env, "models"),
         offline=convert(Given(offline, OFFLINE_VARIABLE), bool),
         token=env.get(TOKEN_VARIABLE) or None,
     )
+
+
+def traces_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Where `slipstream up` keeps traces: beside the models, or in `SLIPSTREAM_CACHE`."""
+    return _cache_dir(os.environ if env is None else env, "traces")
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
@@ -133,11 +138,12 @@ def resolved(config: Any) -> dict[str, Any]:
     }
 
 
-def _cache_dir(env: Mapping[str, str]) -> Path:
-    if chosen := env.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser().absolute()
+def _cache_dir(env: Mapping[str, str], kind: str) -> Path:
+    if chosen := env.get(CACHE_VARIABLE):  # names the directory of models itself
+        models = Path(chosen).expanduser().absolute()
+        return models if kind == "models" else models / kind
     base = env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "~")).expanduser() / ".cache"
-    return Path(base) / "slipstream" / "models"
+    return Path(base) / "slipstream" / kind
 
 
 def _fields(cls: Any) -> tuple[Field[Any], ...]:

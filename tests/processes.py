@@ -117,8 +117,12 @@ class Process:
 
 
 def up(model: Path, draft: str, *flags: str, env: dict[str, str] | None = None) -> Process:
-    """`slipstream up` on a model's directory, in float32 and on a free port."""
+    """`slipstream up` on a model's directory, in float32 and on a free port.
+
+    It keeps traces only where `flags` say so: the cache is the user's.
+    """
     named = ["--model", str(model), "--draft", draft, "--dtype", "float32", "--port", "0"]
+    named += [] if "--traces" in flags else ["--traces", "none"]
     return Process("slipstream.cli.main", "up", *named, *flags, env=env)
 
 

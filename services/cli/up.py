@@ -1,6 +1,7 @@
 """`slipstream up`: target, draft and router on this machine, until told to stop."""
 
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import Coroutine
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from slipstream.local.stack import Stack, StackPlan
 
 T = TypeVar("T")
+_NOWHERE = "none"
 _NO_PROCESS = ("ngram", "none")
 """Drafts that need no service of their own: the router drafts n-grams itself."""
 
@@ -85,19 +87,54 @@ class PortFlags:
     port: Annotated[int, typer.Option(help="Of the router; 0 takes any that is free.")] = 50051
 
 
+@dataclass(frozen=True, slots=True)
+class KeepFlags:
+    """What stays of requests."""
+
+    traces: Annotated[
+        str | None,
+        typer.Option(
+            help="Directory for traces of all requests, which `slipstream trace` shows; or none.",
+            show_default="the cache directory's traces, unless a configuration says otherwise",
+        ),
+    ] = None
+
+    def directory(self, config: Path | None) -> Path | None:
+        """Where traces are kept. None for nowhere, or for what a configuration says of them."""
+        from slipstream.config import load_config, traces_dir
+        from slipstream.telemetry.config import SECTION, TelemetryConfig
+
+        if self.traces is not None:
+            return None if self.traces in ("", _NOWHERE) else Path(self.traces).absolute()
+        said = load_config(TelemetryConfig, section=SECTION, file=config)
+        return None if said.traces else traces_dir()
+
+
 @with_flags
-def up(models: StackFlags, place: PortFlags) -> None:
+def up(models: StackFlags, place: PortFlags, keep: KeepFlags) -> None:
     """Run target, draft and router on this machine.
 
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
     error. Ctrl-C or SIGTERM lets running requests finish; a second one does not.
     """
-    plan = models.plan(port=place.port)
+    plan, directory = models.plan(port=place.port), keep.directory(models.config)
+    if directory is not None:
+        plan = plan.traced(directory)
     models.fetch()
-    asyncio.run(_run(plan))
+    asyncio.run(_run(plan, _where(directory)))
 
 
-async def _run(plan: "StackPlan") -> None:
+def _where(traces: Path | None) -> str | None:
+    """How to see a trace."""
+    from slipstream.config import traces_dir
+
+    if traces is None:
+        return None
+    place = "" if traces == traces_dir() else f" --dir {shlex.quote(str(traces))}"
+    return f"traces are kept in {traces}; `slipstream trace --last{place}` shows the last request"
+
+
+async def _run(plan: "StackPlan", hint: str | None) -> None:
     from slipstream.local.stack import Stack
 
     stack = Stack(plan, say=_say)
@@ -105,6 +142,8 @@ async def _run(plan: "StackPlan") -> None:
     try:
         address = await signals.unless_asked(stack.start())
         if address is not None:
+            if hint is not None:
+                typer.echo(hint, err=True)
             typer.echo(f"ready {address}")
             await signals.unless_asked(stack.watch())
     finally:

@@ -6,7 +6,8 @@ the router does without. Knows the flags that connect the three; not what they l
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest, ServiceError
@@ -42,6 +43,14 @@ class StackPlan:
             raise InvalidRequest(f"port is {self.port}, but must be 0 to 65535")
         if not 0 <= self.grace_s <= 3600:
             raise InvalidRequest(f"grace_s is {self.grace_s:g}, but must be 0 to 3600")
+
+    def traced(self, directory: Path) -> "StackPlan":
+        """The same with all requests traced, to files in a directory."""
+        flags = ("--traces", f"file:{directory}", "--trace-ratio", "1")
+        draft = None if self.draft is None else (*flags, *self.draft)
+        return replace(
+            self, target=(*flags, *self.target), draft=draft, router=(*flags, *self.router)
+        )
 
 
 class Detour(Protocol):

@@ -56,7 +56,7 @@ async def generated(address, prompts, sampling, *, at_once):
 # One test, so that one process of a parallel run loads the models, and loads them once.
 async def test_three_processes_say_what_one_says_alone_and_in_a_crowd(prompts, expected):
     assert len(prompts) == NUM_PROMPTS
-    with Process("slipstream.cli.main", "up", "--port", "0") as running:
+    with Process("slipstream.cli.main", "up", "--port", "0", "--traces", "none") as running:
         address = running.ready()
         for law, sampling in LAWS.items():
             for at_once in (1, 8):

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.config import load_config, load_settings, option, parse_flags, resolved
+from slipstream.config import (
+    load_config,
+    load_settings,
+    option,
+    parse_flags,
+    resolved,
+    traces_dir,
+)
 from slipstream.core.errors import InvalidRequest
 
 
@@ -70,6 +77,12 @@ def test_the_cache_directory_is_the_one_the_environment_names():
 def test_without_a_choice_the_cache_lies_in_the_users_cache_directory():
     assert load_settings({"HOME": "/u"}).cache_dir == Path("/u/.cache/slipstream/models")
     assert load_settings({"XDG_CACHE_HOME": "/x"}).cache_dir == Path("/x/slipstream/models")
+
+
+def test_traces_are_kept_beside_the_models_or_in_the_cache_that_is_named():
+    assert traces_dir({"HOME": "/u"}) == Path("/u/.cache/slipstream/traces")
+    assert traces_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/slipstream/traces")
+    assert traces_dir({"HOME": "/u", "SLIPSTREAM_CACHE": "/a/b"}) == Path("/a/b/traces")
 
 
 @pytest.mark.parametrize(("value", "offline"), [("", False), ("0", False), ("1", True)])
