@@ -21,6 +21,7 @@ from slipstream.cli.bench_output import check_writable, command, figures_console
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_serve import serve
 from slipstream.cli.bench_store import store
+from slipstream.cli.bench_telemetry import telemetry
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.types import SamplingParams
@@ -37,6 +38,7 @@ app.command()(kv)
 app.command()(serve)
 app.command()(leaks)
 app.command()(store)
+app.command()(telemetry)
 
 
 @app.callback()
