@@ -20,10 +20,13 @@ from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvSource, f
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.tensors import torch_dtype, unpack
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.describe import layout_to_pb
 from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
+from slipstream.telemetry.carrier import Carrier
+from slipstream.telemetry.telemetry import Telemetry
 from tiny_services import serving
 
 LIMIT_S = 60
@@ -67,20 +70,26 @@ class Stream:
         return answer
 
     async def verify(
-        self, start: int, tokens: tuple[int, ...], proposal: Proposal | None = None
+        self,
+        start: int,
+        tokens: tuple[int, ...],
+        proposal: Proposal | None = None,
+        trace: Carrier | None = None,
     ) -> target_pb2.Verdict:
         """One round."""
         asked = target_pb2.VerifyProposal(
             delta=delta_to_pb(Delta(start, tokens)),
             proposal=proposal_to_pb(proposal or Proposal()),
         )
-        return (await self.ask(verify=asked)).verdict
+        return (await self.ask(verify=asked, trace=trace_to_pb(trace))).verdict
 
-    async def rounds(self, tokens: tuple[int, ...], count: int) -> tuple[int, ...]:
+    async def rounds(
+        self, tokens: tuple[int, ...], count: int, trace: Carrier | None = None
+    ) -> tuple[int, ...]:
         """Tokens after so many plain rounds; all but the last of them are told."""
         start = 0
         for _ in range(count):
-            verdict = await self.verify(start, tokens[start:])
+            verdict = await self.verify(start, tokens[start:], trace=trace)
             start, tokens = len(tokens), (*tokens, *verdict.tokens)
         return tokens
 
@@ -131,6 +140,7 @@ class Served:
 
     engine: LocalTarget
     channel: grpc.aio.Channel
+    servicer: TargetServicer
 
     @property
     def stub(self) -> Any:
@@ -167,6 +177,7 @@ class Served:
         layers: tuple[int, ...],
         start: int = 0,
         encoding: KvEncoding = KvEncoding.RAW,
+        trace: Carrier | None = None,
     ) -> Mirror:
         """A reader from `start` on."""
         layout = layout_to_pb(self.engine.layout)
@@ -176,8 +187,8 @@ class Served:
         shape = (2 * form.num_kv_heads, 1024, form.head_dim)
         buffers = [torch.zeros(shape, dtype=torch_dtype(dtype)) for _ in layers]
         source = KvSource(stream.session_id, IDENTITY.incarnation)
-        wire = ENCODING.to_pb(encoding)
-        call = self.stub.StreamKv(self.request(stream, layers, start, encoding=wire))
+        said = {"encoding": ENCODING.to_pb(encoding), "trace": trace_to_pb(trace)}
+        call = self.stub.StreamKv(self.request(stream, layers, start, **said))
         return Mirror(form, source, call, buffers, count=start)
 
     def cached(self, stream: Stream, mirror: Mirror) -> list[Tensor]:
@@ -210,7 +221,11 @@ class Served:
 
 @asynccontextmanager
 async def served_target(
-    model: CausalModel, limits: LeaseLimits | None = None, *, max_sessions: int = 64
+    model: CausalModel,
+    limits: LeaseLimits | None = None,
+    *,
+    max_sessions: int = 64,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Served]:
     """A target on a real server. In the end nothing may be left in it but what is parked."""
     engine = tiny.local_target(model, free_rows=16, max_sessions=max_sessions)
@@ -220,13 +235,13 @@ async def served_target(
         context_length=model.context_length,
         tokenizer=target_pb2.Tokenizer(json=b"{}"),
     )
-    servicer = TargetServicer(engine, about, limits or LeaseLimits())
+    servicer = TargetServicer(engine, about, limits or LeaseLimits(), telemetry=telemetry)
     try:
         async with (
             serving({SERVICE: register(servicer)}) as address,
             connect(address, ChannelOptions()) as channel,
         ):
-            yield Served(engine, channel)
+            yield Served(engine, channel, servicer)
     finally:
         await servicer.close()
         assert engine.num_kv_bytes == engine.memory.num_cached_bytes
