@@ -37,6 +37,7 @@ from slipstream.rpc.leases import Lease, LeaseLimits, Leases
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.replies import Reply
 from slipstream.telemetry.telemetry import Telemetry
@@ -186,6 +187,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if not asked.target.vocab_size:
             raise HandshakeError("the caller says nothing of the target's vocabulary")
         session = session_from_pb(asked.session)
+        bind(session_id=session.session_id)
         check_session(session, self._drafter.context_length)
         form = self._supply.form(asked.target_layout)
         vocab_size = min(asked.target.vocab_size, self._drafter.vocab_size or (1 << 32))
