@@ -14,11 +14,13 @@ from slipstream.client.surface import (
     Call,
     Defaults,
     RequestOptions,
+    beginning,
     check_whole,
     make_call,
-    naming,
     only_model,
 )
+from slipstream.client.watch import Watcher
+from slipstream.client.watcher import ApplicationWatcher, watched
 from slipstream.core.errors import SessionBusy, SessionError, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
@@ -54,6 +56,7 @@ class AsyncClient:
         from slipstream.client.remote_aio import AsyncRemote
 
         self._defaults = Defaults(model or "", timeout_s)
+        self._watcher: Watcher = ApplicationWatcher()
         self._backend: AsyncBackend = AsyncRemote(
             connection(address, token=token, tls=tls, retries=retries), timeout_s
         )
@@ -86,18 +89,21 @@ class AsyncClient:
         return cls.of(AsyncEmbedded.load(target, draft, options, profile=path))
 
     @classmethod
-    def of(cls, backend: "AsyncBackend") -> Self:
-        """A client of engines that are there already; they close with it."""
+    def of(cls, backend: "AsyncBackend", *, watcher: Watcher | None = None) -> Self:
+        """A client of engines that are there already; they close with it. See `Client.of`."""
         client = cls.__new__(cls)
         client._defaults, client._backend = Defaults(), backend
+        client._watcher = watcher or ApplicationWatcher()
         return client
 
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
         check_whole(options)
-        call = make_call(prompt, options, self._defaults)
-        with naming(call.request_id):
-            return await self._backend.generate(call)
+        call = self._call(prompt, options, is_stream=False)
+        with beginning(call):
+            result = await self._backend.generate(call)
+        call.watch.answered(result)
+        return result
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
         """Chunks of text as they become final, for `async for`.
@@ -105,15 +111,16 @@ class AsyncClient:
         The request starts, and fails, with the first chunk. A stream that is not read to its end
         is cancelled when it is closed or dropped.
         """
-        call = make_call(prompt, options, self._defaults)
-        return AsyncChunkStream(self._backend.turn(call), request_id=call.request_id)
+        call = self._call(prompt, options, is_stream=True)
+        turn = self._backend.turn(call)
+        return AsyncChunkStream(turn, request_id=call.request_id, watch=call.watch)
 
     def session(self, session_id: str | None = None) -> "AsyncClientSession":
         """A conversation: each request goes on from the ones before, and their caches stay.
 
         An id goes on with a session that was left open; by default a new one begins.
         """
-        return AsyncClientSession(self._backend, self._defaults, session_id)
+        return AsyncClientSession(self._backend, self._defaults, session_id, watcher=self._watcher)
 
     async def tokenize(
         self, prompt: Prompt, *, raw: bool = False, model: str | None = None
@@ -143,13 +150,25 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def _call(self, prompt: Prompt, options: RequestOptions, *, is_stream: bool) -> Call:
+        call = make_call(prompt, options, self._defaults)
+        return watched(call, self._watcher, address=self._backend.address, is_stream=is_stream)
+
 
 class AsyncClientSession:
     """Turns of one conversation. Close it, or use it as a context, to free its caches."""
 
-    def __init__(self, backend: "AsyncBackend", defaults: Defaults, session_id: str | None) -> None:
+    def __init__(
+        self,
+        backend: "AsyncBackend",
+        defaults: Defaults,
+        session_id: str | None,
+        *,
+        watcher: Watcher,
+    ) -> None:
         self._backend = backend
         self._defaults = defaults
+        self._watcher = watcher
         self._conversation: Conversation[_SessionTurn] = Conversation(
             session_id or new_session_id(), session_id is not None
         )
@@ -162,14 +181,12 @@ class AsyncClientSession:
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
         check_whole(options)
-        async with self.stream(prompt, **options) as stream:
+        async with self._begun(prompt, options, is_stream=False) as stream:
             return collected([chunk async for chunk in stream])
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
         """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        call = make_call(prompt, options, self._defaults, session=self._conversation.ref())
-        turn = _SessionTurn(self._backend, self._conversation, call)
-        return AsyncChunkStream(turn, request_id=call.request_id)
+        return self._begun(prompt, options, is_stream=True)
 
     async def aclose(self) -> None:
         """Forget the session and free its caches. To go on with it later, leave it open."""
@@ -185,6 +202,15 @@ class AsyncClientSession:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _begun(
+        self, prompt: Prompt, options: RequestOptions, *, is_stream: bool
+    ) -> AsyncChunkStream:
+        at, address = self._conversation, self._backend.address
+        call = make_call(prompt, options, self._defaults, session=at.ref())
+        call = watched(call, self._watcher, address=address, is_stream=is_stream)
+        turn = _SessionTurn(self._backend, at, call)
+        return AsyncChunkStream(turn, request_id=call.request_id, watch=call.watch)
 
 
 class _SessionTurn:

@@ -16,6 +16,9 @@ from slipstream.core.server_info import ServerInfo
 class Backend(Protocol):
     """Engines, for threads."""
 
+    address: str | None
+    """Of the router; None where the engines are in this process."""
+
     def generate(self, call: Call) -> Result:
         """Run a request to its end."""
         ...
@@ -47,6 +50,8 @@ class Backend(Protocol):
 
 class AsyncBackend(Protocol):
     """The same for asyncio."""
+
+    address: str | None
 
     async def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 from slipstream.client.conversation import PAUSES_S, Conversation, new_session_id
 from slipstream.client.stream import ChunkStream
 from slipstream.client.surface import (
+    Call,
     Defaults,
     RequestOptions,
+    beginning,
     check_whole,
     make_call,
-    naming,
     only_model,
 )
+from slipstream.client.watch import Watcher
+from slipstream.client.watcher import ApplicationWatcher, watched
 from slipstream.core.errors import SessionBusy, SessionError, SessionExists
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
@@ -63,6 +66,7 @@ class Client:
         from slipstream.client.remote import Remote
 
         self._defaults = Defaults(model or "", timeout_s)
+        self._watcher: Watcher = ApplicationWatcher()
         self._backend: Backend = Remote(
             connection(address, token=token, tls=tls, retries=retries), timeout_s
         )
@@ -102,19 +106,25 @@ class Client:
         return cls.of(Embedded.load(target, draft, options, profile=path))
 
     @classmethod
-    def of(cls, backend: "Backend") -> Self:
-        """A client of engines that are there already."""
+    def of(cls, backend: "Backend", *, watcher: Watcher | None = None) -> Self:
+        """A client of engines that are there already.
+
+        The `watcher` is told of its requests, by default the application's telemetry.
+        """
         client = cls.__new__(cls)
         client._defaults = Defaults()
+        client._watcher = watcher or ApplicationWatcher()
         client._backend = backend
         return client
 
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
         check_whole(options)
-        call = make_call(prompt, options, self._defaults)
-        with naming(call.request_id):
-            return self._backend.generate(call)
+        call = self._call(prompt, options, is_stream=False)
+        with beginning(call):
+            result = self._backend.generate(call)
+        call.watch.answered(result)
+        return result
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
         """Chunks of text as they become final.
@@ -123,16 +133,16 @@ class Client:
         default. Raises `InvalidRequest` and what else keeps a request from starting before it
         returns; a stream that is not read to its end is cancelled when it is closed or dropped.
         """
-        call = make_call(prompt, options, self._defaults)
-        with naming(call.request_id):
-            return self._backend.stream(call)
+        call = self._call(prompt, options, is_stream=True)
+        with beginning(call):
+            return self._backend.stream(call).watched(call.watch)
 
     def session(self, session_id: str | None = None) -> "ClientSession":
         """A conversation: each request goes on from the ones before, and their caches stay.
 
         An id goes on with a session that was left open; by default a new one begins.
         """
-        return ClientSession(self._backend, self._defaults, session_id)
+        return ClientSession(self._backend, self._defaults, session_id, watcher=self._watcher)
 
     def tokenize(
         self, prompt: Prompt, *, raw: bool = False, model: str | None = None
@@ -162,13 +172,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _call(self, prompt: Prompt, options: RequestOptions, *, is_stream: bool) -> Call:
+        call = make_call(prompt, options, self._defaults)
+        return watched(call, self._watcher, address=self._backend.address, is_stream=is_stream)
+
 
 class ClientSession:
     """Turns of one conversation. Close it, or use it as a context, to free its caches."""
 
-    def __init__(self, backend: "Backend", defaults: Defaults, session_id: str | None) -> None:
+    def __init__(
+        self, backend: "Backend", defaults: Defaults, session_id: str | None, *, watcher: Watcher
+    ) -> None:
         self._backend = backend
         self._defaults = defaults
+        self._watcher = watcher
         self._conversation: Conversation[ChunkStream] = Conversation(
             session_id or new_session_id(), session_id is not None
         )
@@ -181,22 +198,12 @@ class ClientSession:
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run the next turn to its end."""
         check_whole(options)
-        with self.stream(prompt, **options) as chunks:
+        with self._begun(prompt, options, is_stream=False) as chunks:
             return collected(chunks)
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
         """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        at = self._conversation
-        call = make_call(prompt, options, self._defaults, session=at.ref())
-        with naming(call.request_id):
-            try:
-                chunks = self._patiently(lambda: self._backend.stream(call))
-            except SessionExists:
-                if at.is_begun:
-                    raise
-                chunks = self._backend.stream(at.resumed(call))
-        at.begun(chunks)
-        return chunks
+        return self._begun(prompt, options, is_stream=True)
 
     def close(self) -> None:
         """Forget the session and free its caches. To go on with it later, leave it open."""
@@ -211,6 +218,20 @@ class ClientSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _begun(self, prompt: Prompt, options: RequestOptions, *, is_stream: bool) -> ChunkStream:
+        at, address = self._conversation, self._backend.address
+        call = make_call(prompt, options, self._defaults, session=at.ref())
+        call = watched(call, self._watcher, address=address, is_stream=is_stream)
+        with beginning(call):
+            try:
+                chunks = self._patiently(lambda: self._backend.stream(call))
+            except SessionExists:
+                if at.is_begun:
+                    raise
+                chunks = self._backend.stream(at.resumed(call))
+        at.begun(chunks)
+        return chunks.watched(call.watch)
 
     def _patiently(self, run: "Callable[[], T]") -> T:
         """Wait out what passes by itself; a turn that still runs is `SessionBusy` at once."""

@@ -51,6 +51,11 @@ class Connection:
     options: ChannelOptions
     patience: Patience
 
+    @property
+    def address(self) -> str:
+        """As callers write it."""
+        return self.target.removeprefix("ipv4:").removeprefix("ipv6:")
+
     def tries(self, timeout_s: float | None) -> Tries:
         """Of one request, from now on."""
         return Tries(timeout_s, self.patience, clock=time.monotonic, draw=random.random)

@@ -47,6 +47,7 @@ class Embedded:
         rules = KeepRules(session_ttl_s=_FOR_EVER_S, request_ttl_s=_AGAIN_S)
         self._claims = Claims(store, rules, next_fence=lambda: 0)
         self._is_closed = False
+        self.address: str | None = None
 
     @classmethod
     def load(

@@ -39,6 +39,7 @@ class AsyncEmbedded:
         self._embedded = Embedded(engine, drafter, ports)
         self._turns: set[_EmbeddedTurn] = set()
         self._is_closed = False
+        self.address: str | None = None
 
     @classmethod
     def load(

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from typing import Any, Self
 
 import grpc
@@ -41,6 +40,7 @@ class Remote:
 
     def __init__(self, to: Connection, timeout_s: float) -> None:
         self._to = to
+        self.address: str | None = to.address
         self._control_s = min(timeout_s, MAX_CONTROL_S)
         self._metadata = metadata(to.options)
         self._channel = connect_sync(to.target, to.options)
@@ -50,7 +50,7 @@ class Remote:
     def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""
         answer: pb.GenerateResponse = self._ask(
-            self._stub.Generate, unary_request(call), call.timeout_s
+            self._stub.Generate, unary_request(call), call.timeout_s, call.watch.headers
         )
         with understood():
             return result_from_pb(answer)
@@ -64,7 +64,7 @@ class Remote:
         except BaseException:
             answer.end()
             raise
-        return ChunkStream(chain([first], answer), answer.end, request_id=call.request_id)
+        return ChunkStream(answer, answer.end, request_id=call.request_id, first=first)
 
     def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
@@ -98,15 +98,23 @@ class Remote:
 
     def _start(self, call: Call) -> Any:
         return self._stub.GenerateStream(
-            stream_request(call), timeout=call.timeout_s, metadata=self._metadata
+            stream_request(call),
+            timeout=call.timeout_s,
+            metadata=(*self._metadata, *call.watch.headers),
         )
 
-    def _ask(self, method: Callable[..., Any], request: object, timeout_s: float | None) -> Any:
+    def _ask(
+        self,
+        method: Callable[..., Any],
+        request: object,
+        timeout_s: float | None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> Any:
         self._require_open()
-        tries = self._to.tries(timeout_s)
+        tries, carried = self._to.tries(timeout_s), (*self._metadata, *headers)
         while True:
             try:
-                return method(request, timeout=tries.left_s(), metadata=self._metadata)
+                return method(request, timeout=tries.left_s(), metadata=carried)
             except grpc.RpcError as error:
                 if self._closed.is_set():
                     raise closed_meanwhile() from None

@@ -48,6 +48,7 @@ class AsyncRemote:
 
     def __init__(self, to: Connection, timeout_s: float) -> None:
         self._to = to
+        self.address: str | None = to.address
         self._control_s = min(timeout_s, MAX_CONTROL_S)
         self._metadata = metadata(to.options)
         self._channel: grpc.aio.Channel | None = None
@@ -55,8 +56,9 @@ class AsyncRemote:
 
     async def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""
-        request, timeout_s = unary_request(call), call.timeout_s
-        answer: pb.GenerateResponse = await self._ask(self._stub().Generate, request, timeout_s)
+        answer: pb.GenerateResponse = await self._ask(
+            self._stub().Generate, unary_request(call), call.timeout_s, call.watch.headers
+        )
         with understood():
             return result_from_pb(answer)
 
@@ -105,16 +107,22 @@ class AsyncRemote:
 
     def _start(self, call: Call) -> Any:
         return self._stub().GenerateStream(
-            stream_request(call), timeout=call.timeout_s, metadata=self._metadata
+            stream_request(call),
+            timeout=call.timeout_s,
+            metadata=(*self._metadata, *call.watch.headers),
         )
 
     async def _ask(
-        self, method: Callable[..., Any], request: object, timeout_s: float | None
+        self,
+        method: Callable[..., Any],
+        request: object,
+        timeout_s: float | None,
+        headers: tuple[tuple[str, str], ...] = (),
     ) -> Any:
-        tries = self._to.tries(timeout_s)
+        tries, carried = self._to.tries(timeout_s), (*self._metadata, *headers)
         while True:
             try:
-                answer = method(request, timeout=tries.left_s(), metadata=self._metadata)
+                answer = method(request, timeout=tries.left_s(), metadata=carried)
                 return await _uncancelled(answer)
             except grpc.RpcError as error:
                 pause_s = pause_after(error, tries, type(request).__name__)

@@ -95,6 +95,7 @@ class Resuming:
             tries.trust()
         self._num_received = call.generation.num_received
         self._has_prompt = False
+        self._is_sent = False
 
     @property
     def request_id(self) -> str:
@@ -108,8 +109,11 @@ class Resuming:
 
     def next_call(self) -> Call:
         """What to send now: all as it was, but for what is held and for the time that is left."""
+        if self._is_sent:
+            self._call.watch.resumed(self._num_received)
+        self._is_sent = True
         generation = replace(self._call.generation, num_received=self._num_received)
-        return Call(generation, self.tries.left_s())
+        return replace(self._call, generation=generation, timeout_s=self.tries.left_s())
 
     def received(self, chunk: Chunk) -> Chunk | None:
         """The chunk as the caller is to see it; None for one that says nothing new."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 from uuid import uuid4
 
+from slipstream.client.watch import UNWATCHED, Watch
 from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import SpeculationOptions
@@ -61,6 +62,8 @@ class Call:
 
     generation: Generation
     timeout_s: float | None
+    watch: Watch = UNWATCHED
+    """Who is told of it; its own calls are the backend's to tell of, all else the client's."""
 
     @property
     def request_id(self) -> str:
@@ -109,6 +112,18 @@ def only_model(models: Sequence[ModelInfo]) -> ModelInfo:
         names = ", ".join(info.model for info in models) or "none"
         raise InvalidRequest(f"the models are {names}, so one must be named")
     return models[0]
+
+
+@contextmanager
+def beginning(call: Call) -> Iterator[None]:
+    """Around what begins a request. Errors that pass carry its id, and are its end."""
+    call.watch.begin()
+    try:
+        with naming(call.request_id):
+            yield
+    except BaseException as error:
+        call.watch.failed(error)
+        raise
 
 
 @contextmanager

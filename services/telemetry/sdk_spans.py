@@ -1,0 +1,244 @@
+"""Requests as callers of the SDK see them: a span each, and three metrics.
+
+Through the API of OpenTelemetry alone: nothing is set up here, and where nobody else has, nothing
+is recorded. Names are those of the semantic conventions for generative AI, and ours in the
+namespace `slipstream`. What was said and answered is never told.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, TracerProvider
+
+import slipstream
+from slipstream.core.errors import InvalidRequest, SlipstreamError
+from slipstream.core.prompt import are_ids
+from slipstream.core.request import Generation
+from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result
+from slipstream.core.stats import SpeculationStats
+from slipstream.core.types import FinishReason, SamplingParams
+from slipstream.telemetry.calls import server_attributes
+from slipstream.telemetry.carrier import carried
+from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS
+from slipstream.telemetry.metric import Instruments
+
+PROVIDER = "slipstream"
+_SCOPE = "slipstream.client"
+_MAX_INT = 2**63 - 1
+"""Attributes are signed."""
+
+Clock = Callable[[], float]
+_Attributes = dict[str, Any]
+
+
+class SdkTelemetry:
+    """Watches the requests of a client, for the application's own telemetry."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        *,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """Providers left out are the application's global ones, once it has set them."""
+        version = slipstream.__version__
+        self._tracer = trace.get_tracer(_SCOPE, version, tracer_provider)
+        self._instruments = Instruments(metrics.get_meter(_SCOPE, version, meter_provider))
+        self._clock = clock
+
+    def watch(self, asked: Generation, *, address: str | None, is_stream: bool) -> "RequestSpan":
+        """A request that is about to be made, of the router there or of engines in this process."""
+        about = _about(asked, address, is_stream=is_stream)
+        return RequestSpan(self._tracer, self._instruments, self._clock, about)
+
+
+class RequestSpan:
+    """One request, from its beginning to its last chunk, its error, or the moment it is left."""
+
+    def __init__(
+        self, tracer: trace.Tracer, instruments: Instruments, clock: Clock, about: _Attributes
+    ) -> None:
+        """`about` are the attributes that are known before it begins."""
+        self._tracer = tracer
+        self._instruments = instruments
+        self._clock = clock
+        self._about = about
+        self._common = {
+            name: about[name] for name in CLIENT_FIRST_CHUNK.attributes if name in about
+        }
+        self._span: Span = INVALID_SPAN
+        self._began_s = 0.0
+        self._has_begun = self._has_ended = False
+        self._lock = threading.Lock()
+        self._num_tokens: int | None = None
+        self.headers: tuple[tuple[str, str], ...] = ()
+        """The W3C Trace Context for whoever is called: of this span or, where that is not recorded,
+        of the application's current one; none where that is not recorded either."""
+
+    def begin(self) -> None:
+        """It is about to be sent. Its span is a child of the current one."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._began_s = self._clock()
+        kind = SpanKind.CLIENT if "server.address" in self._about else SpanKind.INTERNAL
+        self._span = self._tracer.start_span(_name(self._about), kind=kind, attributes=self._about)
+        at = carried(self._span) or carried()
+        if at is not None:
+            headers = (("traceparent", at.traceparent), ("tracestate", at.tracestate))
+            self.headers = tuple(header for header in headers if header[1])
+
+    def received(self, chunk: Chunk) -> None:
+        """A part of the answer has come; the last one ends the span."""
+        if self._has_ended:
+            return
+        if self._num_tokens is None:
+            self._num_tokens = 0
+            elapsed_s = self._clock() - self._began_s
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", elapsed_s)
+            self._instruments.record(CLIENT_FIRST_CHUNK, elapsed_s, self._common)
+        self._num_tokens += len(chunk.token_ids)
+        if chunk.prompt is not None:
+            self._say_prompt(chunk.prompt)
+        if chunk.finish_reason is not None and self._is_last_word():
+            self._finish(chunk.finish_reason, chunk.stats)
+
+    def answered(self, result: Result) -> None:
+        """All of the answer has come at once."""
+        if self._is_last_word():
+            self._say_prompt(result.prompt)
+            self._finish(result.finish_reason, result.stats)
+
+    def resumed(self, num_received: int) -> None:
+        """It broke off, and is sent again for what follows so many tokens."""
+        if not self._has_ended:
+            self._span.add_event("resumed", {"slipstream.resumed.num_received": num_received})
+
+    def failed(self, error: BaseException) -> None:
+        """It came to this end. What a caller gives up is no failure."""
+        if not isinstance(error, Exception):
+            self.left()
+        elif self._is_last_word():
+            # Only our own errors are known to say nothing secret, and refusals may quote.
+            is_quiet = isinstance(error, SlipstreamError) and not isinstance(error, InvalidRequest)
+            kind = type(error).__name__
+            self._span.set_attribute("error.type", kind)
+            self._span.set_status(Status(StatusCode.ERROR, str(error) if is_quiet else None))
+            self._say_received()
+            self._end(kind)
+
+    def left(self) -> None:
+        """Nobody reads on. What came until then was asked for, and is counted."""
+        if self._is_last_word():
+            self._span.set_attribute("slipstream.cancelled", True)
+            self._say_received()
+            self._end()
+
+    def _is_last_word(self) -> bool:
+        """Whether this ends it. A stream may be read by one thread and closed by another."""
+        with self._lock:
+            is_last = self._has_begun and not self._has_ended
+            self._has_ended = self._has_ended or is_last
+        return is_last
+
+    def _say_prompt(self, info: PromptInfo) -> None:
+        self._span.set_attributes(
+            {
+                "gen_ai.response.id": info.request_id,
+                "gen_ai.response.model": info.model,
+                "gen_ai.usage.input_tokens": info.num_prompt_tokens,
+            }
+        )
+        self._count("input", info.num_prompt_tokens)
+
+    def _say_received(self) -> None:
+        """What came of an answer that has no end."""
+        if self._num_tokens is not None:
+            self._span.set_attribute("gen_ai.usage.output_tokens", self._num_tokens)
+            self._count("output", self._num_tokens)
+
+    def _finish(self, reason: FinishReason, stats: RequestStats | None) -> None:
+        self._span.set_attribute("gen_ai.response.finish_reasons", [reason.value])
+        if stats is not None:
+            self._span.set_attributes(_usage(stats) | _acceptance(stats.speculation))
+            self._count("output", stats.num_output_tokens)
+        self._end()
+
+    def _count(self, kind: str, num_tokens: int) -> None:
+        attributes = self._common | {"gen_ai.token.type": kind}
+        self._instruments.record(CLIENT_TOKENS, num_tokens, attributes)
+
+    def _end(self, error: str | None = None) -> None:
+        attributes = self._common if error is None else self._common | {"error.type": error}
+        self._instruments.record(CLIENT_DURATION, self._clock() - self._began_s, attributes)
+        self._span.end()
+
+
+def _about(asked: Generation, address: str | None, *, is_stream: bool) -> _Attributes:
+    """What is known of a request before it is sent; nothing of what it says."""
+    ask = asked.ask
+    is_completion = ask.raw or _is_ids(asked.prompt)
+    attributes: _Attributes = {
+        "gen_ai.operation.name": "text_completion" if is_completion else "chat",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.max_tokens": ask.max_tokens,
+        "gen_ai.request.stream": is_stream,
+        **_sampling(ask.sampling),
+    }
+    if asked.model:
+        attributes["gen_ai.request.model"] = asked.model
+    if asked.session is not None:
+        attributes["gen_ai.conversation.id"] = asked.session.session_id
+    if address is not None:
+        attributes |= _server(address)
+    return attributes
+
+
+def _is_ids(prompt: object) -> bool:
+    """Of what is not known yet to be a prompt at all."""
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and are_ids(prompt)
+
+
+def _sampling(sampling: SamplingParams) -> _Attributes:
+    values = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "seed": sampling.seed if sampling.seed <= _MAX_INT else None,
+    }
+    return {f"gen_ai.request.{name}": at for name, at in values.items() if at is not None}
+
+
+def _server(address: str) -> _Attributes:
+    """Of several addresses it is not known which one answers."""
+    return {"server.address": address} if "," in address else {**server_attributes(address)}
+
+
+def _usage(stats: RequestStats) -> _Attributes:
+    return {
+        "gen_ai.usage.input_tokens": stats.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": stats.num_output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": stats.num_cached_tokens,
+    }
+
+
+def _acceptance(stats: SpeculationStats) -> _Attributes:
+    return {
+        "slipstream.speculation.acceptance_length": stats.mean_acceptance_length,
+        "slipstream.speculation.acceptance_rate": stats.draft_acceptance_rate,
+        "slipstream.speculation.draft_tokens": stats.num_draft_tokens,
+        "slipstream.speculation.accepted_tokens": stats.num_accepted_draft_tokens,
+    }
+
+
+def _name(about: _Attributes) -> str:
+    operation = about["gen_ai.operation.name"]
+    model = about.get("gen_ai.request.model")
+    return operation if model is None else f"{operation} {model}"
