@@ -15,7 +15,9 @@ from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.genai import (
+    input_content,
     operation_attributes,
+    output_content,
     prompt_attributes,
     request_attributes,
     stats_attributes,
@@ -45,12 +47,19 @@ class RequestWatch:
         self._model = ""
         self._first_s: float | None = None
         self._num_tokens = 0
+        self._texts: list[str] | None = None
+
+    def show_content(self) -> None:
+        """Have the span carry prompt and answer, if there is one."""
+        self._texts = [] if self.span.is_traced else None
 
     def asked(self, asked: Generation, *, is_stream: bool) -> None:
         """What the caller says, once it is understood."""
         self._asked = asked
         if self.span.is_traced:
             self.span.say(request_attributes(asked, is_stream=is_stream))
+        if self._texts is not None:
+            self.span.say(input_content(asked))
 
     def named(self, request_id: str) -> None:
         """What the request goes by from now on, in logs and in its span."""
@@ -76,8 +85,12 @@ class RequestWatch:
             self._model = chunk.prompt.model
             if self.span.is_traced:
                 self.span.say(prompt_attributes(chunk.prompt))
+        if self._texts is not None:
+            self._texts.append(chunk.text)
         if chunk.stats is not None and chunk.finish_reason is not None and self.span.is_traced:
             self.span.say(stats_attributes(chunk.finish_reason, chunk.stats))
+            if self._texts is not None:
+                self.span.say(output_content("".join(self._texts), chunk.finish_reason))
 
     def end(self, error: BaseException | None) -> None:
         """It is over."""
@@ -119,6 +132,8 @@ class Observing:
         span = request_span(self._telemetry, method, _carrier(metadata), said)
         rounds = RoundWatch(span, self._telemetry.bounds, self._rounds.seen)
         watch = RequestWatch(span, self._telemetry.instruments, rounds)
+        if self._telemetry.shows_content:
+            watch.show_content()
         span.become_current()
         error: BaseException | None = None
         try:

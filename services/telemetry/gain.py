@@ -25,6 +25,7 @@ class Gain:
         self._length = _Average()
         self._speculative_s = _Average()
         self._plain_s = _Average()
+        self._verify_s = _Average()
 
     @property
     def length(self) -> float | None:
@@ -35,16 +36,17 @@ class Gain:
     def break_even(self) -> float | None:
         """Length from which on speculative rounds bring more tokens per second than plain ones.
 
-        None while nobody knows how long either takes.
+        None before the first one. While nobody has said how long a plain round takes, it counts as
+        long as a verification, than which it is no longer: the least that it can be.
         """
-        if not (self._speculative_s.count and self._plain_s.value):
-            return None
-        return self._speculative_s.value / self._plain_s.value
+        plain_s = self._plain_s.value or self._verify_s.value
+        return self._speculative_s.value / plain_s if plain_s else None
 
-    def speculative(self, *, num_final: int, seconds: float) -> None:
-        """A round in which something was drafted."""
+    def speculative(self, *, num_final: int, seconds: float, verify_s: float) -> None:
+        """A round in which something was drafted, and how much of it was the verification."""
         self._length.take(num_final)
         self._speculative_s.take(seconds)
+        self._verify_s.take(verify_s)
 
     def plain(self, seconds: float) -> None:
         """How long a plain round takes, measured or as the target has it for the present load."""

@@ -1,8 +1,11 @@
 """A request in the words of the semantic conventions for generative AI, and in ours beside them.
 
-(OpenTelemetry semantic conventions, gen_ai.*, in development.) Text is never among them. Shared by
-the router and the SDK, so that both ends of a request say the same.
+(OpenTelemetry semantic conventions, gen_ai.*, in development.) Text is in what is named content
+alone. Shared by the router and the SDK, so that both ends of a request say the same.
 """
+
+import json
+from typing import Any
 
 from slipstream.core.prompt import are_ids
 from slipstream.core.request import Generation
@@ -12,6 +15,8 @@ from slipstream.telemetry.metric import Attributes, Value
 
 PROVIDER = "slipstream"
 CHAT, COMPLETION = "chat", "text_completion"
+MAX_CONTENT = 1 << 16
+"""Characters of a prompt or an answer in a span, where they are switched on."""
 
 _Said = dict[str, Value]
 
@@ -79,6 +84,35 @@ def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
     for name, count in speculation.fallbacks.items():
         said[f"slipstream.fallbacks.{_word(name)}"] = count
     return {**said, "gen_ai.response.finish_reasons": (reason.value,)}
+
+
+def input_content(asked: Generation) -> Attributes:
+    """The prompt, for those who switched it on; one that is too long is told by its length."""
+    prompt = asked.prompt
+    if isinstance(prompt, str):
+        messages: list[Any] = [_message("user", prompt)]
+    elif are_ids(prompt):
+        messages = [_message("user", " ".join(map(str, prompt)))]
+    else:
+        messages = [_message(item["role"], item["content"]) for item in prompt]  # type: ignore[index]
+    return _content("input", messages)
+
+
+def output_content(text: str, reason: FinishReason) -> Attributes:
+    """The answer, likewise."""
+    message = {**_message("assistant", text), "finish_reason": reason.value}
+    return _content("output", [message])
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
+
+
+def _content(side: str, messages: list[Any]) -> Attributes:
+    text = json.dumps(messages, ensure_ascii=False)
+    if len(text) > MAX_CONTENT:
+        return {f"slipstream.{side}.omitted_chars": len(text)}
+    return {f"gen_ai.{side}.messages": text}
 
 
 def _sampling(sampling: SamplingParams) -> _Said:

@@ -6,7 +6,7 @@ from slipstream.core.types import Verdict
 from slipstream.telemetry import catalog
 from slipstream.telemetry.gain import Gain
 from slipstream.telemetry.metric import Instruments, Metric
-from slipstream.telemetry.round_seen import PLAIN, PREFILL, SPECULATIVE, RoundSeen
+from slipstream.telemetry.round_seen import PLAIN, PREFILL, SPECULATIVE, RoundSeen, seconds_of
 
 MAX_POSITION = 16
 """The last position of a path that is counted."""
@@ -32,7 +32,7 @@ class RoundMetrics:
             self._count(catalog.TOKENS_CACHED, amount=at.verdict.num_cached)
         elif at.kind == SPECULATIVE:
             self._speculative(at)
-        self._learn(at)
+        self._learn(at, at.verdict)
         if at.proposal is not None and at.proposal.fallback is not None:
             self._count(catalog.FALLBACKS, at.proposal.fallback)
 
@@ -53,11 +53,8 @@ class RoundMetrics:
 
     def _times(self, at: RoundSeen) -> None:
         if at.proposing is not None:
-            waited_s = at.proposing[1] - at.proposing[0]
-            self._instruments.record(catalog.DRAFT_WAIT, waited_s)
-        if at.verifying is not None:
-            waited_s = at.verifying[1] - at.verifying[0]
-            self._instruments.record(catalog.VERIFY_WAIT, waited_s)
+            self._instruments.record(catalog.DRAFT_WAIT, seconds_of(at.proposing))
+        self._instruments.record(catalog.VERIFY_WAIT, seconds_of(at.verifying))
 
     def _speculative(self, at: RoundSeen) -> None:
         assert at.proposal is not None
@@ -72,23 +69,19 @@ class RoundMetrics:
             for position in range(1, min(reached, MAX_POSITION) + 1):
                 self._count(metric, str(position))
 
-    def _learn(self, at: RoundSeen) -> None:
-        if at.verdict is None or at.verdict.finish_reason is not None:
+    def _learn(self, at: RoundSeen, verdict: Verdict) -> None:
+        if verdict.finish_reason is not None:
             return  # a last round is cut short for reasons of its own
-        if at.kind == SPECULATIVE:
-            self._gain.speculative(num_final=at.num_final, seconds=at.seconds)
-            self._learn_plain(at, at.verdict)
-        elif at.kind == PLAIN:
+        if at.kind == PLAIN:
             self._gain.plain(at.seconds)
-
-    def _learn_plain(self, at: RoundSeen, verdict: Verdict) -> None:
-        """What a plain round would have taken: as the target says, and the way there and back."""
-        offer, timing = verdict.offer, verdict.timing
-        if offer is None or not offer.round_s or at.verifying is None:
-            return
-        waited_s = at.verifying[1] - at.verifying[0]
-        way_s = 0.0 if timing is None else max(waited_s - timing.engine_s, 0.0)
-        self._gain.plain(offer.round_s + way_s)
+        elif at.kind == SPECULATIVE:
+            verify_s = seconds_of(at.verifying)
+            self._gain.speculative(num_final=at.num_final, seconds=at.seconds, verify_s=verify_s)
+            offer, timing = verdict.offer, verdict.timing
+            if offer is not None and offer.round_s:
+                # The target's part as it says, and the way there and back as it was.
+                way_s = 0.0 if timing is None else max(verify_s - timing.engine_s, 0.0)
+                self._gain.plain(offer.round_s + way_s)
 
     def _count(self, metric: Metric, value: str = "", *, amount: int = 1) -> None:
         self._counts.setdefault(metric, Counter())[value] += amount

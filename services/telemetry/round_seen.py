@@ -79,7 +79,7 @@ def round_attributes(at: RoundSeen, selected: str) -> "Attributes":
 def proposal_attributes(at: RoundSeen) -> "Attributes":
     """Of the span of asking for a proposal: what was asked, what came, and why no more."""
     proposal, plan = at.proposal, at.plan
-    said: dict[str, Value] = {"slipstream.proposal.waited_ms": _ms(at.proposing)}
+    said: dict[str, Value] = {"slipstream.proposal.waited_ms": 1000 * seconds_of(at.proposing)}
     if plan is not None:
         said["slipstream.plan.shape"] = plan.shape.value
         said["slipstream.plan.stop_policy"] = plan.stop.value
@@ -121,7 +121,7 @@ def verdict_attributes(at: RoundSeen) -> "Attributes":
     """Of the span of asking for a verdict."""
     verdict = at.verdict
     said: dict[str, Value] = {
-        "slipstream.verdict.waited_ms": _ms(at.verifying),
+        "slipstream.verdict.waited_ms": 1000 * seconds_of(at.verifying),
         "slipstream.verdict.nodes": at.num_nodes,
     }
     if verdict is None:
@@ -143,5 +143,6 @@ def _reply(timing: ReplyTiming) -> "Attributes":
     }
 
 
-def _ms(times: Times | None) -> float:
-    return 0.0 if times is None else 1000 * (times[1] - times[0])
+def seconds_of(times: Times | None) -> float:
+    """From start to end; 0 of what never began."""
+    return 0.0 if times is None else times[1] - times[0]
