@@ -125,8 +125,8 @@ def parse_flags(
         raise InvalidRequest(f"{prog} has no {rest[0]!r}; there are {names}")
     given = {name: value for name, value in vars(values).items() if value is not None}
     file = given.pop("config", None)
-    names = [{at.name for at in _fields(cls)} for cls in classes]
-    parts = [{name: given[name] for name in given if name in own} for own in names]
+    owned = [{at.name for at in _fields(cls)} for cls in classes]
+    parts = [{name: given[name] for name in given if name in own} for own in owned]
     return parts, None if file is None else Path(file)
 
 
