@@ -50,8 +50,9 @@ class Received:
 async def receiver(into: Received) -> AsyncIterator[str]:
     """The URL at which exporters of this machine are listened to."""
     server = grpc.aio.server()
-    trace_grpc.add_TraceServiceServicer_to_server(_Traces(into), server)
-    metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(into), server)
+    # Both are generated without annotations.
+    trace_grpc.add_TraceServiceServicer_to_server(_Traces(into), server)  # type: ignore[no-untyped-call]
+    metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(into), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -46,14 +46,16 @@ async def run_telemetry(
     """
     received = Received()
     async with AsyncExitStack() as opened:
-        endpoint = told.endpoint or await opened.enter_async_context(receiver(received))
+        endpoint = told.endpoint
+        if endpoint is None:
+            endpoint = await opened.enter_async_context(receiver(received))
         plans = {OFF: services, ON: telling(services, endpoint, ratio=told.ratio)}
         async with two_stacks(plans) as stacks:
             scraper = Scraper(stacks.pages)
             async with _clients(stacks.routers) as clients:
                 around = _around(scraper, told.settle_s)
                 runs = await run_pairs(plan, clients, advance=advance, around=around)
-    exported = None if told.endpoint else _exported(received)  # all is sent by now
+    exported = _exported(received) if told.endpoint is None else None  # all is sent by now
     return pair_figures(plan, runs) | {"exported": exported, "scraped": _scraped(scraper)}
 
 
