@@ -1,0 +1,65 @@
+"""docs/runbook.md tells of every metric there is, by its names, kind, unit and attributes."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from prometheus_names import family
+from slipstream.telemetry.catalog import CATALOG, CLIENT, DRAFT, ROUTER, TARGET
+
+PAGE = Path(__file__).parents[1] / "docs" / "runbook.md"
+SECTIONS = {"Router": ROUTER, "Target": TARGET, "Draft": DRAFT, "SDK": CLIENT}
+COLUMNS = 7
+NAMES = re.compile(r"`([a-z_.]+)` `([a-z_]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A row: what is compared, and whether it says anything at all beside that."""
+
+    name: str
+    exported: str
+    kind: str
+    unit: str
+    attributes: frozenset[str]
+
+
+def rows() -> dict[tuple[str, str], Told]:
+    """By role and name. Fails where one stands there twice."""
+    found: dict[tuple[str, str], Told] = {}
+    for title, role in SECTIONS.items():
+        section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+        for line in re.findall(r"^\| `.*$", section, re.MULTILINE):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert len(cells) == COLUMNS and all(cells), line
+            name, exported = NAMES.fullmatch(cells[0]).groups()
+            attributes = frozenset(re.findall(r"`([^`]+)`", cells[3]))
+            assert (role, name) not in found
+            found[role, name] = Told(name, exported, cells[1], cells[2], attributes)
+    return found
+
+
+def test_every_metric_is_told_of_at_every_service_that_exports_it_and_nothing_else_is():
+    assert set(rows()) == {(role, metric.name) for metric in CATALOG for role in metric.roles}
+
+
+@pytest.mark.parametrize("metric", CATALOG, ids=lambda metric: metric.name)
+def test_a_metric_is_told_of_as_it_is(metric):
+    told = rows()
+    for role in metric.roles:
+        assert told[role, metric.name] == Told(
+            metric.name,
+            family(metric),
+            metric.kind.value,
+            metric.unit,
+            frozenset(metric.attributes),
+        )
+
+
+def test_every_attribute_has_its_values_told():
+    section = PAGE.read_text().split("\n## Values of attributes\n")[1].split("\n## ")[0]
+    told = set(re.findall(r"^\| `([^`]+)`", section, re.MULTILINE))
+    used = {attribute for metric in CATALOG for attribute in metric.attributes}
+    assert told == used
