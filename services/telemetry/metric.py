@@ -75,10 +75,10 @@ class Instruments:
         self._of(metric, Kind.HISTOGRAM).record(value, attributes)
 
     def _of(self, metric: Metric, kind: Kind) -> Any:
+        if metric.kind is not kind:
+            raise ValueError(f"{metric.name} is a {metric.kind}, not a {kind}")
         made = self._made.get(metric.name)
         if made is None:
-            if metric.kind is not kind:
-                raise ValueError(f"{metric.name} is a {metric.kind}, not a {kind}")
             made = self._made[metric.name] = self._make(metric)
         return made
 

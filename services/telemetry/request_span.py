@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _STAGE = "slipstream.stage.{}_ms"
-MAX_APPENDS = 8
+MAX_STORED = 9
 """Of a request: one a round is too many for a trace."""
 _CURRENT: ContextVar["RequestSpan | None"] = ContextVar("slipstream_request", default=None)
 
@@ -47,7 +47,7 @@ class RequestSpan:
         self._timeline = timeline or Timeline(clock)
         self._spent: dict[str, float] = {}
         self._begun: dict[str, float] = {}
-        self._num_appends = 0
+        self._num_stored = 0
 
     @property
     def context(self) -> Context:
@@ -119,9 +119,9 @@ class RequestSpan:
     ) -> None:
         """An operation of the session store was done for the request. Only the first have spans,
         and the one that gives the session back."""
-        if operation == "append":
-            self._num_appends += 1
-            if self._num_appends > MAX_APPENDS:
+        if operation != "release":
+            self._num_stored += 1
+            if self._num_stored > MAX_STORED:
                 return
         self.child(
             f"session.{operation}",
@@ -141,10 +141,16 @@ class RequestSpan:
         if start_s is not None:
             self.spend(stage, self.clock() - start_s)
 
-    def begin(self, name: str, parent: Span | None = None, *, kind: SpanKind) -> Span:
-        """A span of what begins now; end it."""
+    def begin(
+        self, name: str, start_s: float, parent: Span | None = None, *, kind: SpanKind
+    ) -> Span:
+        """A span of what begins now; `finish` it."""
         context = self.context if parent is None else in_context(parent, Context())
-        return self._tracer.start_span(name, context, kind)
+        return self._tracer.start_span(name, context, kind, start_time=self._timeline.ns(start_s))
+
+    def finish(self, span: Span, end_s: float) -> None:
+        """What such a span is of is over."""
+        span.end(self._timeline.ns(end_s))
 
     def say(self, attributes: Attributes) -> None:
         """Set attributes."""

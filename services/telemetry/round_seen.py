@@ -25,6 +25,8 @@ class RoundSeen:
     proposing: Times | None = None
     verdict: Verdict | None = None
     verifying: Times | None = None
+    error: BaseException | None = None
+    """What broke it off."""
 
     @property
     def depth(self) -> int:
@@ -61,7 +63,7 @@ class RoundSeen:
     @property
     def is_rejected(self) -> bool:
         """Whether nothing was kept of what was drafted."""
-        return self.num_nodes > 0 and self.num_accepted == 0
+        return self.verdict is not None and self.num_nodes > 0 and self.num_accepted == 0
 
 
 def round_attributes(at: RoundSeen, selected: str) -> "Attributes":

@@ -17,6 +17,7 @@ from slipstream.telemetry.replies import failed
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_seen import (
     RoundSeen,
+    Times,
     proposal_attributes,
     round_attributes,
     verdict_attributes,
@@ -39,7 +40,7 @@ class RoundWatch:
         self._num_rounds = 0
         self._at: RoundSeen | None = None
         self._span: Span = INVALID_SPAN
-        self._ended_s: float | None = None
+        self._left_s: float | None = None
         self._slowest: list[tuple[float, int, RoundSeen]] = []
         self._rejected: list[RoundSeen] = []
 
@@ -50,68 +51,76 @@ class RoundWatch:
     @contextmanager
     def proposing(self, plan: Plan) -> Iterator[RoundSeen]:
         """While a proposal is waited for, which begins a round. Set what came of it."""
-        at = self._round()
+        at, start_s = self._enter()
         at.plan = plan
-        start_s = self._request.clock()
-        span = self._begin(PROPOSE)
+        span = self._begin(PROPOSE, start_s)
         try:
             with self._around(span):
                 yield at
         except BaseException as error:
-            failed(span, error)
+            self._fail(at, span, error)
             raise
         finally:
-            at.proposing = (start_s, self._request.clock())
-            self._request.spend("draft", at.proposing[1] - start_s)
+            at.proposing = self._leave("draft", start_s)
             if span.is_recording():
                 span.set_attributes(proposal_attributes(at))
-                span.end()
+                self._request.finish(span, at.proposing[1])
 
     @contextmanager
     def verifying(self, proposal: Proposal) -> Iterator[RoundSeen]:
         """While a verdict is waited for, which ends a round. Set what came of it."""
-        at = self._round()
+        at, start_s = self._enter()
         at.proposal = proposal
-        start_s = self._request.clock()
-        span = self._begin(VERIFY)
+        span = self._begin(VERIFY, start_s)
         try:
             with self._around(span):
                 yield at
         except BaseException as error:
-            failed(span, error)
+            self._fail(at, span, error)
             raise
         finally:
-            at.verifying = (start_s, self._request.clock())
-            stage = "verify" if at.index else "prefill"
-            self._request.spend(stage, at.verifying[1] - start_s)
+            at.verifying = self._leave("verify" if at.index else "prefill", start_s)
             if span.is_recording():
                 span.set_attributes(verdict_attributes(at))
-                span.end()
-            self._close(at)
+                self._request.finish(span, at.verifying[1])
+            self._close(at, at.verifying[1])
 
     def end(self) -> None:
-        """Make the spans of rounds that have none yet."""
+        """Make the spans of rounds that have none yet, and end one that broke off."""
+        if self._at is not None:
+            self._close(self._at, self._request.clock())
         chosen = {at.index: (at, REJECTED) for at in self._rejected}
         chosen |= {at.index: (at, SLOWEST) for _, _, at in self._slowest}
         for index in sorted(chosen):
             self._tell(*chosen[index])
 
-    def _round(self) -> RoundSeen:
+    def _enter(self) -> tuple[RoundSeen, float]:
+        """The round on its way, or the next one; and when an engine begins to be waited for."""
+        now_s = self._request.clock()
+        if self._left_s is not None:
+            self._request.spend("between", now_s - self._left_s)
         if self._at is None:
-            now = self._request.clock()
-            if self._ended_s is not None:
-                self._request.spend("between", now - self._ended_s)
-            self._at = RoundSeen(self._num_rounds, now)
+            self._at = RoundSeen(self._num_rounds, now_s)
             self._num_rounds += 1
             if self._request.is_traced and self._at.index < self._bounds.first:
-                self._span = self._request.begin(ROUND, kind=SpanKind.INTERNAL)
-        return self._at
+                self._span = self._request.begin(ROUND, now_s, kind=SpanKind.INTERNAL)
+        return self._at, now_s
 
-    def _begin(self, name: str) -> Span:
+    def _leave(self, stage: str, start_s: float) -> Times:
+        self._left_s = self._request.clock()
+        self._request.spend(stage, self._left_s - start_s)
+        return start_s, self._left_s
+
+    def _fail(self, at: RoundSeen, span: Span, error: BaseException) -> None:
+        at.error = error
+        failed(span, error)
+        failed(self._span, error)
+
+    def _begin(self, name: str, start_s: float) -> Span:
         """A span that goes with messages; one that says nothing where the round has none."""
         if not self._span.is_recording():
             return INVALID_SPAN
-        return self._request.begin(name, self._span, kind=SpanKind.CLIENT)
+        return self._request.begin(name, start_s, self._span, kind=SpanKind.CLIENT)
 
     def _around(self, span: Span) -> AbstractContextManager[object]:
         """Nothing is told of the request's own span: engines would answer with spans for ever."""
@@ -119,14 +128,14 @@ class RoundWatch:
             return nullcontext()
         return use_span(span, record_exception=False, set_status_on_exception=False)
 
-    def _close(self, at: RoundSeen) -> None:
-        self._at, self._ended_s = None, self._request.clock()
+    def _close(self, at: RoundSeen, end_s: float) -> None:
+        self._at = None
         span, self._span = self._span, INVALID_SPAN
         if at.verdict is not None:
             self._seen(at)
         if span.is_recording():
             span.set_attributes(round_attributes(at, FIRST))
-            span.end()
+            self._request.finish(span, end_s)
         elif self._request.is_traced:
             self._consider(at)
 
@@ -141,15 +150,16 @@ class RoundWatch:
             push(self._slowest, (at.seconds, -at.index, at))
 
     def _tell(self, at: RoundSeen, selected: str) -> None:
-        request, verifying = self._request, at.verifying
+        request, verifying, error = self._request, at.verifying, at.error
         if verifying is None:
             return
-        span = request.child(ROUND, (at.start_s, verifying[1]), round_attributes(at, selected))
+        said = round_attributes(at, selected)
+        span = request.child(ROUND, (at.start_s, verifying[1]), said, error=error)
         if at.proposing is not None:
             said = proposal_attributes(at)
             request.child(PROPOSE, at.proposing, said, parent=span, kind=SpanKind.CLIENT)
         said = verdict_attributes(at)
-        request.child(VERIFY, verifying, said, parent=span, kind=SpanKind.CLIENT)
+        request.child(VERIFY, verifying, said, error=error, parent=span, kind=SpanKind.CLIENT)
 
 
 class WatchedDraft:
