@@ -24,7 +24,7 @@ from slipstream.core.types import FinishReason, SamplingParams
 from slipstream.telemetry.calls import server_attributes
 from slipstream.telemetry.carrier import carried
 from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS
-from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.metric import Instruments, Metric
 
 PROVIDER = "slipstream"
 _SCOPE = "slipstream.client"
@@ -101,7 +101,7 @@ class RequestSpan:
             self._num_tokens = 0
             elapsed_s = self._clock() - self._began_s
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", elapsed_s)
-            self._instruments.record(CLIENT_FIRST_CHUNK, elapsed_s, self._common)
+            self._record(CLIENT_FIRST_CHUNK, elapsed_s)
         self._num_tokens += len(chunk.token_ids)
         if chunk.prompt is not None:
             self._say_prompt(chunk.prompt)
@@ -170,13 +170,17 @@ class RequestSpan:
         self._end()
 
     def _count(self, kind: str, num_tokens: int) -> None:
-        attributes = self._common | {"gen_ai.token.type": kind}
-        self._instruments.record(CLIENT_TOKENS, num_tokens, attributes)
+        self._record(CLIENT_TOKENS, num_tokens, {"gen_ai.token.type": kind})
 
     def _end(self, error: str | None = None) -> None:
-        attributes = self._common if error is None else self._common | {"error.type": error}
-        self._instruments.record(CLIENT_DURATION, self._clock() - self._began_s, attributes)
+        more = {} if error is None else {"error.type": error}
+        self._record(CLIENT_DURATION, self._clock() - self._began_s, more)
         self._span.end()
+
+    def _record(self, metric: Metric, value: float, more: _Attributes | None = None) -> None:
+        """With those of the request's attributes that the metric has, and `more`."""
+        common = {name: self._about[name] for name in metric.attributes if name in self._about}
+        self._instruments.record(metric, value, common | (more or {}))
 
 
 def _about(asked: Generation, address: str | None, *, is_stream: bool) -> _Attributes:
