@@ -22,7 +22,7 @@ from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.supply import KvSupply
-from slipstream.draft.telling import Telling, tell_load
+from slipstream.draft.telling import Telling, tell, tell_load
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.convert import (
     delta_from_pb,
@@ -226,7 +226,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             reply.part("kv.wait", began, asked)
         done = await self._draft(at, delta, plan)
         self._num_rounds += 1
-        self._telling.proposed(reply, done, asked_s=asked, kv_wait_s=asked - began)
+        if reply is not None:
+            tell(reply, done, asked_s=asked, kv_wait_s=asked - began)
+        if self._telling.is_measured:  # once the answer is on its way
+            asyncio.get_running_loop().call_soon(self._telling.measure, done, asked - began)
         proposal = done.value
         timing = ReplyTiming(_clock() - arrived, done.queue_s, done.engine_s, asked - began)
         return draft_pb2.Proposed(

@@ -36,7 +36,8 @@ class Telling:
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)
         self._instruments = telemetry.instruments
-        self._is_measured = telemetry.instruments.are_exported
+        self.is_measured = telemetry.instruments.are_exported
+        """Whether anybody gets to see what is measured."""
 
     def answering(
         self, message: draft_pb2.SpeculateRequest
@@ -44,30 +45,24 @@ class Telling:
         """The span around a proposal; None where the message is not traced."""
         return self._replies.answering(PROPOSE, trace_from_pb(message.trace))
 
-    def proposed(
-        self, reply: Reply | None, done: Done[Proposal], *, asked_s: float, kv_wait_s: float
-    ) -> None:
-        """A proposal is there; the engine was asked for it at `asked_s`."""
-        if reply is None and not self._is_measured:
-            return
-        depths = done.value.tree.depths()
-        if reply is not None:
-            began_s = asked_s + done.queue_s
-            reply.part("engine.queue", asked_s, began_s)
-            reply.part("engine.run", began_s, began_s + done.engine_s)
-            reply.say(_attributes(done.value, depths, kv_wait_s))
-        if self._is_measured:
-            self._record(done, max(depths, default=0), kv_wait_s)
-
-    def _record(self, done: Done[Proposal], depth: int, kv_wait_s: float) -> None:
+    def measure(self, done: Done[Proposal], kv_wait_s: float) -> None:
+        """Metrics of a proposal. They take as long as a small step: not before it is sent."""
         proposal, record = done.value, self._instruments.record
         record(DRAFT_QUEUE, done.queue_s)
         record(DRAFT_ENGINE, done.engine_s)
-        record(DRAFT_DEPTH, depth)
+        record(DRAFT_DEPTH, max(proposal.tree.depths(), default=0))
         record(DRAFT_NODES, len(proposal.tree))
         if proposal.staleness is not None:
             record(STALENESS, proposal.staleness)
             record(KV_WAIT, kv_wait_s)
+
+
+def tell(reply: Reply, done: Done[Proposal], *, asked_s: float, kv_wait_s: float) -> None:
+    """A traced proposal is there; the engine was asked for it at `asked_s`."""
+    began_s = asked_s + done.queue_s
+    reply.part("engine.queue", asked_s, began_s)
+    reply.part("engine.run", began_s, began_s + done.engine_s)
+    reply.say(_attributes(done.value, kv_wait_s))
 
 
 def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
@@ -82,9 +77,8 @@ def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
     instruments.total(KV_RECEIVED, load.kv_streamed_bytes)
 
 
-def _attributes(
-    proposal: Proposal, depths: tuple[int, ...], kv_wait_s: float
-) -> dict[str, str | int | float | bool]:
+def _attributes(proposal: Proposal, kv_wait_s: float) -> dict[str, str | int | float | bool]:
+    depths = proposal.tree.depths()
     depth = max(depths, default=0)
     said: dict[str, str | int | float | bool] = {
         "slipstream.proposal.nodes": len(depths),

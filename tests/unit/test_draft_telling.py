@@ -5,7 +5,7 @@ import pytest
 from listening import Listener
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
-from slipstream.draft.telling import PROPOSE, Telling
+from slipstream.draft.telling import PROPOSE, Telling, tell
 from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2
@@ -18,7 +18,7 @@ def said_of(proposal):
     with heard.caller() as at:
         message = draft_pb2.SpeculateRequest(trace=trace_to_pb(at))
         with telling.answering(message) as reply:
-            telling.proposed(reply, Done(proposal, 0.0, 0.0), asked_s=0.0, kv_wait_s=0.0)
+            tell(reply, Done(proposal, 0.0, 0.0), asked_s=0.0, kv_wait_s=0.0)
     said = heard.span(PROPOSE).attributes
     return {name.removeprefix("slipstream.proposal."): value for name, value in said.items()}
 
