@@ -1,7 +1,7 @@
 """What a service can be told about telemetry. Values only; all services take the same.
 
 Reading them is `slipstream.config`'s part; what OTEL_* variables say of exporters (headers,
-certificates, timeouts, resource attributes) is read by OpenTelemetry itself.
+certificates, resource attributes) is read by OpenTelemetry itself.
 """
 
 from dataclasses import dataclass

@@ -73,7 +73,7 @@ class RoundMetrics:
         if verdict.finish_reason is not None:
             return  # a last round is cut short for reasons of its own
         if at.kind == PLAIN:
-            self._gain.plain(at.seconds)
+            self._gain.plain(seconds_of(at.verifying))  # and no waiting for a draft that is lost
         elif at.kind == SPECULATIVE:
             verify_s = seconds_of(at.verifying)
             self._gain.speculative(num_final=at.num_final, seconds=at.seconds, verify_s=verify_s)

@@ -30,18 +30,22 @@ class RoundSeen:
 
     @property
     def depth(self) -> int:
-        """Of the tree: the longest path that could have been accepted."""
-        return 0 if self.proposal is None else max(self.proposal.tree.depths(), default=0)
+        """The longest path of draft tokens that could have been accepted."""
+        if self.proposal is None:
+            return 0
+        return max(self.proposal.tree.depths(), default=0) - min(self._num_roots, 1)
 
     @property
     def num_nodes(self) -> int:
         """Draft tokens to verify."""
-        return 0 if self.proposal is None else len(self.proposal.tree)
+        return 0 if self.proposal is None else len(self.proposal.tree) - self._num_roots
 
     @property
     def num_accepted(self) -> int:
         """Those of them that became final."""
-        return 0 if self.verdict is None else self.verdict.num_accepted
+        if self.verdict is None:
+            return 0
+        return max(self.verdict.num_accepted - min(self._num_roots, 1), 0)
 
     @property
     def num_final(self) -> int:
@@ -64,6 +68,13 @@ class RoundSeen:
     def is_rejected(self) -> bool:
         """Whether nothing was kept of what was drafted."""
         return self.verdict is not None and self.num_nodes > 0 and self.num_accepted == 0
+
+    @property
+    def _num_roots(self) -> int:
+        """Nodes of the tree that the target has drawn itself."""
+        if self.plan is None or self.proposal is None or not len(self.proposal.tree):
+            return 0
+        return len(self.plan.roots)
 
 
 def round_attributes(at: RoundSeen, selected: str) -> "Attributes":
@@ -91,7 +102,7 @@ def proposal_attributes(at: RoundSeen) -> "Attributes":
         return said
     said["slipstream.proposal.nodes"] = len(proposal.tree)
     said["slipstream.proposal.copied"] = proposal.num_copied
-    said["slipstream.proposal.depth"] = at.depth
+    said["slipstream.proposal.depth"] = max(proposal.tree.depths(), default=0)
     said["slipstream.proposal.stop_reason"] = proposal.stopped_by
     if proposal.staleness is not None:
         said["slipstream.proposal.staleness"] = proposal.staleness
@@ -124,7 +135,7 @@ def verdict_attributes(at: RoundSeen) -> "Attributes":
     verdict = at.verdict
     said: dict[str, Value] = {
         "slipstream.verdict.waited_ms": 1000 * seconds_of(at.verifying),
-        "slipstream.verdict.nodes": at.num_nodes,
+        "slipstream.verdict.nodes": 0 if at.proposal is None else len(at.proposal.tree),
     }
     if verdict is None:
         return said

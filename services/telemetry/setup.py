@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -78,11 +79,12 @@ def _instruments(config: TelemetryConfig, process: Process, stack: ExitStack) ->
     place = config.metrics_place()
     if not config.metrics and place is None:
         return no_instruments()
-    readers = [metric_reader(name, config) for name in config.metrics]
-    if place is not None:
+    readers: list[MetricReader] = []
+    if place is not None:  # first: the others begin to send when they are made
         page, end = prometheus_page(*place)
         stack.callback(end)
         readers.append(page)
+    readers += [metric_reader(name, config) for name in config.metrics]
     provider = MeterProvider(readers, _resource(process), shutdown_on_exit=False)
     stack.callback(provider.shutdown)
     return Instruments(provider.get_meter(SCOPE, process.version))
