@@ -4,8 +4,8 @@ Knows neither terminals nor pages. Names and attributes are whatever was written
 isn't printable in them is shown as an escape.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slipstream.telemetry.traces import Span, Status, Trace
@@ -49,6 +49,11 @@ _SAID: tuple[tuple[str, str, str], ...] = (
     ("db.system.name", "", ""),
 )
 _NOT_WORTH_SAYING = {("slipstream.round.selected", "first")}
+_ACCEPTED_OF = {
+    "slipstream.round.accepted": "slipstream.round.drafted",
+    "slipstream.verdict.accepted": "slipstream.verdict.nodes",
+}
+_COUNTS = set(_ACCEPTED_OF.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +90,21 @@ class _Axis:
 
 
 def rows(trace: Trace) -> list[Row]:
-    """Every span once, depth first; the axis is the request's, or that of whoever asked for it."""
+    """Every span once, depth first; the axis is the request's, or that of whoever asked for it.
+
+    The two ends of a call often say the same; the second one says only what is new.
+    """
     axis, children = _axis(trace), trace.children()
 
-    def below(span: Span, branches: tuple[bool, ...]) -> Iterator[Row]:
-        yield _row(span, branches, axis)
+    def below(span: Span, branches: tuple[bool, ...], told: tuple[str, ...]) -> Iterator[Row]:
+        row = _row(span, branches, axis)
+        yield replace(row, about=tuple(said for said in row.about if said not in told))
         own = children.get(span.span_id, [])
         for child in own:
-            yield from below(child, (*branches, _LAST if child is own[-1] else _MORE))
+            known = row.about if child.name == span.name else ()
+            yield from below(child, (*branches, _LAST if child is own[-1] else _MORE), known)
 
-    return [row for top in trace.tops() for row in below(top, ())]
+    return [row for top in trace.tops() for row in below(top, (), ())]
 
 
 def name_of(span: Span) -> str:
@@ -171,8 +181,17 @@ def _about(span: Span) -> Iterator[str]:
         yield _error(span)
     for key, words, unit in _SAID:
         value = span.attributes.get(key)
-        if value is not None and (key, value) not in _NOT_WORTH_SAYING:
+        if value is not None and _is_worth_saying(key, value, span.attributes):
             yield f"{words} {_with_unit(value, unit)}".strip()
+
+
+def _is_worth_saying(key: str, value: Any, beside: Mapping[str, Any]) -> bool:
+    """That nothing was drafted says its kind, and then that nothing of it was accepted."""
+    if key in _COUNTS:
+        return bool(value)
+    if key in _ACCEPTED_OF:
+        return bool(beside.get(_ACCEPTED_OF[key]))
+    return (key, value) not in _NOT_WORTH_SAYING
 
 
 def _error(span: Span) -> str:

@@ -13,7 +13,7 @@ from slipstream.telemetry.explained import explained, orphans, stages
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
 SPECULATION = "slipstream.speculation."
-_ROUND = "round"
+_KIND = "slipstream.round.kind"
 _FIRST_TOKEN_S = ("gen_ai.response.time_to_first_chunk", "gen_ai.response.time_to_first_token")
 
 
@@ -121,28 +121,44 @@ def _what_drafting_gave(trace: Trace, steps: int, plain: int) -> Iterator[str]:
         yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
     if rejected := _rejected(trace):
         yield f"{_times(rejected, 'round')} with a span kept nothing of what was drafted."
-    yield from _whether_it_paid(trace, steps + plain, steps, length)
+    yield from _whether_it_paid(trace, steps + plain, steps * length + plain)
 
 
-def _whether_it_paid(trace: Trace, rounds: int, steps: int, length: float) -> Iterator[str]:
-    """A round costs its verification, as a plain one does, and the wait for its draft."""
+def _whether_it_paid(trace: Trace, rounds: int, tokens: float) -> Iterator[str]:
+    """A token's time against that of a plain round, which gives one."""
     spent = {stage.name: stage.duration_ms for stage in stages(trace.request)}
-    draft_ms, verify_ms = spent.get("draft", 0.0) / steps, spent.get("verify", 0.0) / rounds
+    draft_ms, verify_ms = spent.get("draft", 0.0), spent.get("verify", 0.0)
     if not verify_ms:
         return
-    cost = 1 + draft_ms / verify_ms
-    verdict = "so speculation helped" if length > cost else "so speculation did not help"
+    each_ms = (draft_ms + verify_ms) / tokens
     yield (
-        f"A round waited {draft_ms:.1f} ms for its draft and {verify_ms:.1f} ms for its target: "
-        f"it cost about {cost:.2f} plain rounds and gave {length:.2f} tokens, {verdict}."
+        f"A round waited {draft_ms / rounds:.1f} ms for its draft and {verify_ms / rounds:.1f} ms "
+        f"for its target, {each_ms:.1f} ms a token: {_verdict(_plain_ms(trace), each_ms)}."
     )
     if draft_ms > verify_ms:
         yield "Most of a round was spent waiting for the draft, not for the target."
 
 
+def _verdict(plain_ms: float | None, each_ms: float) -> str:
+    if plain_ms is None:
+        return "speculation helped if a plain round takes longer than that"
+    helped = "helped" if each_ms < plain_ms else "did not help"
+    return f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
+
+
+def _plain_ms(trace: Trace) -> float | None:
+    """How long plain rounds took that have spans, on average; None where none has."""
+    times = [span.duration_ms for span in _rounds(trace) if span.attributes.get(_KIND) == "plain"]
+    return sum(times) / len(times) if times else None
+
+
+def _rounds(trace: Trace) -> list[Span]:
+    return [span for span in trace.spans if span.name == "round"]
+
+
 def _rejected(trace: Trace) -> int:
     """As far as rounds have spans: all of them, up to a bound."""
-    rounds = (span.attributes for span in trace.spans if span.name == _ROUND)
+    rounds = (span.attributes for span in _rounds(trace))
     return sum(
         bool(at.get("slipstream.round.drafted")) and at.get("slipstream.round.accepted") == 0
         for at in rounds

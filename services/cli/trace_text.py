@@ -50,7 +50,7 @@ class _Waterfall:
         self._service = 7 if width >= 80 else 0
         self._tree = min(40, width * 2 // 5)
         rest = width - self._tree - self._service - _NUMBERS - 2
-        self._bar = max(6, rest // 2 if self._is_wide else rest)
+        self._bar = max(4, rest // 2 if self._is_wide else rest)
         self._said = rest - self._bar - 2 if self._is_wide else 0
         self._width = width
 
