@@ -91,13 +91,14 @@ class Trace:
         return [span for span in self.spans if span.parent_id not in ids]
 
     def descendants(self, of: Span) -> list[Span]:
-        """Children, their children and so on, each tree in order."""
-        children, found, waiting = self.children(), [], [of]
+        """Children, their children and so on, in no order of meaning."""
+        children, waiting = self.children(), [of]
+        found: dict[str, Span] = {}
         while waiting:
             below = children.get(waiting.pop().span_id, [])
-            found += below
-            waiting += below
-        return found
+            waiting += (span for span in below if span.span_id not in found)
+            found |= {span.span_id: span for span in below}
+        return list(found.values())
 
 
 def trace_of(spans: Iterable[Span], request_id: str) -> Trace | None:
@@ -124,10 +125,8 @@ def _last(spans: Sequence[Span], requests: Sequence[Span]) -> Trace | None:
     if not requests:
         return None
     request = max(requests, key=lambda span: span.end_ns)
-    same = sorted(
-        (span for span in spans if span.trace_id == request.trace_id),
-        key=lambda span: (span.start_ns, -span.end_ns),
-    )
+    known = {span.span_id: span for span in spans if span.trace_id == request.trace_id}
+    same = sorted(known.values(), key=lambda span: (span.start_ns, -span.end_ns))
     whole = Trace(request, tuple(same))
     # A caller may ask for several things within one trace of its own.
     others = [span for span in same if span.is_request and span is not request]
