@@ -20,7 +20,7 @@ from slipstream.target.kv_streams import Snapshot
 from slipstream.target.works import Step
 from slipstream.telemetry import catalog
 from slipstream.telemetry.kv_spans import KvSpans
-from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.metric import Attributes, Instruments
 from slipstream.telemetry.replies import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -63,7 +63,10 @@ class Telling:
     ) -> Iterator[Callable[[Snapshot], None]]:
         """Around a stream of keys and values; what it yields is to be told of every snapshot."""
         layers = len(request.layers)
-        said = {"slipstream.kv.layers": layers, "slipstream.kv.encoding": _encoding(request)}
+        said: Attributes = {
+            "slipstream.kv.layers": layers,
+            "slipstream.kv.encoding": _encoding(request),
+        }
         carrier = trace_from_pb(request.trace)
         with self._kv.streaming(STREAM_KV, carrier, said, status_of=_status_name) as stream:
 
@@ -108,7 +111,7 @@ def tell_load(instruments: Instruments, load: common_pb2.Load, batched: BatchedT
     total(catalog.KV_SENT, load.kv_streamed_bytes)
 
 
-def _attributes(done: Verified, num_nodes: int, is_first: bool) -> dict[str, str | int]:
+def _attributes(done: Verified, num_nodes: int, is_first: bool) -> Attributes:
     verdict = done.value
     said: dict[str, str | int] = {
         "slipstream.verdict.nodes": num_nodes,
@@ -136,5 +139,6 @@ def _status_name(error: BaseException) -> str:
         return grpc.StatusCode.OUT_OF_RANGE.name
     if isinstance(error, (asyncio.CancelledError, grpc.aio.InternalError)):  # the reader has left
         return grpc.StatusCode.CANCELLED.name
-    is_ours = isinstance(error, SlipstreamError)
-    return (code_of(error) if is_ours else grpc.StatusCode.INTERNAL).name
+    if isinstance(error, SlipstreamError):
+        return code_of(error).name
+    return grpc.StatusCode.INTERNAL.name

@@ -248,10 +248,7 @@ DRAFT_WAIT_SHARE = _gauge(
     (TARGET,),
 )
 ROWS_IN_FLIGHT = _gauge(
-    "slipstream.target.rows.in_flight",
-    "{row}",
-    "Rows of the last forward; 0 while there is nothing to do.",
-    (TARGET,),
+    "slipstream.target.rows.in_flight", "{row}", "Rows of the last forward; 0 if idle.", (TARGET,)
 )
 ROWS_FREE = _gauge(
     "slipstream.target.rows.free",

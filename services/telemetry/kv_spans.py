@@ -98,12 +98,9 @@ class KvSpans:
             yield KvStream(self._tracer, None, timeline, first=self._first)
             return
         about = {"rpc.system.name": "grpc", "rpc.method": method, **attributes}
+        start_ns = timeline.ns(self._clock())
         span = self._tracer.start_span(
-            method,
-            parent,
-            SpanKind.SERVER,
-            start_time=timeline.ns(self._clock()),
-            attributes=about,
+            method, parent, SpanKind.SERVER, start_time=start_ns, attributes=about
         )
         stream = KvStream(self._tracer, span, timeline, first=self._first)
         try:
