@@ -3,7 +3,6 @@
 Knows requests and their answers; nothing of how they are run, and no text of them.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from slipstream.core.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
+from slipstream.telemetry.failures import CANCELLED, GIVEN_UP
 from slipstream.telemetry.genai import (
     input_content,
     operation_attributes,
@@ -28,9 +28,6 @@ from slipstream.telemetry.request_span import RequestSpan, request_span
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundWatch
 from slipstream.telemetry.telemetry import Telemetry
-
-_GIVEN_UP = (asyncio.CancelledError, GeneratorExit)
-_CANCELLED = "Cancelled"
 
 Metadata = Sequence[tuple[str, str | bytes]]
 
@@ -172,10 +169,10 @@ def _carrier(metadata: Metadata | None) -> Carrier | None:
 def _status(error: BaseException | None) -> str:
     if error is None:
         return "OK"
-    if isinstance(error, _GIVEN_UP):
+    if isinstance(error, GIVEN_UP):
         return "CANCELLED"
     return code_of(error).name if isinstance(error, SlipstreamError) else "INTERNAL"
 
 
 def _error_type(error: BaseException) -> str:
-    return _CANCELLED if isinstance(error, _GIVEN_UP) else type(error).__name__
+    return CANCELLED if isinstance(error, GIVEN_UP) else type(error).__name__

@@ -3,21 +3,19 @@
 Knows neither messages nor how anybody is dialled.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, SpanKind, Tracer
 from opentelemetry.trace import set_span_in_context as in_context
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.telemetry.carrier import Carrier, carried
+from slipstream.telemetry.failures import GIVEN_UP, failed_as
 from slipstream.telemetry.metric import Attributes
 
 STATUS_CODE = "rpc.response.status_code"
-_GIVEN_UP = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
-"""What a caller ends a call with that it has no use for any more: not the call's failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +77,10 @@ def server_attributes(address: str) -> Attributes:
 
 
 def _failed(span: Span, error: BaseException, status: str | None) -> None:
-    """Only our own errors are known to say nothing secret."""
+    """A call that a caller gives up has not failed; one that has goes by the wire's status, where
+    the error is not our own."""
     if status is not None:
         span.set_attribute(STATUS_CODE, status)
-    if isinstance(error, _GIVEN_UP):
-        return
-    is_ours = isinstance(error, SlipstreamError)
-    kind = type(error).__name__ if is_ours or status is None else status
-    span.set_attribute("error.type", kind)
-    span.set_status(Status(StatusCode.ERROR, str(error) if is_ours else None))
+    if not isinstance(error, GIVEN_UP):
+        is_ours = isinstance(error, SlipstreamError)
+        failed_as(span, type(error).__name__ if is_ours or status is None else status, error)

@@ -13,8 +13,9 @@ from opentelemetry.trace import set_span_in_context as in_context
 
 from slipstream.telemetry.calls import STATUS_CODE
 from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
+from slipstream.telemetry.failures import failed
 from slipstream.telemetry.metric import Attributes
-from slipstream.telemetry.replies import Reply, failed
+from slipstream.telemetry.replies import Reply
 
 SNAPSHOT = "kv.snapshot"
 _GONE = "CANCELLED"

@@ -3,21 +3,17 @@
 Knows neither messages nor engines; times are seconds of the clock that the service measures with.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, use_span
+from opentelemetry.trace import Link, Span, SpanKind, Tracer, use_span
 from opentelemetry.trace import set_span_in_context as in_context
 
-from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.telemetry.calls import Call, calling
 from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
+from slipstream.telemetry.failures import failed
 from slipstream.telemetry.metric import Attributes
-
-GIVEN_UP = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
-"""What ends work that nobody has a use for any more."""
 
 
 class Reply:
@@ -87,16 +83,3 @@ class Replies:
             raise
         finally:
             span.end(timeline.ns(self._clock()))
-
-
-def failed(span: Span, error: BaseException) -> None:
-    """Have a span end in an error; one that nobody waits for any more has not failed.
-
-    Only errors of ours are known to say nothing secret, and of these not what quotes a caller.
-    """
-    if isinstance(error, GIVEN_UP):
-        span.set_attribute("error.type", "Cancelled")
-        return
-    span.set_attribute("error.type", type(error).__name__)
-    is_told = isinstance(error, SlipstreamError) and not isinstance(error, InvalidRequest)
-    span.set_status(Status(StatusCode.ERROR, str(error) if is_told else None))

@@ -15,8 +15,8 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
 from opentelemetry.trace import set_span_in_context as in_context
 
 from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
+from slipstream.telemetry.failures import failed
 from slipstream.telemetry.metric import Attributes
-from slipstream.telemetry.replies import failed
 from slipstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:

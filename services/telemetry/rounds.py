@@ -13,7 +13,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, use_span
 
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
-from slipstream.telemetry.replies import failed
+from slipstream.telemetry.failures import failed
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_seen import (
     RoundSeen,
