@@ -11,6 +11,7 @@ import typer
 from slipstream.cli.engine import open_client, open_embedded
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import LengthFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from slipstream.cli.origins import Marks
 from slipstream.cli.report import Comparison, comparison_line, result_object, stats_line
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
@@ -55,6 +56,16 @@ class OutputFlags:
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the text alone.")] = False
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Mark every token by where it came from.")
+    ] = False
+
+    def check(self) -> None:
+        """Raises `UnsupportedCombination` for what can't be printed together."""
+        if self.quiet and self.as_json:
+            raise UnsupportedCombination("--quiet prints the text alone, --json one object")
+        if self.quiet and self.origins:
+            raise UnsupportedCombination("--quiet prints the text alone, --origins marks as well")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,7 @@ class Request:
     speculation: SpeculationOptions
     max_tokens: int
     stop: tuple[str, ...]
+    with_origins: bool
 
     def options(self, **changes: Any) -> dict[str, Any]:
         """Everything but the prompt, for `Client.generate` and `Client.stream`."""
@@ -76,6 +88,7 @@ class Request:
             "speculation": self.speculation,
             "max_tokens": self.max_tokens,
             "stop": self.stop,
+            "with_origins": self.with_origins,
         }
         return values | changes
 
@@ -90,8 +103,7 @@ def generate(
     output: OutputFlags,
 ) -> None:
     """Generate text, drafted by one model and verified by another."""
-    if output.quiet and output.as_json:
-        raise UnsupportedCombination("--quiet prints the text alone, --json one object")
+    output.check()
     place.check()
     # Everything that can be refused is, before a model loads.
     request = Request(
@@ -101,6 +113,7 @@ def generate(
         speculation=speculation.options(),
         max_tokens=length.max_new_tokens,
         stop=tuple(length.stop),
+        with_origins=output.origins,
     )
     with closing(open_client(place)) as client:
         if output.compare:
@@ -112,17 +125,21 @@ def generate(
 
 def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result":
     """Generate, showing text as it becomes final."""
-    chunks = []
+    chunks, marks = [], Marks(sys.stdout)
     try:
         for chunk in client.stream(request.prompt, **request.options()):
             chunks.append(chunk)
             if shows_text:
                 sys.stdout.write(chunk.text)
+                marks.mark(chunk.origins)
                 sys.stdout.flush()
     except SlipstreamError:
         if chunks and shows_text:
             typer.echo()  # what went wrong stands on a line of its own
         raise
+    if request.with_origins and shows_text:
+        sys.stdout.write("\n\n")
+        marks.legend()
     return collected(chunks)
 
 

@@ -65,6 +65,8 @@ def result_object(result: "Result", comparison: Comparison | None) -> dict[str, 
         "lossless": result.lossless,
         "stats": stats_object(result.stats),
     }
+    if result.origins:
+        values["origins"] = [origin and origin.value for origin in result.origins]
     if comparison is not None:
         values["compare"] = {
             "identity": comparison.identity(result),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -59,6 +60,25 @@ def test_json_is_one_object_with_text_tokens_and_statistics(generate):
     names = {"mean_acceptance_length", "draft_acceptance_rate", "num_draft_tokens"}
     names |= {"num_accepted_draft_tokens", "per_step_accepted", "tokens_per_s", "prefill_s"}
     assert names <= set(answer["stats"])
+
+
+MARKS = r"\[([drlt]+)\]"
+
+
+def test_origins_mark_every_token_behind_its_text(generate):
+    _, whole, _ = generate("--json", "--origins", "--speculation", "forced", PROMPT)
+    answer = json.loads(whole)
+    code, out, err = generate("--origins", "--speculation", "forced", PROMPT)
+    assert (code, err) == (0, "")
+    text, _, rest = out.partition("\n\n")
+    marks = "".join(re.findall(MARKS, text))
+    letters = {"draft": "d", "runner-up": "r", "lookup": "l", "target": "t"}
+    assert marks == "".join(letters[origin] for origin in answer["origins"])
+    assert re.sub(MARKS, "", text) == answer["text"]
+    counts = [f"{mark} {name} {marks.count(mark)}" for name, mark in letters.items()]
+    assert rest.splitlines()[0] == ", ".join(counts)
+    assert set(marks) == {"d", "t"}
+    assert "origins" not in json.loads(generate("--json", PROMPT)[1])
 
 
 def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens(generate):
@@ -176,6 +196,7 @@ BAD = [
     (["--lookup"], "ngram is lookup already"),
     (["--max-draft-tokens", "1000"], "max_draft_tokens is 1000"),
     (["--quiet", "--json"], "--quiet"),
+    (["--quiet", "--origins"], "--quiet"),
     (["--raw", "--system", "be brief"], "--system"),
     (["--no-such-flag"], "--no-such-flag"),
 ]
