@@ -105,7 +105,9 @@ class KeepFlags:
         from slipstream.telemetry.config import SECTION, TelemetryConfig
 
         if self.traces is not None:
-            return None if self.traces in ("", _NOWHERE) else Path(self.traces).absolute()
+            return (
+                None if self.traces in ("", _NOWHERE) else Path(self.traces).expanduser().absolute()
+            )
         said = load_config(TelemetryConfig, section=SECTION, file=config)
         return None if said.traces else traces_dir()
 

@@ -146,6 +146,21 @@ def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(model, pla
     assert [command_line(pid) for pid in children] == ["", ""]
 
 
+def test_a_request_to_up_leaves_a_trace_that_the_command_it_names_shows(model, tmp_path, capsys):
+    place = tmp_path / "traces"
+    with up(model, "ngram", "--traces", str(place)) as process, Client(process.ready()) as client:
+        asked = client.generate(PROMPT, max_tokens=8)
+        hint = process.until_logged("traces are kept in")
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert f"in {place}; `slipstream trace --last --dir {place}`" in hint
+    assert exit_code(["trace", asked.request_id, "--json", "--dir", str(place)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["facts"]["request"] == asked.request_id
+    assert {span["service"] for span in said["spans"]} == {"slipstream-router", "slipstream-target"}
+    assert said["orphans"] == []
+
+
 def test_without_its_target_up_stops_everything_and_says_so(model):
     with up(model, "none") as process:
         process.ready()

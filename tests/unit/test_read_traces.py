@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,25 @@ def test_what_else_a_caller_asked_for_in_its_trace_is_not_the_requests(tmp_path)
         to.span("router", f"part of {name}", at, top)
     found = trace_of(read_spans(tmp_path), "b")
     assert [span.name for span in found.spans] == ["work", GENERATE, "part of b"]
+
+
+def test_a_span_that_is_written_twice_is_there_once(tmp_path):
+    write_trace(tmp_path)
+    whole = last_trace(read_spans(tmp_path))
+    for file in list(tmp_path.iterdir()):
+        (tmp_path / f"copy-of-{file.name}").write_bytes(file.read_bytes())
+    assert last_trace(read_spans(tmp_path)) == whole
+
+
+def test_spans_that_claim_to_be_their_own_ancestors_hang_nothing_up(tmp_path):
+    write_trace(tmp_path)
+    spans = read_spans(tmp_path)
+    request = next(span for span in spans if span.is_request)
+    child = next(span for span in spans if span.parent_id == request.span_id)
+    turned = [replace(span, parent_id=child.span_id) if span is request else span for span in spans]
+    trace = last_trace(turned)
+    assert 0 < explained(trace) <= 1
+    assert orphans(trace) == ()
 
 
 def test_a_whole_trace_has_one_root_and_no_orphans(tmp_path):
