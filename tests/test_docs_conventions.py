@@ -1,0 +1,93 @@
+"""docs/semantic-conventions.md has every attribute of ours that services say, and no other.
+
+Its metrics are those of the catalogue.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipstream.telemetry.catalog import CATALOG
+
+ROOT = Path(__file__).parents[1]
+SERVICES = ROOT / "services"
+PAGE = ROOT / "docs" / "semantic-conventions.md"
+ROW = re.compile(r"^\| `(slipstream\.[\w.<>]+)` \|", re.MULTILINE)
+METHODS = "slipstream.rpc.v1."
+NOT_HERE = ("cli", "rpc/v1", "telemetry/catalog.py")
+"""Readers of spans, generated code, and names of metrics, which the runbook has."""
+VARIABLE = "<name>"
+
+
+def section(title: str) -> str:
+    return PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def literals(tree: ast.AST) -> Iterator[str]:
+    """Strings of a module; what is filled in later is a variable. Loggers' names are left out."""
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger":
+            skipped.update(node.args)
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(node.values)
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else VARIABLE
+                for part in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in skipped:
+            yield node.value.replace("{}", VARIABLE)
+
+
+def is_module(name: str) -> bool:
+    path = SERVICES.joinpath(*name.split(".")[1:])
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def said() -> dict[str, str]:
+    """Attributes and prefixes of such that the code speaks of, with a file that does."""
+    files = [(str(path.relative_to(SERVICES)), path) for path in sorted(SERVICES.rglob("*.py"))]
+    return {
+        text: file
+        for file, path in files
+        if not file.startswith(NOT_HERE)
+        for text in literals(ast.parse(path.read_text()))
+        if re.fullmatch(r"slipstream\.[a-z][\w.<>]*", text)
+        and not (text.startswith(METHODS) or is_module(text))
+    }
+
+
+def test_every_attribute_that_services_speak_of_is_documented_and_no_other():
+    told = set(ROW.findall(section("Attributes")))
+    known = said()
+    prefixes = {text for text in known if text.endswith(".")}
+    assert {text: known[text] for text in known.keys() - prefixes - told} == {}
+    assert told - known.keys() == set()
+    lost = [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in told)]
+    assert lost == []
+
+
+def test_metrics_are_told_of_as_they_are():
+    known = {metric.name: metric for metric in CATALOG}
+    lines = re.findall(r"^\| `.*$", section("Metrics"), re.MULTILINE)
+    rows = [line.strip("|").split("|") for line in lines]
+    assert len(rows) > 20
+    for name, kind, unit, attributes, buckets, _ in ([at.strip() for at in row] for row in rows):
+        metric = known[name.strip("`")]
+        told = tuple(float(bound) for bound in buckets.split(", ")) if buckets != "-" else ()
+        assert (kind, unit, told) == (metric.kind.value, metric.unit, metric.buckets), name
+        assert tuple(re.findall(r"`([^`]+)`", attributes)) == metric.attributes, name
+
+
+def test_names_that_are_proposed_stand_beside_names_that_there_are():
+    rows = re.findall(
+        r"^\| `(gen_ai[\w.]+)` \| (.*?) \| `(slipstream[\w.]+)` \|$",
+        section("Proposed names"),
+        re.MULTILINE,
+    )
+    assert len(rows) > 20
+    assert len({proposed for proposed, _, _ in rows}) == len(rows)
+    metrics = {metric.name for metric in CATALOG}
+    for proposed, kind, ours in rows:
+        assert ours in (metrics if kind == "metric" else said()), proposed
