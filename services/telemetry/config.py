@@ -6,6 +6,7 @@ certificates, resource attributes) is read by OpenTelemetry itself.
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
@@ -56,6 +57,11 @@ class TelemetryConfig:
         if url is not None and not url.startswith(("http://", "https://")):
             raise InvalidRequest(
                 f"otlp_endpoint is {url!r}, but must begin with http:// or https://"
+            )
+        if url is not None and "@" in urlsplit(url).netloc:
+            raise InvalidRequest(
+                "otlp_endpoint has credentials in it, which everybody can read; use the variable"
+                " OTEL_EXPORTER_OTLP_HEADERS"
             )
         self.bounds()
         self.metrics_place()

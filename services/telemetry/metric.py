@@ -1,11 +1,11 @@
 """What a metric is, and the instruments made of metrics. Knows no exporter, and no service."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from opentelemetry.metrics import Meter, NoOpMeter
+from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
 Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
@@ -41,6 +41,17 @@ class Metric:
             raise ValueError(f"{self.name} is a {self.kind} with {len(self.buckets)} buckets")
 
 
+@dataclass(slots=True)
+class _Gauge:
+    """What a gauge was last: however often it is looked at, it is there."""
+
+    values: dict[tuple[tuple[str, Any], ...], float] = field(default_factory=dict)
+
+    def read(self, _options: CallbackOptions) -> list[Observation]:
+        """For whoever collects, on a thread of its own."""
+        return [Observation(value, dict(key)) for key, value in self.values.copy().items()]
+
+
 class Instruments:
     """Every metric of one process, made when it is first used. For any thread."""
 
@@ -68,7 +79,7 @@ class Instruments:
 
     def put(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
         """A gauge is this now."""
-        self._of(metric, Kind.GAUGE).set(value, attributes)
+        self._of(metric, Kind.GAUGE).values[tuple((attributes or {}).items())] = value
 
     def record(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
         """One more value of a histogram."""
@@ -88,7 +99,9 @@ class Instruments:
             case Kind.COUNTER:
                 return self._meter.create_counter(metric.name, **about)
             case Kind.GAUGE:
-                return self._meter.create_gauge(metric.name, **about)
+                gauge = _Gauge()
+                self._meter.create_observable_gauge(metric.name, [gauge.read], **about)
+                return gauge
             case Kind.HISTOGRAM:
                 return self._meter.create_histogram(
                     metric.name, **about, explicit_bucket_boundaries_advisory=metric.buckets
