@@ -104,10 +104,10 @@ class KeepFlags:
         from slipstream.config import load_config, traces_dir
         from slipstream.telemetry.config import SECTION, TelemetryConfig
 
+        if self.traces == _NOWHERE:
+            return None
         if self.traces is not None:
-            return (
-                None if self.traces in ("", _NOWHERE) else Path(self.traces).expanduser().absolute()
-            )
+            return Path(self.traces).expanduser().absolute()
         said = load_config(TelemetryConfig, section=SECTION, file=config)
         return None if said.traces else traces_dir()
 
