@@ -104,7 +104,7 @@ class KeepFlags:
         from slipstream.config import load_config, traces_dir
         from slipstream.telemetry.config import SECTION, TelemetryConfig
 
-        if self.traces == _NOWHERE:
+        if self.traces in ("", _NOWHERE):
             return None
         if self.traces is not None:
             return Path(self.traces).expanduser().absolute()
