@@ -15,6 +15,7 @@ from slipstream.client import (
     SamplingParams,
     Shape,
     SpeculationOptions,
+    TokenOrigin,
     Verification,
 )
 from slipstream.core.errors import (
@@ -27,6 +28,7 @@ from slipstream.core.errors import (
     SessionNotFound,
     UnsupportedCombination,
 )
+from slipstream.core.results import collected
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
 
@@ -81,6 +83,30 @@ def test_the_place_of_the_engines_changes_no_token(embedded, remote, sampling):
     assert ours.text == theirs.text
     assert ours.stats.speculation == theirs.stats.speculation
     assert ours.stats.speculation.num_draft_tokens > 0
+
+
+def test_the_place_of_the_engines_changes_no_origin(embedded, remote):
+    asked = {"max_tokens": 40, "sampling": SAMPLED, "with_origins": True}
+    results = [client.generate("hello", **asked) for client in (embedded, remote)]
+    streams = [list(client.stream("hello", **asked)) for client in (embedded, remote)]
+    results += [collected(chunks) for chunks in streams]
+    assert len({result.origins for result in results}) == 1
+    result = results[0]
+    assert len(result.origins) == len(result.token_ids)
+    num_own = result.origins.count(TokenOrigin.TARGET)
+    accepted = result.stats.speculation.num_accepted_draft_tokens
+    assert len(result.origins) - num_own == accepted > 0
+    for client in (embedded, remote):
+        assert client.generate("hello", max_tokens=5).origins == ()
+
+
+def test_an_answer_that_was_kept_does_not_know_where_its_tokens_came_from(client):
+    asked = {"max_tokens": 10, "request_id": f"kept-{id(client)}"}
+    first = client.generate("hello", **asked)
+    again = client.generate("hello", **asked, with_origins=True)
+    assert again.stats.continuity.num_resumed_tokens == 10
+    assert again.token_ids == first.token_ids
+    assert again.origins == (None,) * 10
 
 
 def test_a_session_remembers(client):

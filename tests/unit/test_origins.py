@@ -91,6 +91,16 @@ def test_origins_that_are_not_those_of_the_tokens_are_refused():
         Chunk("ab", (1, 2), origins=(TARGET,))
 
 
+def test_parts_of_an_answer_without_origins_are_not_known(models):
+    chunks = run_of(models, Ask(max_tokens=20, with_origins=True))
+    half = len(chunks) // 2
+    mixed = [replace(chunk, origins=()) for chunk in chunks[:half]] + chunks[half:]
+    num_unsaid = sum(len(chunk.token_ids) for chunk in chunks[:half])
+    whole = collected(chunks).origins
+    assert 0 < num_unsaid < len(whole)
+    assert collected(mixed).origins == (None,) * num_unsaid + whole[num_unsaid:]
+
+
 FACTS = ModelFacts("tiny", tiny.VOCAB, 512, frozenset())
 PROMPT = (7, 3, 9, 7, 3, 9, 7, 3)
 
