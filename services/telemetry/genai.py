@@ -5,6 +5,7 @@ alone. Shared by the router and the SDK, so that both ends of a request say the 
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.prompt import are_ids
@@ -23,7 +24,9 @@ _Said = dict[str, Value]
 
 def operation_of(asked: Generation) -> str:
     """What kind of request it is: messages are a chat, a raw text and token ids are completed."""
-    is_raw = asked.ask.raw or (not isinstance(asked.prompt, str) and are_ids(asked.prompt))
+    prompt = asked.prompt
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)  # of what is unchecked
+    is_raw = asked.ask.raw or (is_list and are_ids(prompt))
     return COMPLETION if is_raw else CHAT
 
 

@@ -7,29 +7,25 @@ namespace `slipstream`. What was said and answered is never told.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, TracerProvider
 
 import slipstream
-from slipstream.core.errors import InvalidRequest, SlipstreamError
-from slipstream.core.prompt import are_ids
 from slipstream.core.request import Generation
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result
-from slipstream.core.stats import SpeculationStats
-from slipstream.core.types import FinishReason, SamplingParams
+from slipstream.core.types import FinishReason
 from slipstream.telemetry.calls import server_attributes
 from slipstream.telemetry.carrier import carried
 from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS
+from slipstream.telemetry.failures import CANCELLED, failed_as
+from slipstream.telemetry.genai import prompt_attributes, request_attributes, stats_attributes
 from slipstream.telemetry.metric import Instruments, Metric
 
-PROVIDER = "slipstream"
 _SCOPE = "slipstream.client"
-_MAX_INT = 2**63 - 1
-"""Attributes are signed."""
 
 Clock = Callable[[], float]
 _Attributes = dict[str, Any]
@@ -124,20 +120,17 @@ class RequestSpan:
         if not isinstance(error, Exception):
             self.left()
         elif self._is_last_word():
-            # Only our own errors are known to say nothing secret, and refusals may quote.
-            is_quiet = isinstance(error, SlipstreamError) and not isinstance(error, InvalidRequest)
             kind = type(error).__name__
-            self._span.set_attribute("error.type", kind)
-            self._span.set_status(Status(StatusCode.ERROR, str(error) if is_quiet else None))
+            failed_as(self._span, kind, error)
             self._say_received()
             self._end(kind)
 
     def left(self) -> None:
         """Nobody reads on. What came until then was asked for, and is counted."""
         if self._is_last_word():
-            self._span.set_attribute("slipstream.cancelled", True)
+            self._span.set_attribute("error.type", CANCELLED)
             self._say_received()
-            self._end()
+            self._end(CANCELLED)
 
     def _is_last_word(self) -> bool:
         """Whether this ends it. A stream may be read by one thread and closed by another."""
@@ -147,13 +140,7 @@ class RequestSpan:
         return is_last
 
     def _say_prompt(self, info: PromptInfo) -> None:
-        self._span.set_attributes(
-            {
-                "gen_ai.response.id": info.request_id,
-                "gen_ai.response.model": info.model,
-                "gen_ai.usage.input_tokens": info.num_prompt_tokens,
-            }
-        )
+        self._span.set_attributes(prompt_attributes(info))
         self._count("input", info.num_prompt_tokens)
 
     def _say_received(self) -> None:
@@ -163,9 +150,8 @@ class RequestSpan:
             self._count("output", self._num_tokens)
 
     def _finish(self, reason: FinishReason, stats: RequestStats | None) -> None:
-        self._span.set_attribute("gen_ai.response.finish_reasons", [reason.value])
         if stats is not None:
-            self._span.set_attributes(_usage(stats) | _acceptance(stats.speculation))
+            self._span.set_attributes(stats_attributes(reason, stats))
             self._count("output", stats.num_output_tokens)
         self._end()
 
@@ -185,61 +171,15 @@ class RequestSpan:
 
 def _about(asked: Generation, address: str | None, *, is_stream: bool) -> _Attributes:
     """What is known of a request before it is sent; nothing of what it says."""
-    ask = asked.ask
-    is_completion = ask.raw or _is_ids(asked.prompt)
-    attributes: _Attributes = {
-        "gen_ai.operation.name": "text_completion" if is_completion else "chat",
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.max_tokens": ask.max_tokens,
-        "gen_ai.request.stream": is_stream,
-        **_sampling(ask.sampling),
-    }
-    if asked.model:
-        attributes["gen_ai.request.model"] = asked.model
-    if asked.session is not None:
-        attributes["gen_ai.conversation.id"] = asked.session.session_id
+    attributes: _Attributes = dict(request_attributes(asked, is_stream=is_stream))
     if address is not None:
         attributes |= _server(address)
     return attributes
 
 
-def _is_ids(prompt: object) -> bool:
-    """Of what is not known yet to be a prompt at all."""
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and are_ids(prompt)
-
-
-def _sampling(sampling: SamplingParams) -> _Attributes:
-    values = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "seed": sampling.seed if sampling.seed <= _MAX_INT else None,
-    }
-    return {f"gen_ai.request.{name}": at for name, at in values.items() if at is not None}
-
-
 def _server(address: str) -> _Attributes:
     """Of several addresses it is not known which one answers."""
     return {"server.address": address} if "," in address else {**server_attributes(address)}
-
-
-def _usage(stats: RequestStats) -> _Attributes:
-    return {
-        "gen_ai.usage.input_tokens": stats.num_prompt_tokens,
-        "gen_ai.usage.output_tokens": stats.num_output_tokens,
-        "gen_ai.usage.cache_read.input_tokens": stats.num_cached_tokens,
-    }
-
-
-def _acceptance(stats: SpeculationStats) -> _Attributes:
-    return {
-        "slipstream.speculation.acceptance_length": stats.mean_acceptance_length,
-        "slipstream.speculation.acceptance_rate": stats.draft_acceptance_rate,
-        "slipstream.speculation.draft_tokens": stats.num_draft_tokens,
-        "slipstream.speculation.accepted_tokens": stats.num_accepted_draft_tokens,
-    }
 
 
 def _name(about: _Attributes) -> str:
