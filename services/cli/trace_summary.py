@@ -119,8 +119,8 @@ def _what_drafting_gave(trace: Trace, steps: int, plain: int) -> Iterator[str]:
     if drafted is not None and accepted is not None:
         share = accepted / max(1, drafted)
         yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
-    if rejected := _rejected(trace):
-        yield f"{_times(rejected, 'round')} with a span kept nothing of what was drafted."
+    if rejected := _count(said.get("slipstream.speculation.rejected_steps", 0)):
+        yield f"{_times(rejected, 'round')} kept nothing of what was drafted."
     yield from _whether_it_paid(trace, steps + plain, steps * length + plain)
 
 
@@ -147,22 +147,16 @@ def _verdict(plain_ms: float | None, each_ms: float) -> str:
 
 
 def _plain_ms(trace: Trace) -> float | None:
-    """How long plain rounds took that have spans, on average; None where none has."""
+    """How long a plain round takes: as the router had it then, else of those that have spans."""
+    known = trace.request.attributes.get("slipstream.speculation.plain_round_ms")
+    if isinstance(known, float):
+        return known
     times = [span.duration_ms for span in _rounds(trace) if span.attributes.get(_KIND) == "plain"]
     return sum(times) / len(times) if times else None
 
 
 def _rounds(trace: Trace) -> list[Span]:
     return [span for span in trace.spans if span.name == "round"]
-
-
-def _rejected(trace: Trace) -> int:
-    """As far as rounds have spans: all of them, up to a bound."""
-    rounds = (span.attributes for span in _rounds(trace))
-    return sum(
-        bool(at.get("slipstream.round.drafted")) and at.get("slipstream.round.accepted") == 0
-        for at in rounds
-    )
 
 
 def _by_reason(trace: Trace, prefix: str) -> Counter[str]:

@@ -33,6 +33,11 @@ class Gain:
         return self._length.value if self._length.count else None
 
     @property
+    def plain_s(self) -> float | None:
+        """How long a plain round takes; None while nobody has said."""
+        return self._plain_s.value if self._plain_s.count else None
+
+    @property
     def break_even(self) -> float | None:
         """Length from which on speculative rounds bring more tokens per second than plain ones.
 

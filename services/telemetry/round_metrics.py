@@ -22,7 +22,10 @@ class RoundMetrics:
 
     def seen(self, at: RoundSeen) -> None:
         """A round has ended."""
-        if not self._instruments.are_exported or at.verdict is None:
+        if at.verdict is None:
+            return
+        self._learn(at, at.verdict)
+        if not self._instruments.are_exported:
             return
         self._count(catalog.ROUNDS, at.kind)
         self._count(catalog.TOKENS_FINAL, amount=at.num_final)
@@ -32,9 +35,13 @@ class RoundMetrics:
             self._count(catalog.TOKENS_CACHED, amount=at.verdict.num_cached)
         elif at.kind == SPECULATIVE:
             self._speculative(at)
-        self._learn(at, at.verdict)
         if at.proposal is not None and at.proposal.fallback is not None:
             self._count(catalog.FALLBACKS, at.proposal.fallback)
+
+    @property
+    def plain_s(self) -> float | None:
+        """How long a plain round takes; None while nobody has said."""
+        return self._gain.plain_s
 
     def count(self, metric: Metric, amount: int) -> None:
         """Something else that has no attributes."""
