@@ -244,6 +244,7 @@ class _SessionTurn:
     async def aclose(self) -> None:
         """See `Turn.aclose`."""
         self.is_open = False
+        self._call.watch.left()
         if self._turn is not None:
             await self._turn.aclose()
 

@@ -239,6 +239,23 @@ async def test_an_abandoned_stream_for_asyncio_ends_its_span(async_client, told)
     assert told.span().attributes["error.type"] == "Cancelled"
 
 
+def test_a_session_that_is_closed_ends_the_span_of_its_turn(client, told):
+    session = client.session()
+    stream = session.stream("hello", max_tokens=60)
+    next(stream)
+    session.close()
+    assert told.span().attributes["error.type"] == "Cancelled"
+
+
+async def test_a_session_for_asyncio_that_is_closed_ends_the_span_of_its_turn(async_client, told):
+    session = async_client.session()
+    stream = session.stream("hello", max_tokens=60)
+    await anext(stream)
+    await session.aclose()
+    assert told.span().attributes["error.type"] == "Cancelled"
+    assert stream.is_open
+
+
 async def test_a_task_that_is_cancelled_ends_its_span(told):
     hanging = Scripted(first_chunk(), hangs=True)
     with served(register(hanging)) as address:
