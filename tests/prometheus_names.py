@@ -4,12 +4,13 @@ Names and labels follow rules of their own (units and kinds become part of a nam
 them down twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from slipstream.telemetry.catalog import CATALOG
 from slipstream.telemetry.metric import Instruments, Kind, Metric
@@ -25,6 +26,23 @@ def family(metric: Metric) -> str:
 @cache
 def samples(metric: Metric) -> Mapping[str, frozenset[str]]:
     """Every name of a series of a metric, with its labels."""
+    with exported(metric) as registry:
+        return {
+            sample.name: frozenset(sample.labels)
+            for known in registry.collect()
+            for sample in known.samples
+        }
+
+
+def page() -> str:
+    """What Prometheus reads where every metric has a value."""
+    with exported(*CATALOG) as registry:
+        return generate_latest(registry).decode()
+
+
+@contextmanager
+def exported(*metrics: Metric) -> Iterator[CollectorRegistry]:
+    """The exporter's registry, with a value of each metric."""
     registry = CollectorRegistry()
     reader = PrometheusMetricReader(
         disable_target_info=True, scope_info_enabled=False, registry=registry
@@ -35,14 +53,11 @@ def samples(metric: Metric) -> Mapping[str, frozenset[str]]:
         Kind.COUNTER: instruments.add,
         Kind.GAUGE: instruments.put,
         Kind.HISTOGRAM: instruments.record,
-    }[metric.kind]
+    }
     try:
-        tell(metric, 1, dict.fromkeys(metric.attributes, "value"))
-        return {
-            sample.name: frozenset(sample.labels)
-            for exported in registry.collect()
-            for sample in exported.samples
-        }
+        for metric in metrics:
+            tell[metric.kind](metric, 1, dict.fromkeys(metric.attributes, "value"))
+        yield registry
     finally:
         provider.shutdown()
 

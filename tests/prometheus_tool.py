@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 
 
-def promtool(*arguments: str | Path) -> None:
-    """Run it; skip the test where there is none, and fail with all that it says."""
+def promtool(*arguments: str | Path, text: str | None = None) -> None:
+    """Run it, with the text on its standard input; skip the test where there is none.
+
+    What it does not take fails, with all that it says.
+    """
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not installed; it comes with Prometheus")
     done = subprocess.run(
-        [tool, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120
+        [tool, *map(str, arguments)],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prometheus_names import family
+from prometheus_names import family, page
+from prometheus_tool import promtool
 from slipstream.telemetry.catalog import CATALOG, CLIENT, DRAFT, ROUTER, TARGET
 
 PAGE = Path(__file__).parents[1] / "docs" / "runbook.md"
@@ -63,3 +64,7 @@ def test_every_attribute_has_its_values_told():
     told = set(re.findall(r"^\| `([^`]+)`", section, re.MULTILINE))
     used = {attribute for metric in CATALOG for attribute in metric.attributes}
     assert told == used
+
+
+def test_prometheus_finds_nothing_wrong_with_the_names():
+    promtool("check", "metrics", text=page())
