@@ -6,6 +6,7 @@ Its metrics are those of the catalogue.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from slipstream.telemetry.catalog import CATALOG
@@ -45,6 +46,7 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").exists()
 
 
+@cache
 def said() -> dict[str, str]:
     """Attributes and prefixes of such that the code speaks of, with a file that does."""
     files = [(str(path.relative_to(SERVICES)), path) for path in sorted(SERVICES.rglob("*.py"))]
