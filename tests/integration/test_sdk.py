@@ -28,7 +28,6 @@ from slipstream.core.errors import (
     SessionNotFound,
     UnsupportedCombination,
 )
-from slipstream.core.results import collected
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
 
@@ -62,10 +61,12 @@ def client(request):
 
 
 def test_a_stream_adds_up_to_the_result(client):
-    result = client.generate("hello", max_tokens=20)
-    chunks = list(client.stream("hello", max_tokens=20))
+    asked = {"max_tokens": 20, "with_origins": True}
+    result = client.generate("hello", **asked)
+    chunks = list(client.stream("hello", **asked))
     assert "".join(chunk.text for chunk in chunks) == result.text
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
+    assert tuple(origin for chunk in chunks for origin in chunk.origins) == result.origins
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].finish_reason is result.finish_reason is FinishReason.LENGTH
     assert chunks[-1].stats.num_output_tokens == len(result.token_ids)
@@ -77,36 +78,15 @@ def test_a_stream_adds_up_to_the_result(client):
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 def test_the_place_of_the_engines_changes_no_token(embedded, remote, sampling):
     ours, theirs = (
-        client.generate("hello", max_tokens=40, sampling=sampling) for client in (embedded, remote)
+        client.generate("hello", max_tokens=40, sampling=sampling, with_origins=True)
+        for client in (embedded, remote)
     )
     assert ours.token_ids == theirs.token_ids
     assert ours.text == theirs.text
     assert ours.stats.speculation == theirs.stats.speculation
-    assert ours.stats.speculation.num_draft_tokens > 0
-
-
-def test_the_place_of_the_engines_changes_no_origin(embedded, remote):
-    asked = {"max_tokens": 40, "sampling": SAMPLED, "with_origins": True}
-    results = [client.generate("hello", **asked) for client in (embedded, remote)]
-    streams = [list(client.stream("hello", **asked)) for client in (embedded, remote)]
-    results += [collected(chunks) for chunks in streams]
-    assert len({result.origins for result in results}) == 1
-    result = results[0]
-    assert len(result.origins) == len(result.token_ids)
-    num_own = result.origins.count(TokenOrigin.TARGET)
-    accepted = result.stats.speculation.num_accepted_draft_tokens
-    assert len(result.origins) - num_own == accepted > 0
-    for client in (embedded, remote):
-        assert client.generate("hello", max_tokens=5).origins == ()
-
-
-def test_an_answer_that_was_kept_does_not_know_where_its_tokens_came_from(client):
-    asked = {"max_tokens": 10, "request_id": f"kept-{id(client)}"}
-    first = client.generate("hello", **asked)
-    again = client.generate("hello", **asked, with_origins=True)
-    assert again.stats.continuity.num_resumed_tokens == 10
-    assert again.token_ids == first.token_ids
-    assert again.origins == (None,) * 10
+    assert ours.origins == theirs.origins
+    num_accepted = len(ours.token_ids) - ours.origins.count(TokenOrigin.TARGET)
+    assert num_accepted == ours.stats.speculation.num_accepted_draft_tokens > 0
 
 
 def test_a_session_remembers(client):

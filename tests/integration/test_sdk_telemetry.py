@@ -1,71 +1,19 @@
 """What the SDK tells the application's own telemetry: a span and a few numbers for each request."""
 
-import asyncio
-import json
-import subprocess
-import sys
-from contextlib import contextmanager
-
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 
 import tiny_checkpoint
-from background import served
-from bad_routers import Breaking, Failing, Scripted, first_chunk, register
 from cluster import running
 from slipstream.client import AsyncClient, Client, SamplingParams, errors
-from slipstream.client.connection import connection
 from slipstream.client.embedded import Embedded
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
-from slipstream.client.remote import Remote
-from slipstream.client.remote_aio import AsyncRemote
-from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.telemetry.catalog import CATALOG, CLIENT
-from slipstream.telemetry.sdk_spans import SdkTelemetry
+from told_client import Told, async_remote, remote
 
 SECRET = "the-cat-sat"
 FLOAT32 = EngineOptions(dtype="float32")
-GONE = errors.Unavailable("about to stop")
-
-
-class Told:
-    """What an application with telemetry of its own gets to see."""
-
-    def __init__(self, **options):
-        self._spans = InMemorySpanExporter()
-        self.tracers = TracerProvider(**options)
-        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
-        self._reader = InMemoryMetricReader()
-        self.watcher = SdkTelemetry(self.tracers, MeterProvider([self._reader]))
-
-    def spans(self):
-        """Those that have ended since they were asked for, as dictionaries."""
-        spans = self._spans.get_finished_spans()
-        self._spans.clear()
-        return spans
-
-    def span(self):
-        (span,) = self.spans()
-        return span
-
-    def points(self):
-        """Counts and sums of each metric, by name and attributes."""
-        data = self._reader.get_metrics_data()
-        return {
-            (metric.name, frozenset(point.attributes.items())): (point.count, point.sum)
-            for resource in (data.resource_metrics if data else ())
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            for point in metric.data.data_points
-        }
 
 
 @pytest.fixture
@@ -87,14 +35,6 @@ def router(folder):
 @pytest.fixture(scope="module")
 def engines(folder):
     return Embedded.load(str(folder), f"vanilla:{folder}", FLOAT32)
-
-
-def remote(address):
-    return Remote(connection(address, token=None, tls=None, retries=True), 60)
-
-
-def async_remote(address):
-    return AsyncRemote(connection(address, token=None, tls=None, retries=True), 60)
 
 
 @pytest.fixture(params=["embedded", "remote"])
@@ -256,21 +196,6 @@ async def test_a_session_for_asyncio_that_is_closed_ends_the_span_of_its_turn(as
     assert stream.is_open
 
 
-async def test_a_task_that_is_cancelled_ends_its_span(told):
-    hanging = Scripted(first_chunk(), hangs=True)
-    with served(register(hanging)) as address:
-        async with AsyncClient.of(async_remote(address), watcher=told.watcher) as client:
-            stream = client.stream("hello")
-            await anext(stream)
-            task = asyncio.create_task(anext(stream))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-    span = told.span()
-    assert span.attributes["error.type"] == "Cancelled"
-
-
 async def test_a_stream_that_is_never_read_was_no_request(async_client, told):
     async_client.stream("hello")
     assert told.spans() == ()
@@ -291,177 +216,6 @@ async def test_a_request_that_is_refused_for_asyncio_is_a_span_with_its_error(as
         with pytest.raises(errors.PromptTooLong):
             await ask("x" * 200)
         assert told.span().attributes["error.type"] == "PromptTooLong"
-
-
-def test_a_stream_that_fails_is_a_span_with_its_error(told):
-    failing = Failing(errors.ModelError("the model is gone"), num_chunks=2)
-    with (
-        served(register(failing)) as address,
-        Client.of(remote(address), watcher=told.watcher) as client,
-        pytest.raises(errors.SlipstreamError) as raised,
-    ):
-        list(client.stream("hello"))
-    span = told.span()
-    assert span.attributes["error.type"] == type(raised.value).__name__
-    assert span.attributes["gen_ai.usage.output_tokens"] == 2
-    assert span.status.description == str(raised.value)
-
-
-def test_a_stream_that_goes_on_says_where_in_the_same_span(told):
-    with (
-        served(register(Breaking(GONE, [3, 0, 5, 20]))) as address,
-        Client.of(remote(address), watcher=told.watcher) as client,
-    ):
-        assert len(list(client.stream("hello"))) > 20
-    assert resumed(told.span()) == [3, 3, 8]
-
-
-async def test_a_stream_for_asyncio_that_goes_on_says_where_in_the_same_span(told):
-    with served(register(Breaking(GONE, [3, 20]))) as address:
-        async with AsyncClient.of(async_remote(address), watcher=told.watcher) as client:
-            assert [chunk async for chunk in client.stream("hello")]
-    assert resumed(told.span()) == [3]
-
-
-def resumed(span):
-    assert {event.name for event in span.events} == {"resumed"}
-    return [event.attributes["slipstream.resumed.num_received"] for event in span.events]
-
-
-class Hearing(Scripted):
-    """A router that answers everything with little, and keeps what came along."""
-
-    def __init__(self):
-        end = pb.GenerateStreamResponse(prompt=pb.PromptInfo(), finish=pb.FinishInfo(reason=1))
-        super().__init__(end)
-
-    async def Generate(self, request, context):
-        self.metadata = dict(context.invocation_metadata())
-        return pb.GenerateResponse(finish=pb.FinishInfo(reason=1))
-
-    def trace(self):
-        """The trace context that the last call brought, if any."""
-        names = ("traceparent", "tracestate")
-        return {name: self.metadata[name] for name in names if name in self.metadata}
-
-
-@contextmanager
-def hearing(watcher):
-    """A router, and every way in which a client may ask it."""
-    heard = Hearing()
-    with (
-        served(register(heard)) as address,
-        Client.of(remote(address), watcher=watcher) as client,
-    ):
-        yield (
-            heard,
-            [
-                lambda: client.generate("hello"),
-                lambda: list(client.stream("hello")),
-                lambda: client.session().generate("hello"),
-            ],
-        )
-
-
-def parent_in(header):
-    _, trace_id, span_id, flags = header["traceparent"].split("-")
-    assert int(flags, 16) & trace.TraceFlags.SAMPLED
-    return int(trace_id, 16), int(span_id, 16)
-
-
-def ids(span):
-    context = span.get_span_context()
-    return context.trace_id, context.span_id
-
-
-async def test_the_router_hears_of_the_span(told):
-    with hearing(told.watcher) as (heard, ways):
-        for ask in ways:
-            ask()
-            assert parent_in(heard.trace()) == ids(told.span())
-    heard = Hearing()
-    with served(register(heard)) as address:
-        async with AsyncClient.of(async_remote(address), watcher=told.watcher) as client:
-            await client.generate("hello")
-            assert parent_in(heard.trace()) == ids(told.span())
-            await client.session().generate("hello")
-            assert parent_in(heard.trace()) == ids(told.span())
-
-
-def test_a_span_is_a_child_of_the_applications_and_passes_its_state_on(told):
-    state = trace.TraceState([("vendor", "1")])
-    context = trace.SpanContext(7, 9, True, trace.TraceFlags(1), state)
-    with (
-        hearing(told.watcher) as (heard, ways),
-        trace.use_span(trace.NonRecordingSpan(context)),
-    ):
-        for ask in ways:
-            ask()
-            span = told.span()
-            assert (span.parent.trace_id, span.parent.span_id) == (7, 9)
-            assert parent_in(heard.trace()) == ids(span)
-            assert heard.trace()["tracestate"] == "vendor=1"
-
-
-def test_where_the_sdk_is_not_recorded_the_router_hears_of_the_applications_span():
-    context = trace.SpanContext(7, 9, True, trace.TraceFlags(1))
-    for providers in (Told(sampler=ALWAYS_OFF).tracers, NoOpTracerProvider()):
-        with (
-            hearing(SdkTelemetry(providers)) as (heard, ways),
-            trace.use_span(trace.NonRecordingSpan(context)),
-        ):
-            for ask in ways:
-                ask()
-                assert parent_in(heard.trace()) == (7, 9)
-
-
-def test_of_what_is_not_recorded_nobody_hears():
-    off = Told(sampler=ALWAYS_OFF)
-    with hearing(off.watcher) as (heard, ways):
-        for ask in ways:
-            ask()
-            assert heard.trace() == {}
-    assert off.spans() == ()
-
-
-def test_without_a_provider_nothing_is_recorded_and_nothing_is_sent():
-    with hearing(None) as (heard, ways):
-        for ask in ways:
-            ask()
-            assert heard.metadata
-            assert heard.trace() == {}
-    assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-
-
-def test_an_application_that_sets_telemetry_up_later_gets_it(router):
-    code = f"""
-import json, sys
-from slipstream.client import Client
-with Client({router!r}) as client:
-    client.generate("hello", max_tokens=3)
-    print(json.dumps("opentelemetry" in sys.modules))
-    from opentelemetry import trace
-    client.generate("hello", max_tokens=3)
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-    spans = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    trace.set_tracer_provider(provider)
-    client.generate("hello", max_tokens=3)
-    print(json.dumps([span.name for span in spans.get_finished_spans()]))
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": ".dev"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    is_loaded, names = map(json.loads, run.stdout.splitlines())
-    assert not is_loaded
-    assert names == ["chat"]
 
 
 def test_no_attribute_holds_the_prompt_or_the_answer(client, told):

@@ -1,0 +1,52 @@
+"""Clients of an application with telemetry of its own, and what it gets to see of them."""
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from slipstream.client.connection import connection
+from slipstream.client.remote import Remote
+from slipstream.client.remote_aio import AsyncRemote
+from slipstream.telemetry.sdk_spans import SdkTelemetry
+
+
+class Told:
+    """What an application with telemetry of its own gets to see."""
+
+    def __init__(self, **options):
+        self._spans = InMemorySpanExporter()
+        self.tracers = TracerProvider(**options)
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self._reader = InMemoryMetricReader()
+        self.watcher = SdkTelemetry(self.tracers, MeterProvider([self._reader]))
+
+    def spans(self):
+        """Those that have ended since they were asked for, as dictionaries."""
+        spans = self._spans.get_finished_spans()
+        self._spans.clear()
+        return spans
+
+    def span(self):
+        (span,) = self.spans()
+        return span
+
+    def points(self):
+        """Counts and sums of each metric, by name and attributes."""
+        data = self._reader.get_metrics_data()
+        return {
+            (metric.name, frozenset(point.attributes.items())): (point.count, point.sum)
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+        }
+
+
+def remote(address):
+    return Remote(connection(address, token=None, tls=None, retries=True), 60)
+
+
+def async_remote(address):
+    return AsyncRemote(connection(address, token=None, tls=None, retries=True), 60)
