@@ -1,6 +1,6 @@
 """Traces across processes: where a message stands in one, as W3C Trace Context has it.
 
-Knows neither messages nor exporters. What is not sampled is carried nowhere.
+Knows neither messages nor exporters. Between services, what is not sampled is carried nowhere.
 """
 
 import time
@@ -31,10 +31,18 @@ def carried(span: Span | None = None) -> Carrier | None:
     None where the span is not sampled.
     """
     at = trace.get_current_span() if span is None else span
-    if not at.get_span_context().trace_flags.sampled:
+    return decided(at) if at.get_span_context().trace_flags.sampled else None
+
+
+def decided(span: Span) -> Carrier | None:
+    """The same of a span that need not be sampled: whoever is told decides as was decided here.
+
+    None where there is no trace at all.
+    """
+    if not span.get_span_context().is_valid:
         return None
     headers: dict[str, str] = {}
-    _PROPAGATOR.inject(headers, trace.set_span_in_context(at))
+    _PROPAGATOR.inject(headers, trace.set_span_in_context(span))
     return Carrier(headers["traceparent"], headers.get("tracestate", ""))
 
 

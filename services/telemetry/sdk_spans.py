@@ -19,7 +19,7 @@ from slipstream.core.request import Generation
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result
 from slipstream.core.types import FinishReason
 from slipstream.telemetry.calls import server_attributes
-from slipstream.telemetry.carrier import carried
+from slipstream.telemetry.carrier import carried, decided
 from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS
 from slipstream.telemetry.failures import CANCELLED, failed_as
 from slipstream.telemetry.genai import prompt_attributes, request_attributes, stats_attributes
@@ -73,8 +73,8 @@ class RequestSpan:
         self._lock = threading.Lock()
         self._num_tokens: int | None = None
         self.headers: tuple[tuple[str, str], ...] = ()
-        """The W3C Trace Context for whoever is called: of this span or, where that is not recorded,
-        of the application's current one; none where that is not recorded either."""
+        """The W3C Trace Context for whoever is called: of this span or, where nothing makes any, of
+        the application's current one. Whether the trace is sampled goes with it; no trace, none."""
 
     def begin(self) -> None:
         """It is about to be sent. Its span is a child of the current one."""
@@ -84,7 +84,8 @@ class RequestSpan:
         self._began_s = self._clock()
         kind = SpanKind.CLIENT if "server.address" in self._about else SpanKind.INTERNAL
         self._span = self._tracer.start_span(_name(self._about), kind=kind, attributes=self._about)
-        at = carried(self._span) or carried()
+        current = trace.get_current_span()
+        at = carried(self._span) or carried(current) or decided(self._span) or decided(current)
         if at is not None:
             headers = (("traceparent", at.traceparent), ("tracestate", at.tracestate))
             self.headers = tuple(header for header in headers if header[1])
