@@ -45,7 +45,9 @@ class Gain:
         long as a verification, than which it is no longer: the least that it can be.
         """
         plain_s = self._plain_s.value or self._verify_s.value
-        return self._speculative_s.value / plain_s if plain_s else None
+        if not (self._speculative_s.count and plain_s):
+            return None
+        return self._speculative_s.value / plain_s
 
     def speculative(self, *, num_final: int, seconds: float, verify_s: float) -> None:
         """A round in which something was drafted, and how much of it was the verification."""
