@@ -24,7 +24,7 @@ STAGES = {
     "verify": 40.0,
     "between": 1.0,
     "settle": 2.0,
-    "send": 1.0,
+    "park": 1.0,
     "close": 2.0,
 }
 Attributes = Mapping[str, Any]

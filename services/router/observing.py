@@ -29,6 +29,8 @@ from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundWatch
 from slipstream.telemetry.telemetry import Telemetry
 
+ENTER = "enter"
+"""The first stage of requests: who asks, and what."""
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -71,6 +73,11 @@ class RequestWatch:
     def ports(self, draft: Draft, target: Target) -> tuple[Draft, Target]:
         """The two sides of the request, watched."""
         return self._rounds.watched(draft, target)
+
+    def settles(self) -> None:
+        """All rounds are over, and all of the answer is given out."""
+        self._rounds.settles()
+        self.span.ends("settle")
 
     def answered(self, chunk: Chunk) -> None:
         """A piece of the answer is about to be given out."""
@@ -127,6 +134,7 @@ class Observing:
         """
         said: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
         span = request_span(self._telemetry, method, _carrier(metadata), said)
+        span.begins(ENTER)
         rounds = RoundWatch(span, self._telemetry.bounds, self._rounds.seen)
         watch = RequestWatch(span, self._telemetry.instruments, rounds)
         if self._telemetry.shows_content:

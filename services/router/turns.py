@@ -26,7 +26,7 @@ from slipstream.core.run import Run
 from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.fleet import Fleet, Placed, Wanted
-from slipstream.router.observing import Observing, RequestWatch
+from slipstream.router.observing import ENTER, Observing, RequestWatch
 from slipstream.router.places import Pair, SeatTerms, free_parked
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.router.upkeep import Upkeep, Whereabouts
@@ -110,8 +110,10 @@ class Turns:
         with self._admission.place():
             asked = _named(asked)
             watch.named(asked.ask.request_id)
+            watch.span.ends(ENTER)
             with watch.span.stage("acquire"):
                 taken = await self._memory.claims.take(asked, owner, self._model(asked))
+            watch.span.begins("between")
             watch.holds(taken.record.session_id)
             if taken.journal is None:
                 yield replayed(asked, taken.record, self._tokenizer(taken.record).decode)
@@ -135,12 +137,13 @@ class Turns:
         asked, record, journal, watch = work.asked, work.record, work.journal, work.watch
         where = Whereabouts()
         async with AsyncExitStack() as stack:
-            stack.callback(watch.span.ends, "close")
             await stack.enter_async_context(self._memory.upkeep.tended(journal, where))
             wanted = Wanted(record.model, record.tokenizer_hash, record.target)
             placed = self._fleet.target(wanted, excluded=self._fleet.breakers.resting())
+            watch.span.ends("between")
             with watch.span.stage("encode", "prompt.encode"):
                 request, facts = await self._request(asked, record, placed)
+            watch.span.begins("between")
             journal.open(request.tokens, Opening.of(request, placed.model.tokenizer_hash))
             pair = self._pair(placed, facts.kind, work)
             stack.push_async_callback(pair.release, record.session_id)
@@ -162,6 +165,7 @@ class Turns:
                 if chunk.stats is not None:
                     self._observing.ended(chunk.stats)
                     self._shadow.offer(_answered(request, run.output, chunk.stats, placed))
+            watch.settles()
             if asked.session is not None:
                 with watch.span.stage("park", "session.park"):
                     await pair.park(self._patience.park_ttl_s, where)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from slipstream.telemetry.traces import Span, Trace
 
 STAGES = (
+    "enter",
     "acquire",
     "encode",
     "prefill",
@@ -19,7 +20,7 @@ STAGES = (
     "verify",
     "between",
     "settle",
-    "send",
+    "park",
     "close",
 )
 """In the order of a request."""

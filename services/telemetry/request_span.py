@@ -131,9 +131,9 @@ class RequestSpan:
             kind=SpanKind.CLIENT,
         )
 
-    def begins(self, stage: str) -> None:
-        """A stage begins here, and `ends` elsewhere."""
-        self._begun[stage] = self.clock()
+    def begins(self, stage: str, at_s: float | None = None) -> None:
+        """A stage begins here, or has begun then, and `ends` elsewhere."""
+        self._begun[stage] = self.clock() if at_s is None else at_s
 
     def ends(self, stage: str) -> None:
         """It ends, if it has begun."""
@@ -158,7 +158,9 @@ class RequestSpan:
             self.span.set_attributes(attributes)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The request is over."""
+        """The request is over, and all that has begun."""
+        for stage in tuple(self._begun):
+            self.ends(stage)
         if not self.is_traced:
             return
         self.say({_STAGE.format(name): 1000 * spent for name, spent in self._spent.items()})

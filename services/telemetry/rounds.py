@@ -85,6 +85,10 @@ class RoundWatch:
                 self._request.finish(span, at.verifying[1])
             self._close(at, at.verifying[1])
 
+    def settles(self) -> None:
+        """No round follows: what has been done since the last one is another stage."""
+        self._request.begins("settle", self._left_s)
+
     def end(self) -> None:
         """Make the spans of rounds that have none yet, and end one that broke off."""
         if self._at is not None:
@@ -97,7 +101,9 @@ class RoundWatch:
     def _enter(self) -> tuple[RoundSeen, float]:
         """The round on its way, or the next one; and when an engine begins to be waited for."""
         now_s = self._request.clock()
-        if self._left_s is not None:
+        if self._left_s is None:
+            self._request.ends("between")
+        else:
             self._request.spend("between", now_s - self._left_s)
         if self._at is None:
             self._at = RoundSeen(self._num_rounds, now_s)
