@@ -147,6 +147,8 @@ class Observing:
             error = passing
             raise
         finally:
+            if (plain_s := self._rounds.plain_s) is not None:
+                span.say({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
             watch.end(error)
 
     def ended(self, stats: RequestStats) -> None:
