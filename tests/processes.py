@@ -52,6 +52,10 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
     def ready(self) -> str:
         """Its address, once it serves."""
         return self._until(self.out, "ready ").removeprefix("ready ")

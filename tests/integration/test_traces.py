@@ -1,0 +1,268 @@
+"""Traces of the three services as processes, and of who asks them, as a collector gets them.
+
+Everything is asked once, the services end, and the laws are about what had come by then.
+"""
+
+from collections import Counter
+
+import pytest
+
+import fleet
+from otlp_collector import collector, traces_of
+from redis_server import running_redis
+from slipstream.telemetry.explained import explained, orphans
+from slipstream.telemetry.traces import Span, SpanKind, Status, trace_of
+from told_services import TOKEN, services
+from traced_story import (
+    APPLICATION,
+    DRAFT,
+    FIRST,
+    MARK,
+    PROMPT,
+    REJECTED,
+    ROUTER,
+    SLOWEST,
+    TARGET,
+    Seen,
+    application,
+    ask_all,
+)
+
+STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
+OUTLASTING = (STREAM_KV, "kv.snapshot")
+GENERATE = "slipstream.rpc.v1.GenerationService/Generate"
+KINDS = {
+    GENERATE: {SpanKind.SERVER},
+    f"{GENERATE}Stream": {SpanKind.SERVER},
+    STREAM_KV: {SpanKind.CLIENT, SpanKind.SERVER},
+    "draft.propose": {SpanKind.CLIENT, SpanKind.SERVER},
+    "target.verify": {SpanKind.CLIENT, SpanKind.SERVER},
+    "session.acquire": {SpanKind.CLIENT},
+    "session.append": {SpanKind.CLIENT},
+    "session.release": {SpanKind.CLIENT},
+    "chat": {SpanKind.CLIENT},
+    "round": {SpanKind.INTERNAL},
+    "prompt.encode": {SpanKind.INTERNAL},
+    "session.park": {SpanKind.INTERNAL},
+    "kv.snapshot": {SpanKind.INTERNAL},
+    "kv.wait": {SpanKind.INTERNAL},
+    "engine.queue": {SpanKind.INTERNAL},
+    "engine.run": {SpanKind.INTERNAL},
+}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    target = fleet.save_models(tmp_path_factory.mktemp("tiny"))
+    with collector() as to, running_redis() as store:
+        found = Seen(to)
+        with application(to) as watcher, services(to, target, str(fleet.glide_of(target))) as run:
+            ask_all(found, run, store, watcher)
+            found.codes = run.stop()
+            processes = (run.target, run.draft, *run.routers)
+            found.logs = [line for at in processes for line in (*at.out, *at.err)]
+        yield found
+
+
+def kind_of(span: Span):
+    return span.name.split(" ")[0]
+
+
+def children(trace, span):
+    return trace.children().get(span.span_id, [])
+
+
+def named(trace, name, service=None, kind=None):
+    return [
+        span
+        for span in trace.spans
+        if span.name == name and service in (None, span.service) and kind in (None, span.kind)
+    ]
+
+
+def rounds(trace, selected=None):
+    said = [span for span in trace.spans if span.name == "round"]
+    return [
+        span for span in said if selected in (None, span.attributes["slipstream.round.selected"])
+    ]
+
+
+def test_the_services_end_well_and_complain_of_nothing(seen):
+    assert seen.codes == [0, 0, 0]
+    assert [line for line in seen.logs if "Traceback" in line or " ERROR " in line] == []
+
+
+def test_a_distributed_request_is_one_tree(seen):
+    for request_id in [*seen.well, seen.long, seen.followed]:
+        trace = seen.trace(request_id)
+        tops = [span for span in trace.spans if span.parent_id is None]
+        is_watched = request_id in (*seen.watched, seen.followed)
+        assert [span.service for span in tops] == [APPLICATION if is_watched else ROUTER]
+        assert orphans(trace) == ()
+        services = {span.service for span in trace.spans}
+        assert services == {ROUTER, TARGET, DRAFT} | ({APPLICATION} if is_watched else set())
+
+
+def test_every_request_is_a_trace_of_its_own(seen):
+    requests = [seen.trace(name).request for name in [*seen.well, seen.long, seen.followed]]
+    assert len({span.trace_id for span in requests}) == len(requests)
+    alike = Counter(span.trace_id for span in seen.collector.spans if span.is_request)
+    assert set(alike.values()) == {1}
+
+
+def test_spans_have_the_names_and_kinds_that_are_written_down(seen):
+    found = {}
+    for span in seen.collector.spans:
+        found.setdefault(kind_of(span), set()).add(span.kind)
+    assert found == KINDS
+
+
+def test_a_span_lies_within_its_parent_but_for_what_outlasts_who_began_it(seen):
+    for request_id in seen.well:
+        trace = seen.trace(request_id)
+        known = {span.span_id: span for span in trace.spans}
+        for span in trace.spans:
+            parent = known.get(span.parent_id)
+            if parent and parent.service == span.service and span.name not in OUTLASTING:
+                assert parent.start_ns <= span.start_ns <= span.end_ns <= parent.end_ns
+
+
+def test_the_first_rounds_have_children_in_both_engines(seen):
+    for request_id in [*seen.well, seen.long]:
+        trace = seen.trace(request_id)
+        first = rounds(trace, "first")
+        indices = [span.attributes["slipstream.round.index"] for span in first]
+        assert indices == list(range(len(first)))
+        assert 1 < len(first) <= FIRST
+        for span in first:
+            (verify,) = [at for at in children(trace, span) if at.name == "target.verify"]
+            (answer,) = children(trace, verify)
+            assert (answer.service, answer.name) == (TARGET, "target.verify")
+            parts = {at.name for at in children(trace, answer)}
+            assert parts - {"kv.snapshot"} == {"engine.queue", "engine.run"}
+            for propose in (at for at in children(trace, span) if at.name == "draft.propose"):
+                assert is_answered(trace, propose)
+
+
+def is_answered(trace, propose):
+    """Whether a draft has a span of it; what is copied from the text needs no draft."""
+    if propose.attributes["slipstream.proposal.stop_reason"] == "lookup":
+        return children(trace, propose) == []
+    (answer,) = children(trace, propose)
+    parts = {span.name for span in children(trace, answer)} - {"kv.wait", STREAM_KV}
+    return answer.service == DRAFT and parts == {"engine.queue", "engine.run"}
+
+
+def test_snapshots_are_linked_to_the_stream_that_they_went_out_on(seen):
+    for request_id in seen.well:
+        trace = seen.trace(request_id)
+        (sent,) = named(trace, STREAM_KV, TARGET, SpanKind.SERVER)
+        (opened,) = named(trace, STREAM_KV, DRAFT, SpanKind.CLIENT)
+        assert sent.parent_id == opened.span_id
+        snapshots = named(trace, "kv.snapshot", TARGET)
+        assert snapshots
+        for span in snapshots:
+            assert [(at.trace_id, at.span_id) for at in span.links] == [
+                (sent.trace_id, sent.span_id)
+            ]
+        total = sum(span.attributes["slipstream.kv.bytes"] for span in snapshots)
+        assert 0 < total <= sent.attributes["slipstream.kv.bytes"]
+
+
+def test_the_session_store_is_in_the_trace(seen):
+    for request_id in seen.well:
+        trace = seen.trace(request_id)
+        stored = [span for span in trace.spans if "db.system.name" in span.attributes]
+        assert {span.attributes["db.system.name"] for span in stored} == {"redis"}
+        (acquired,) = [span for span in stored if span.name == "session.acquire"]
+        assert acquired.parent_id == trace.request.span_id
+
+
+def test_rounds_add_up_to_what_their_request_says(seen):
+    for request_id in seen.well:
+        trace = seen.trace(request_id)
+        said, of_rounds = trace.request.attributes, rounds(trace)
+        if len(of_rounds) > said["slipstream.speculation.steps"]:  # each of them has a span
+            for name, total in (
+                ("drafted", said["slipstream.speculation.draft_tokens"]),
+                ("accepted", said["slipstream.speculation.accepted_tokens"]),
+                ("final", said["gen_ai.usage.output_tokens"]),
+            ):
+                found = sum(at.attributes[f"slipstream.round.{name}"] for at in of_rounds)
+                assert found == total
+
+
+def test_rounds_with_spans_are_bounded(seen):
+    trace = seen.trace(seen.long)
+    steps = trace.request.attributes["slipstream.speculation.steps"]
+    assert steps > FIRST + SLOWEST + REJECTED
+    chosen = Counter(span.attributes["slipstream.round.selected"] for span in rounds(trace))
+    assert chosen["first"] == FIRST
+    assert chosen["slowest"] == SLOWEST
+    assert chosen["rejected"] <= REJECTED
+    indices = [span.attributes["slipstream.round.index"] for span in rounds(trace)]
+    assert len(set(indices)) == len(indices)
+    assert len(named(trace, "target.verify", TARGET)) == FIRST
+
+
+def test_what_is_not_sampled_is_traced_nowhere(seen):
+    assert trace_of(seen.collector.spans, "quiet") is None
+    traces = traces_of(seen.collector.spans)
+    assert not traces.keys() & set(seen.unsampled.values())
+    sampled = {APPLICATION, ROUTER}
+    assert all({span.service for span in trace} & sampled for trace in traces.values())
+
+
+def test_a_ratio_of_1_traces_everything(seen):
+    asked = {*seen.well, seen.long, seen.followed, seen.lost}
+    ids = {span.attributes.get("gen_ai.response.id") for span in requests_of(seen)}
+    assert asked <= ids
+    assert not set(seen.unsampled) & ids
+
+
+def requests_of(seen):
+    return [span for span in seen.collector.spans if span.is_request]
+
+
+def test_a_callers_sampled_parent_is_followed(seen):
+    trace = seen.trace(seen.followed)  # by a router that by itself traces nothing
+    (top,) = [span for span in trace.spans if span.parent_id is None]
+    assert (top.service, top.kind) == (APPLICATION, SpanKind.CLIENT)
+    assert trace.request.parent_id == top.span_id
+
+
+def test_a_lost_draft_shows_in_the_trace_as_a_fallback(seen):
+    trace = seen.trace(seen.lost)
+    said = trace.request.attributes
+    total = sum(said[name] for name in said if name.startswith("slipstream.fallbacks."))
+    assert total == seen.num_fallbacks > 0
+    fallen = [
+        span
+        for span in named(trace, "draft.propose", ROUTER)
+        if "slipstream.proposal.fallback" in span.attributes
+    ]
+    assert fallen
+    assert trace.request.status is not Status.ERROR
+
+
+def test_an_error_is_the_status_of_the_requests_span_without_the_prompt(seen):
+    refused = [span for span in requests_of(seen) if span.status is Status.ERROR]
+    assert len(refused) == 2
+    for span in refused:
+        assert span.attributes["error.type"] == "PromptTooLong"
+        assert span.attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
+        (asked,) = [at for at in seen.collector.spans if at.span_id == span.parent_id]
+        assert asked.attributes["error.type"] == "PromptTooLong"
+        assert asked.status is Status.ERROR
+
+
+@pytest.mark.parametrize("secret", [*PROMPT.split(), MARK, TOKEN])
+def test_nothing_that_was_said_is_in_any_span(seen, secret):
+    for span in seen.collector.spans:
+        said = [span.name, span.error, *map(str, span.attributes.values())]
+        assert not any(secret in str(text) for text in said)
+
+
+def test_the_trace_explains_where_the_time_went(seen):
+    shares = {name: explained(seen.trace(name)) for name in [*seen.well, seen.long, seen.lost]}
+    assert {name: share for name, share in shares.items() if share < 0.95} == {}
