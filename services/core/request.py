@@ -149,9 +149,7 @@ def make_request(
         num_roots=settings.num_roots,
     )
     info = PromptInfo(ask.request_id, model.model_id, ask.sampling.seed, len(tokens))
-    return Request(
-        session, tuple(tokens), settings, info, ask.stop, with_origins=ask.with_origins
-    )
+    return Request(session, tuple(tokens), settings, info, ask.stop, with_origins=ask.with_origins)
 
 
 def draft_settings(
