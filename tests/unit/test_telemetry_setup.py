@@ -1,0 +1,289 @@
+"""What a service can be told about telemetry, and that it then speaks so, and ends."""
+
+import json
+import socket
+import sys
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, fields
+
+import pytest
+from opentelemetry import trace
+from prometheus_client.parser import text_string_to_metric_families
+
+from slipstream.config import load_config, option, parse_flags
+from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
+from slipstream.draft.config import DraftConfig
+from slipstream.router.config import RouterConfig
+from slipstream.rpc.process import run_service
+from slipstream.target.config import TargetConfig
+from slipstream.telemetry import catalog
+from slipstream.telemetry.carrier import Carrier, carried
+from slipstream.telemetry.config import SECTION, TelemetryConfig
+from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.setup import Process, telemetry
+from slipstream.telemetry.telemetry import TraceBounds
+
+FILE = """
+[telemetry]
+traces = ["otlp"]
+trace_ratio = 0.5
+
+[router]
+targets = ["a:1"]
+"""
+ROUTER = Process("router", "1.2.3", 17)
+SAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+BAD = [
+    ({"traces": ("zipkin",)}, "traces is 'zipkin', but must be one of otlp, otlp-http, console,"),
+    ({"traces": ("otlp", "file:")}, "traces is 'file:', but must be one of .*file:DIRECTORY"),
+    ({"metrics": ("file:/x",)}, "metrics is 'file:/x', but must be one of otlp, otlp-http, con"),
+    ({"trace_ratio": 1.01}, "trace_ratio is 1.01, but must be from 0 to 1"),
+    ({"trace_ratio": -0.5}, "trace_ratio is -0.5"),
+    ({"trace_ratio": float("nan")}, "trace_ratio is nan"),
+    ({"metrics_interval_s": 0.0}, "metrics_interval_s is 0, but must be from 0.1 to 3600"),
+    ({"metrics_interval_s": 1e9}, "metrics_interval_s is 1e"),
+    ({"trace_rounds": -1}, "spans of the first rounds are -1, but must be from 0 to 1000"),
+    ({"trace_slowest": 1001}, "spans of the slowest rounds are 1001"),
+    ({"trace_rejected": 10**9}, "spans of the rejected rounds are 1000000000"),
+    ({"log_format": "xml"}, "log_format is 'xml', but must be one of text, json"),
+    ({"log_level": "INFO"}, "log_level is 'INFO', but must be one of debug, info, warning, error"),
+    ({"otlp_endpoint": "collector:4317"}, "otlp_endpoint is 'collector:4317', but must begin"),
+    ({"metrics_address": "9464"}, "metrics_address is '9464', but must be HOST:PORT"),
+    ({"metrics_address": ":9464"}, "must be HOST:PORT"),
+    ({"metrics_address": "host:65536"}, "must be HOST:PORT"),
+    ({"metrics_address": "host:-1"}, "must be HOST:PORT"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), BAD)
+def test_what_makes_no_sense_is_refused_in_one_sentence(options, reason):
+    with pytest.raises(InvalidRequest, match=reason) as refusal:
+        TelemetryConfig(**options)
+    assert "\n" not in str(refusal.value)
+
+
+def test_nothing_leaves_a_service_by_default():
+    config = TelemetryConfig()
+    assert (config.traces, config.metrics, config.metrics_place()) == ((), (), None)
+    with telemetry(config, ROUTER) as listening:
+        assert not listening.instruments.are_exported
+        assert not listening.shows_content
+        assert not request_span(listening, "request", SAMPLED, {}).is_traced
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::1]:0", ("::1", 0)),
+        ("some.example:1", ("some.example", 1)),
+    ],
+)
+def test_a_page_has_a_host_and_a_port(address, place):
+    assert TelemetryConfig(metrics_address=address).metrics_place() == place
+
+
+def test_options_come_from_the_table_that_services_share_the_environment_and_flags(tmp_path):
+    file = tmp_path / "slipstream.toml"
+    file.write_text(FILE)
+    env = {"SLIPSTREAM_TELEMETRY_TRACE_RATIO": "0.25", "SLIPSTREAM_TELEMETRY_TRACE_ROUNDS": "3"}
+    argv = ["--trace-rounds", "2", "--targets", "b:1", "--trace-content"]
+    (own, shared), _ = parse_flags([RouterConfig, TelemetryConfig], argv, prog="r", doc="")
+    assert own == {"targets": ["b:1"]}
+    assert shared == {"trace_rounds": "2", "trace_content": True}
+    config = load_config(TelemetryConfig, section=SECTION, file=file, env=env, flags=shared)
+    assert (config.traces, config.trace_ratio, config.trace_content) == (("otlp",), 0.25, True)
+    assert config.bounds() == TraceBounds(first=2, slowest=4, rejected=8)
+    assert load_config(RouterConfig, section="router", file=file, env=env).targets == ("a:1",)
+
+
+@pytest.mark.parametrize("options", [TargetConfig, DraftConfig, RouterConfig])
+def test_no_flag_means_two_things_and_an_unknown_one_names_all_there_are(options):
+    known = [
+        "--" + at.name.replace("_", "-")
+        for cls in (options, TelemetryConfig)
+        for at in fields(cls)
+        if not at.metadata.get("secret")
+    ]
+    assert len(set(known)) == len(known)
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_flags([options, TelemetryConfig], ["--colour", "blue"], prog="p", doc="")
+    assert str(refusal.value) == (
+        f"p has no '--colour'; there are {', '.join(['--config', *known])}"
+    )
+
+
+def spans_of(directory):
+    """Every span in the file of a router: its name, and its resource."""
+    lines = (directory / "router.jsonl").read_text().splitlines()
+    groups = [group for line in lines for group in json.loads(line)["resourceSpans"]]
+    return [
+        (span["name"], {at["key"]: at["value"] for at in group["resource"]["attributes"]})
+        for group in groups
+        for scope in group["scopeSpans"]
+        for span in scope["spans"]
+    ]
+
+
+def test_spans_are_in_the_file_when_a_process_ends_however_often_it_begins(tmp_path):
+    config = TelemetryConfig(traces=(f"file:{tmp_path}/traces",), trace_ratio=1.0)
+    for name in ("first", "second"):
+        with telemetry(config, ROUTER) as listening:
+            request_span(listening, name, None, {}).end()
+    (first, about), (second, _) = spans_of(tmp_path / "traces")
+    assert (first, second) == ("first", "second")
+    assert about["service.name"] == {"stringValue": "slipstream-router"}
+    assert about["service.version"] == {"stringValue": "1.2.3"}
+    assert about["service.instance.id"] == {"stringValue": f"{socket.gethostname()}-17"}
+
+
+def test_a_service_goes_by_the_name_that_the_environment_gives_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
+    config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=1.0)
+    with telemetry(config, ROUTER) as listening:
+        request_span(listening, "request", None, {}).end()
+    [(_, about)] = spans_of(tmp_path)
+    assert about["service.name"] == {"stringValue": "edge"}
+
+
+@pytest.mark.parametrize(("ratio", "parent", "is_traced"), [(0, SAMPLED, True), (0, None, False)])
+def test_callers_decide_what_is_traced_and_the_ratio_where_they_say_nothing(
+    tmp_path, ratio, parent, is_traced
+):
+    config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=ratio)
+    with telemetry(config, ROUTER) as listening:
+        span = request_span(listening, "request", parent, {})
+        assert span.is_traced == is_traced
+        assert (carried(span.span) is not None) == is_traced
+        span.end()
+    assert len(spans_of(tmp_path)) == is_traced
+
+
+def free_port():
+    """A port that was free a moment ago."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def page(port):
+    """What Prometheus reads: values by name."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_the_page_for_prometheus_is_there_for_as_long_as_the_process_and_again_after_it():
+    port, threads = free_port(), threading.active_count()
+    config = TelemetryConfig(metrics_address=f"127.0.0.1:{port}")
+    for total in (3, 5):
+        with telemetry(config, ROUTER) as listening:
+            assert listening.instruments.are_exported
+            listening.instruments.total(catalog.TOKENS_FINAL, total)
+            assert page(port)["slipstream_tokens_final_total"] == total
+        with pytest.raises(urllib.error.URLError):
+            page(port)
+    assert threading.active_count() == threads
+
+
+def test_an_address_that_is_taken_is_unavailable_and_leaves_nothing_behind(tmp_path):
+    threads = threading.active_count()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = TelemetryConfig(
+            traces=(f"file:{tmp_path}",), metrics=("otlp",), metrics_address=f"127.0.0.1:{port}"
+        )
+        reason = (
+            rf"the address 127.0.0.1:{port} can't be had for metrics \(Address already in use\)"
+        )
+        with pytest.raises(Unavailable, match=reason), telemetry(config, ROUTER):
+            raise AssertionError("it was had")
+    assert threading.active_count() == threads
+
+
+GRPC = "opentelemetry.exporter.otlp.proto.grpc"
+HTTP = "opentelemetry.exporter.otlp.proto.http"
+
+
+@pytest.mark.parametrize(
+    ("options", "module", "named"),
+    [
+        ({"traces": ("otlp",)}, f"{GRPC}.trace_exporter", "otlp"),
+        ({"metrics": ("otlp",)}, f"{GRPC}.metric_exporter", "otlp"),
+        ({"traces": ("otlp-http",)}, f"{HTTP}.trace_exporter", "otlp-http"),
+        ({"metrics": ("otlp-http",)}, f"{HTTP}.metric_exporter", "otlp-http"),
+        (
+            {"metrics_address": "127.0.0.1:0"},
+            "opentelemetry.exporter.prometheus",
+            "metrics_address",
+        ),
+    ],
+)
+def test_an_exporter_that_is_not_installed_is_named_with_what_installs_it(
+    monkeypatch, options, module, named
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    reason = rf"{named} needs {module}: pip install 'slipstream\[serve\]'"
+    config = TelemetryConfig(**options)
+    with pytest.raises(InvalidRequest, match=reason), telemetry(config, ROUTER):
+        raise AssertionError("it was there")
+
+
+def test_every_exporter_is_made_and_ends_and_nothing_global_is_set(capfd):
+    before = trace.get_tracer_provider()
+    config = TelemetryConfig(
+        traces=("console", "otlp", "otlp-http"), metrics=("console",), trace_ratio=0.0
+    )
+    with telemetry(config, ROUTER) as listening:
+        request_span(listening, "unsampled", None, {}).end()
+        listening.instruments.add(catalog.KV_SENT, 5)
+    assert trace.get_tracer_provider() is before
+    said = capfd.readouterr()
+    assert said.out == "", "what a service says on standard output is where it serves"
+    assert "slipstream.kv.sent" in said.err
+    assert "unsampled" not in said.err
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the service of these tests can be told."""
+
+    size: int = option(3, "A size.")
+
+
+def test_a_service_is_given_what_it_speaks_with_and_all_of_it_is_told_also_when_it_fails(
+    tmp_path, capsys
+):
+    async def serve(options, listening):
+        assert listening.bounds == TraceBounds(2, 4, 8)
+        request_span(listening, "request", None, {}).end()
+        raise InternalError("it broke")
+
+    argv = ["--traces", f"file:{tmp_path}", "--trace-ratio", "1", "--trace-rounds", "2"]
+    assert run_service("router", Options, serve, argv=argv, doc="") == 1
+    assert "error: it broke\n" in capsys.readouterr().err
+    assert [name for name, _ in spans_of(tmp_path)] == ["request"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "reason"),
+    [
+        (["--traces", "zipkin"], 2, "traces is 'zipkin'"),
+        (["--traces", "file:/dev/null/x"], 2, "traces can't be written to"),
+        (["--metrics-address", "127.0.0.1:{taken}"], 1, "can't be had for metrics"),
+    ],
+)
+def test_a_service_that_can_not_speak_as_told_does_not_serve(capsys, argv, code, reason):
+    async def serve(options, listening):
+        raise AssertionError("it was served")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        told = [at.replace("{taken}", str(taken.getsockname()[1])) for at in argv]
+        assert run_service("router", Options, serve, argv=told, doc="") == code
+    assert reason in capsys.readouterr().err
