@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
-from slipstream.telemetry.carrier import carried
+from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.request_span import request_span
 from slipstream.telemetry.rounds import RoundWatch
 
 SESSION = Session("s", num_prompt_tokens=2, max_tokens=100)
 NOTHING = Delta(2, ())
 PLAN = Plan(max_depth=4, max_nodes=8)
+UNSAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
+"""What a caller says that is in a trace which nobody keeps."""
 
 
 @dataclass(frozen=True)

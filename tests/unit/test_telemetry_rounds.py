@@ -23,14 +23,12 @@ from slipstream.core.types import (
     Shape,
     Verdict,
 )
-from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.telemetry import Telemetry, TraceBounds
-from watched_rounds import Script, Watched, scripts
+from watched_rounds import UNSAMPLED, Script, Watched, scripts
 
 PREFILL = Script(None, depth=0, accepted=0)
 NONE = TraceBounds(0, 0, 0)
 BOUNDS = st.builds(TraceBounds, st.integers(0, 5), st.integers(0, 4), st.integers(0, 4))
-UNSAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 
 
 def watched(rounds, bounds, carrier=None):
