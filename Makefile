@@ -35,6 +35,7 @@ demo: model ## generate text with draft and target, next to the target alone
 	$(BIN)/slipstream generate --target $(MODEL) --max-new-tokens $(MAX_NEW_TOKENS) --compare "$(PROMPT)"
 
 test: model lint ## static checks and every test
+	@$(BIN)/python tests/helm_tool.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --require-model --numprocesses $(WORKERS) --dist worksteal
 
 chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of each role, REPORT as JSON
