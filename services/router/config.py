@@ -85,6 +85,12 @@ class RouterConfig:
     shadow_queue: int = option(16, "How many of them may wait; more are not checked.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
     max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open at once.")
+    max_connection_age_s: float = option(
+        300.0, "After so long callers dial anew, and find routers that came later; 0 for never."
+    )
+    max_connection_age_grace_s: float = option(
+        3600.0, "Longest time for requests on such a connection; above that of any generation."
+    )
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve TLS with.")
     tls_key: Path | None = option(None, "Its private key.")
@@ -121,6 +127,8 @@ class RouterConfig:
             max_message_bytes=self.max_message_bytes,
             max_streams=self.max_streams,
             grace_s=self.grace_s,
+            max_connection_age_s=self.max_connection_age_s,
+            max_connection_age_grace_s=self.max_connection_age_grace_s,
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,
         )

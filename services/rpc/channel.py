@@ -17,6 +17,8 @@ from slipstream.rpc.security import ClientTls
 KEEPALIVE_S = 10
 KEEPALIVE_TIMEOUT_S = 5
 CONNECT_S = 5
+LONGEST_WAIT_MS = 2000
+"""Between two attempts to reach a service, and to learn where it is."""
 MAX_MESSAGE_BYTES = 64 << 20
 """What a caller takes: a tokenizer is the largest message there is."""
 
@@ -122,6 +124,9 @@ def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         # Whatever its name says, this is how long an attempt may take: TLS is several round trips.
         ("grpc.min_reconnect_backoff_ms", CONNECT_S * 1000),
-        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", LONGEST_WAIT_MS),
+        # A name is looked up again when a connection ends; by itself gRPC does so twice a minute
+        # at most, and who has moved, or came later, would be found that much later.
+        ("grpc.dns_min_time_between_resolutions_ms", LONGEST_WAIT_MS),
         ("grpc.use_local_subchannel_pool", 1),
     ]

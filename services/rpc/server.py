@@ -26,6 +26,10 @@ LAST_WORDS_S = 0.25
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 256
 HANDSHAKE_S = 10
+MIN_AGE_S = 1.0
+"""Of connections that age: callers who dial more often do little else."""
+MAX_AGE_S = float((2**31 - 1) // 1000)
+"""gRPC counts milliseconds in 32 bits."""
 _LOG = logging.getLogger("slipstream.rpc")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -42,6 +46,11 @@ class ServerOptions:
     max_streams: int = MAX_STREAMS
     """Calls that one connection may have open at once; more of them wait on the caller's side."""
     grace_s: float = 30.0
+    max_connection_age_s: float = 0.0
+    """After about so long a connection takes no new calls: its caller looks addresses up again and
+    dials anew, which is how servers that came later get their share. 0 for never."""
+    max_connection_age_grace_s: float = 3600.0
+    """Longest time for calls on such a connection to end by themselves; then they are cut off."""
     tls: ServerTls | None = None
     callers: Callers = field(default_factory=Callers)
     health_address: str | None = None
@@ -55,6 +64,24 @@ class ServerOptions:
             )
         if self.max_streams < 1:
             raise InvalidRequest(f"max_streams is {self.max_streams}, but must be 1 or more")
+        self._check_age()
+
+    def _check_age(self) -> None:
+        age_s, grace_s = self.max_connection_age_s, self.max_connection_age_grace_s
+        if age_s != 0 and not MIN_AGE_S <= age_s <= MAX_AGE_S:
+            raise InvalidRequest(
+                f"max_connection_age_s is {age_s}, but must be 0 for never, or"
+                f" {MIN_AGE_S:g} to {MAX_AGE_S:.0f}"
+            )
+        if not 0 <= grace_s <= MAX_AGE_S:
+            raise InvalidRequest(
+                f"max_connection_age_grace_s is {grace_s}, but must be 0 to {MAX_AGE_S:.0f}"
+            )
+        if age_s and grace_s < self.grace_s:
+            raise InvalidRequest(
+                f"max_connection_age_grace_s is {grace_s}, less than the {self.grace_s} of grace_s:"
+                " an aging connection must give calls the time that a server which stops gives them"
+            )
 
 
 def stream_limit(given: int | None, num_sessions: int) -> int:
@@ -184,10 +211,21 @@ def _limits(options: ServerOptions) -> list[tuple[str, int]]:
     ]
 
 
+def _age(options: ServerOptions) -> list[tuple[str, int]]:
+    """gRPC makes each age up to a tenth longer or shorter, so that not all end at once."""
+    if not options.max_connection_age_s:
+        return []
+    return [
+        ("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(options.max_connection_age_grace_s * 1000)),
+    ]
+
+
 def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
     return [
         *keepalive(),
         *_limits(options),
+        *_age(options),
         # Callers ping every 10 s, on idle connections and through long prefills too.
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
