@@ -1,7 +1,8 @@
 """Which replicas a request runs on. Pure: views of the replicas go in, a choice comes out.
 
-Least loaded first; among equals the one that had the fewest requests so far, so that even one
-request at a time is spread. A replica that still holds a session's keys comes before all others.
+Least loaded first; among equals the one whose last request began longest ago, so that even one
+request at a time is spread, and one that came late gets its share and no more. A replica that
+still holds a session's keys comes before all others, unless it is crowded.
 """
 
 from collections.abc import Collection, Iterable
@@ -10,6 +11,13 @@ from typing import TypeVar
 
 KINDS = ("glide", "vanilla")
 """Kinds of drafts that live in replicas, the best first. N-gram lookup runs in the router."""
+CROWD = 8
+CROWD_FACTOR = 2
+"""A replica is crowded that has so many requests more than so many times those of the idlest.
+
+Then reading a session's tokens anew elsewhere beats waiting for so many others at every round, and
+replicas that were added get sessions that go on, not only those that begin.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,8 @@ class TargetView:
     vocab_size: int
     layout: Layout
     num_requests: int = 0
-    num_started: int = 0
+    last_began: float = 0.0
+    """When a request began there, by any clock; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,8 @@ class DraftView:
     target_model_id: str = ""
     target_layout: Layout | None = None
     num_requests: int = 0
-    num_started: int = 0
+    last_began: float = 0.0
+    """When a request began there, by any clock; 0 for never."""
 
 
 View = TypeVar("View", TargetView, DraftView)
@@ -100,7 +110,12 @@ def misfit(target: TargetView, draft: DraftView) -> str:
 
 
 def _chosen(views: list[View], sticky: str | None) -> View | None:
+    idlest = min(views, key=lambda at: (at.num_requests, at.last_began, at.address), default=None)
     for view in views:
-        if view.address == sticky:
+        if view.address == sticky and idlest is not None and not _is_crowded(view, idlest):
             return view
-    return min(views, key=lambda at: (at.num_requests, at.num_started, at.address), default=None)
+    return idlest
+
+
+def _is_crowded(view: View, idlest: View) -> bool:
+    return view.num_requests > CROWD_FACTOR * idlest.num_requests + CROWD

@@ -136,7 +136,7 @@ def target_view(replica: Replica[TargetModel], model: TargetModel) -> TargetView
         identity.vocab_size,
         _layout(model.description.layout),
         replica.num_busy,
-        replica.num_started,
+        replica.last_began,
     )
 
 
@@ -152,7 +152,7 @@ def draft_view(replica: Replica[DraftModel], model: DraftModel) -> DraftView:
         answer.target_model_id,
         _layout(answer.target_layout) if has_layout else None,
         replica.num_busy,
-        replica.num_started,
+        replica.last_began,
     )
 
 

@@ -6,6 +6,7 @@ its connections. Knows nothing of what it is asked for. Whoever runs `follow` ow
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,7 +104,8 @@ class Replica(Generic[D]):
         self.load: common_pb2.Load | None = None
         """What it said last that it holds; None before that."""
         self.num_requests = 0
-        self.num_started = 0
+        self.last_began = 0.0
+        """When this router's last request began here, by the monotonic clock."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._dial = dial
@@ -144,7 +146,7 @@ class Replica(Generic[D]):
     def used(self) -> Iterator[None]:
         """Count a request for as long as it runs here."""
         self.num_requests += 1
-        self.num_started += 1
+        self.last_began = time.monotonic()
         self.idle.clear()
         try:
             yield

@@ -49,18 +49,43 @@ def test_the_least_loaded_target_of_the_model_is_chosen():
     assert chosen.address == "b:1"
 
 
-def test_among_equals_the_one_that_had_the_fewest_requests_comes_next():
-    views = [target("a:1", num_started=4), target("b:1", num_started=3)]
+def test_among_equals_the_one_that_has_had_no_request_for_longest_comes_next():
+    views = [target("a:1", last_began=4.0), target("b:1", last_began=3.0)]
     chosen = choose_target(views, "small")
     assert chosen is not None
     assert chosen.address == "b:1"
 
 
-def test_whoever_holds_the_keys_comes_first_however_busy():
-    views = [target("a:1", num_requests=50), target("b:1")]
-    chosen = choose_target(views, "small", sticky="a:1")
+@pytest.mark.parametrize(("idlest", "most"), [(0, 8), (1, 10), (20, 48)])
+def test_whoever_holds_the_keys_comes_first_until_it_is_crowded(idlest, most):
+    for num_requests, address in ((most, "a:1"), (most + 1, "c:1")):
+        views = [
+            target("a:1", num_requests=num_requests),
+            target("b:1", num_requests=idlest + 1),
+            target("c:1", num_requests=idlest),
+        ]
+        chosen = choose_target(views, "small", sticky="a:1")
+        assert chosen is not None
+        assert chosen.address == address
+
+
+def test_whoever_holds_the_keys_alone_is_never_crowded():
+    chosen = choose_target([target("a:1", num_requests=1000)], "small", sticky="a:1")
     assert chosen is not None
     assert chosen.address == "a:1"
+
+
+def test_sessions_that_go_on_come_to_a_target_that_was_added():
+    running = {"a:1": 60, "b:1": 0}
+    holders = ["a:1"] * 60
+    for number, holder in enumerate(holders):  # one turn ends, and the session's next one begins
+        running[holder] -= 1
+        views = [target(at, num_requests=count) for at, count in running.items()]
+        chosen = choose_target(views, "small", sticky=holder)
+        assert chosen is not None
+        holders[number] = chosen.address
+        running[chosen.address] += 1
+    assert running == {"a:1": 43, "b:1": 17}
 
 
 def test_keys_on_a_replica_that_is_gone_hold_nobody():
@@ -114,14 +139,17 @@ def test_drafts_that_failed_are_spared_even_where_they_hold_the_keys():
     assert chosen.address == "b:1"
 
 
-def test_twelve_requests_are_spread_evenly_over_three_drafts():
-    started = {"a:1": 0, "b:1": 0, "c:1": 0}
-    for _ in range(12):
-        views = [draft(at, num_started=count) for at, count in started.items()]
+@pytest.mark.parametrize("had", [0, 1000])
+def test_twelve_requests_are_spread_evenly_over_three_drafts_whatever_they_had_before(had):
+    started = {"a:1": had, "b:1": had, "c:1": 0}
+    last = {"a:1": had, "b:1": had - 1, "c:1": 0}
+    for number in range(12):
+        views = [draft(at, last_began=began) for at, began in last.items()]
         chosen = choose_draft(views, target(), "glide")
         assert chosen is not None
         started[chosen.address] += 1
-    assert set(started.values()) == {4}
+        last[chosen.address] = had + 1 + number
+    assert started == {"a:1": had + 4, "b:1": had + 4, "c:1": 4}
 
 
 def test_a_draft_that_reads_keys_is_better_than_one_that_does_not():
