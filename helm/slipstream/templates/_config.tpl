@@ -1,0 +1,157 @@
+{{/* The file of options: a table per service, in TOML. What operators write goes before what is only usual. */}}
+
+{{- define "slipstream.toml.value" -}}
+{{- if kindIs "bool" . -}}
+{{- . -}}
+{{- else if kindIs "string" . -}}
+{{- toJson . -}}
+{{- else if kindIs "slice" . -}}
+[{{ range $i, $item := . }}{{ if $i }}, {{ end }}{{ include "slipstream.toml.value" $item }}{{ end }}]
+{{- else if kindIs "float64" . -}}
+{{- if eq (floor .) . }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A table (.name) of values (.values) that are not null. */}}
+{{- define "slipstream.toml.table" -}}
+[{{ .name }}]
+{{- range $key, $value := .values }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $key }} = {{ include "slipstream.toml.value" $value }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "slipstream.config.store" -}}
+{{- with include "slipstream.redis.url" .root -}}
+store_url: {{ . | quote }}
+store_prefix: {{ $.root.Values.redis.prefix | quote }}
+{{- with include "slipstream.redis.secret" $.root }}
+store_password_file: /etc/slipstream/redis/password
+{{- end }}
+{{- if $.root.Values.redis.enabled }}
+{{- if $.root.Values.tls.enabled }}
+store_ca: /etc/slipstream/tls/ca.crt
+store_cert: /etc/slipstream/tls/tls.crt
+store_key: /etc/slipstream/tls/tls.key
+{{- end }}
+{{- else }}
+{{- with $.root.Values.redis.external }}
+{{- if .user }}
+store_user: {{ .user | quote }}
+{{- end }}
+{{- if .caSecret }}
+store_ca: /etc/slipstream/redis-ca/ca.crt
+{{- end }}
+{{- if .clientCertSecret }}
+store_cert: /etc/slipstream/redis-cert/tls.crt
+store_key: /etc/slipstream/redis-cert/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "slipstream.config.tls" -}}
+{{- if .root.Values.tls.enabled -}}
+tls_cert: /etc/slipstream/tls/tls.crt
+tls_key: /etc/slipstream/tls/tls.key
+{{- if or (ne .part "router") .root.Values.tls.requireClientCertificates }}
+tls_client_ca: /etc/slipstream/tls/ca.crt
+{{- end }}
+{{- if ne .part "router" }}
+tls_client_names:
+  - {{ include "slipstream.tls.name" (dict "root" .root "part" "router") | quote }}
+{{- end }}
+{{- if eq .part "target" }}
+tls_draft_names:
+  - {{ include "slipstream.tls.name" (dict "root" .root "part" "draft") | quote }}
+{{- else }}
+peer_ca: /etc/slipstream/tls/ca.crt
+peer_cert: /etc/slipstream/tls/tls.crt
+peer_key: /etc/slipstream/tls/tls.key
+peer_target_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "target") | quote }}
+{{- end }}
+{{- if eq .part "router" }}
+peer_draft_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "draft") | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where a router finds the replicas of a role. */}}
+{{- define "slipstream.config.replicas" -}}
+{{- if eq (include "slipstream.discovery" .root) "registry" -}}
+registry:
+{{- else -}}
+dns:///{{ include "slipstream.part" . }}-headless.{{ .root.Release.Namespace }}.svc:{{ (index .root.Values .part).ports.grpc | int }}
+{{- end -}}
+{{- end -}}
+
+{{/* What is only usual: the role's own options say otherwise where they like. */}}
+{{- define "slipstream.config.usual" -}}
+{{- if eq .part "router" -}}
+targets:
+  - {{ include "slipstream.config.replicas" (dict "root" .root "part" "target") | quote }}
+drafts:
+{{- if .root.Values.draft.enabled }}
+  - {{ include "slipstream.config.replicas" (dict "root" .root "part" "draft") | quote }}
+{{- else }} []
+{{- end }}
+max_connection_age_s: 300
+max_connection_age_grace_s: {{ include "slipstream.role.grace" . }}
+{{- else -}}
+device: {{ ternary "cuda" "cpu" (gt (int (index .root.Values .part).gpu.count) 0) }}
+{{- if and (eq .part "target") (gt (int .root.Values.target.gpu.count) 1) }}
+tensor_parallel: {{ .root.Values.target.gpu.count | int }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* What nobody else says. */}}
+{{- define "slipstream.config.own" -}}
+{{- $values := index .root.Values .part -}}
+{{- $any := ternary "[::]" "0.0.0.0" .root.Values.ipv6 -}}
+address: "{{ $any }}:{{ $values.ports.grpc | int }}"
+health_address: "{{ $any }}:{{ $values.ports.health | int }}"
+grace_s: {{ include "slipstream.role.grace" . }}
+{{- if eq .part "target" }}
+model: {{ .root.Values.model.name | quote }}
+{{- else if eq .part "draft" }}
+draft: {{ .root.Values.model.draft | quote }}
+target_model: {{ .root.Values.model.name | quote }}
+{{- else if .root.Values.auth.enabled }}
+key_file: /etc/slipstream/keys/keys.toml
+{{- end }}
+{{ include "slipstream.config.tls" . }}
+{{ include "slipstream.config.store" . }}
+{{- end -}}
+
+{{- define "slipstream.config.role" -}}
+{{- $own := include "slipstream.config.own" . | fromYaml -}}
+{{- $said := (index .root.Values .part).config -}}
+{{- $usual := include "slipstream.config.usual" . | fromYaml -}}
+{{- /* Not by merge, to which false and 0 are nothing. */ -}}
+{{- $values := dict -}}
+{{- range $from := list $usual $said $own -}}
+{{- range $key, $value := $from }}{{ $_ := set $values $key $value }}{{ end -}}
+{{- end -}}
+{{- include "slipstream.toml.table" (dict "name" .part "values" $values) -}}
+{{- end -}}
+
+{{- define "slipstream.config.telemetry" -}}
+{{- $t := .Values.telemetry -}}
+{{- $values := dict "log_level" $t.logLevel "log_format" $t.logFormat "trace_ratio" $t.traceRatio -}}
+{{- if .Values.metrics.enabled -}}
+{{- $_ := set $values "metrics_address" (printf "%s:%d" (ternary "[::]" "0.0.0.0" .Values.ipv6) (int .Values.metrics.port)) -}}
+{{- end -}}
+{{- if $t.otlp.endpoint -}}
+{{- $exporter := ternary "otlp-http" "otlp" (eq $t.otlp.protocol "http") -}}
+{{- $_ := set $values "otlp_endpoint" $t.otlp.endpoint -}}
+{{- if $t.otlp.traces }}{{ $_ := set $values "traces" (list $exporter) }}{{ end -}}
+{{- if $t.otlp.metrics }}{{ $_ := set $values "metrics" (list $exporter) }}{{ end -}}
+{{- end -}}
+{{- range $key, $value := $t.config }}{{ $_ := set $values $key $value }}{{ end -}}
+{{- include "slipstream.toml.table" (dict "name" "telemetry" "values" $values) -}}
+{{- end -}}

@@ -1,0 +1,116 @@
+{{/* What follows from several values, said once. Texts that are empty say no. */}}
+
+{{/* Whether a role runs as a Deployment of this chart. */}}
+{{- define "slipstream.role.deployed" -}}
+{{- if (index .root.Values .part).enabled -}}
+{{- if or (eq .part "router") (not .root.Values.ray.enabled) -}}yes{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.role.scaled" -}}
+{{- $autoscaling := (index .root.Values .part).autoscaling -}}
+{{- if or $autoscaling.hpa.enabled $autoscaling.keda.enabled -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The most pods that a role may have. */}}
+{{- define "slipstream.role.most" -}}
+{{- $values := index .root.Values .part -}}
+{{- if include "slipstream.role.scaled" . -}}{{ $values.autoscaling.maxReplicas | int }}{{- else -}}{{ $values.replicas | int }}{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.role.grace" -}}
+{{- $drain := (index .root.Values .part).drain -}}
+{{- default (add .root.Values.longestGenerationSeconds 30) $drain.graceSeconds | int -}}
+{{- end -}}
+
+{{- define "slipstream.role.termination" -}}
+{{- $drain := (index .root.Values .part).drain -}}
+{{- default (add $drain.preStopSeconds (include "slipstream.role.grace" .) 30) $drain.terminationGracePeriodSeconds | int -}}
+{{- end -}}
+
+{{- define "slipstream.redis.url" -}}
+{{- if .Values.redis.enabled -}}
+{{ ternary "rediss" "redis" .Values.tls.enabled }}://{{ include "slipstream.part" (dict "root" . "part" "redis") }}.{{ .Release.Namespace }}.svc:{{ .Values.redis.port | int }}/0
+{{- else -}}
+{{ .Values.redis.external.url }}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.redis.secret" -}}
+{{- if not .Values.redis.enabled -}}
+{{ .Values.redis.external.existingSecret }}
+{{- else if .Values.redis.auth.existingSecret -}}
+{{ .Values.redis.auth.existingSecret }}
+{{- else -}}
+{{ include "slipstream.part" (dict "root" . "part" "redis") }}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.redis.passwordKey" -}}
+{{- if .Values.redis.enabled }}{{ .Values.redis.auth.passwordKey }}{{ else }}{{ .Values.redis.external.passwordKey }}{{ end -}}
+{{- end -}}
+
+{{/* registry or dns. */}}
+{{- define "slipstream.discovery" -}}
+{{- if eq .Values.discovery "auto" -}}
+{{- ternary "registry" "dns" (not (empty (include "slipstream.redis.url" .))) -}}
+{{- else -}}
+{{- .Values.discovery -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The secret with a role's, redis' or a client's certificate (.part). */}}
+{{- define "slipstream.tls.secret" -}}
+{{- if .root.Values.tls.certManager.enabled -}}
+{{- include "slipstream.part" . }}-tls
+{{- else -}}
+{{- index .root.Values.tls.secrets .part -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The name that certificates of a role carry. */}}
+{{- define "slipstream.tls.name" -}}
+{{- default (include "slipstream.part" .) (index .root.Values.tls.names .part) -}}
+{{- end -}}
+
+{{- define "slipstream.auth.secret" -}}
+{{- if .Values.auth.existingSecret -}}
+{{- .Values.auth.existingSecret -}}
+{{- else -}}
+{{- include "slipstream.part" (dict "root" . "part" "keys") -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.auth.file" -}}
+{{- ternary .Values.auth.secretKey "keys.toml" (not (empty .Values.auth.existingSecret)) -}}
+{{- end -}}
+
+{{/* The claim that models are in; empty where there is none. */}}
+{{- define "slipstream.models.claim" -}}
+{{- if eq .Values.modelStore.type "existingClaim" -}}
+{{- .Values.modelStore.existingClaim -}}
+{{- else if eq .Values.modelStore.type "pvc" -}}
+{{- include "slipstream.part" (dict "root" . "part" "models") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether a text names a model that can be fetched: not a path. */}}
+{{- define "slipstream.models.fetchable" -}}
+{{- if not (or (hasPrefix "/" .) (hasPrefix "." .) (hasPrefix "~" .)) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Names of the models that a role fetches, as a list in JSON. */}}
+{{- define "slipstream.role.models" -}}
+{{- $model := .root.Values.model -}}
+{{- $names := list -}}
+{{- if eq .part "target" -}}
+{{- $names = list $model.name -}}
+{{- else if eq .part "draft" -}}
+{{- $names = ternary (list (trimPrefix "vanilla:" $model.draft)) (list $model.name) (hasPrefix "vanilla:" $model.draft) -}}
+{{- end -}}
+{{- $fetched := list -}}
+{{- range $names -}}
+{{- if include "slipstream.models.fetchable" . }}{{ $fetched = append $fetched . }}{{ end -}}
+{{- end -}}
+{{- toJson $fetched -}}
+{{- end -}}
