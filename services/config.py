@@ -65,6 +65,12 @@ def say_rank(rank: int) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
 
 
+def usually(values: Mapping[str, str]) -> None:
+    """Variables that libraries in this process and its children read; what the user says stays."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
 def option(default: T, help: str, *, secret: bool = False) -> T:
     """A field of a service's options, with the line that says what it is.
 

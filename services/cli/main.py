@@ -38,6 +38,7 @@ app.add_typer(keys.app, name="keys")
 _LATER = {
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
     "train": ("slipstream.cli.train", "Train draft models."),
+    "ray": ("slipstream.cli.ray", "Run pools of targets and drafts on a Ray cluster."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

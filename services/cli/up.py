@@ -2,25 +2,22 @@
 
 import asyncio
 import shlex
-import signal
-import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
+from slipstream.cli.running import run_until_told, say
 from slipstream.core.errors import UnsupportedCombination
 
 if TYPE_CHECKING:
-    from slipstream.local.stack import Stack, StackPlan
+    from slipstream.local.stack import StackPlan
 
-T = TypeVar("T")
 _NOWHERE = "none"
-_NO_PROCESS = ("ngram", "none")
+NO_PROCESS = ("ngram", "none")
 """Drafts that need no service of their own: the router drafts n-grams itself."""
 
 
@@ -62,7 +59,7 @@ class StackFlags:
         target = (*engine, "--model", self.model, *_given("numerics", self.numerics))
         draft = (*engine, "--draft", self.draft, "--target-model", self.model)
         draft += tuple(_given("profile", self.profile))
-        if self.draft in _NO_PROCESS:
+        if self.draft in NO_PROCESS:
             if self.profile is not None:
                 raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
             router = (*file, "--drafter", self.draft)
@@ -119,11 +116,13 @@ def up(models: StackFlags, place: PortFlags, keep: KeepFlags) -> None:
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
     error. Ctrl-C or SIGTERM lets running requests finish; a second one does not.
     """
+    from slipstream.local.stack import Stack
+
     plan, directory = models.plan(port=place.port), keep.directory(models.config)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
-    asyncio.run(_run(plan, _where(directory)))
+    asyncio.run(run_until_told(Stack(plan, say=say), hint=_where(directory)))
 
 
 def _where(traces: Path | None) -> str | None:
@@ -134,60 +133,6 @@ def _where(traces: Path | None) -> str | None:
         return None
     place = "" if traces == traces_dir() else f" --dir {shlex.quote(str(traces))}"
     return f"traces are kept in {traces}; `slipstream trace --last{place}` shows the last request"
-
-
-async def _run(plan: "StackPlan", hint: str | None) -> None:
-    from slipstream.local.stack import Stack
-
-    stack = Stack(plan, say=_say)
-    signals = _Signals()
-    try:
-        address = await signals.unless_asked(stack.start())
-        if address is not None:
-            if hint is not None:
-                typer.echo(hint, err=True)
-            typer.echo(f"ready {address}")
-            await signals.unless_asked(stack.watch())
-    finally:
-        await _stop(stack, signals)
-
-
-async def _stop(stack: "Stack", signals: "_Signals") -> None:
-    """Stop in order; whoever asks again while that goes on wants it now."""
-    signals.asked.clear()
-    if await signals.unless_asked(_done(stack.stop())) is None:
-        await stack.stop(hurry=True)
-
-
-async def _done(work: Coroutine[Any, Any, None]) -> bool:
-    await work
-    return True
-
-
-class _Signals:
-    """SIGTERM and SIGINT as something that can be waited for. For one event loop."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.asked.set)
-
-    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of the work; None when a signal comes first, which ends the work."""
-        task, asked = asyncio.create_task(work), asyncio.create_task(self.asked.wait())
-        await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
-        if task.done():
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return None
-
-
-def _say(name: str, line: str) -> None:
-    sys.stderr.write(f"{name:<7}| {line}\n")
-    sys.stderr.flush()
 
 
 def _given(name: str, value: object) -> list[str]:

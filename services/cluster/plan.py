@@ -1,0 +1,171 @@
+"""What the pools on Ray are to be: values, out of the arguments of a Serve configuration and back.
+
+Knows the options of services by name only: each service checks its own. Knows no Ray.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest
+
+Option = str | bool | int | float | Sequence[str]
+_OURS = (
+    "address",
+    "advertised_address",
+    "config",
+    "grace_s",
+    "health_address",
+    "metrics_address",
+    "store_url",
+)
+"""Options of services that are given otherwise here."""
+_PORTS = ("port", "metrics_port")
+_POSITIVE = ("load_per_replica", "look_back_s")
+_NOT_NEGATIVE = ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s")
+_SPARE_S = 15.0
+"""How much longer than the grace of its service Ray waits for a replica that is to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """Replicas of one role: what each is told, what it takes, and how many there are."""
+
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Of the service, by name, as in a table of its configuration file."""
+    min_replicas: int = 1
+    max_replicas: int = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Others that a node must have, such as those of a worker group of its own."""
+    port: int = 0
+    """Where each listens on its node; 0 takes any that is free."""
+    metrics_port: int = 0
+    """Where Prometheus reads its metrics there; 0 shows them to nobody but the pool."""
+    load_per_replica: float = 16.0
+    """Sessions, and what waits, that a replica should have; more of them ask for another one."""
+    look_back_s: float = 30.0
+    """The time over which that is a mean."""
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise InvalidRequest(
+                f"replicas are {self.min_replicas} to {self.max_replicas}, but must be at least 1"
+                " and not go down"
+            )
+        for name in _OURS:
+            if name in self.options:
+                raise InvalidRequest(f"the option {name} is not one of a pool's on Ray")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
+        for name in _PORTS:
+            if not 0 <= getattr(self, name) < 65536:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 to 65535")
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """Both pools, and what they share."""
+
+    target: PoolPlan = field(default_factory=PoolPlan)
+    draft: PoolPlan | None = field(default_factory=PoolPlan)
+    """None where nobody drafts but routers, by n-grams."""
+    grace_s: float = 30.0
+    """What requests have to finish when a replica is to stop."""
+    store_url: str | None = None
+    """Redis that replicas announce themselves in."""
+    config: str | None = None
+    """Configuration file of the services, at the same path on every node."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.grace_s <= 3600:
+            raise InvalidRequest(f"grace_s is {self.grace_s:g}, but must be 0 to 3600")
+
+    @property
+    def stopping_s(self) -> float:
+        """How long a replica may take to stop."""
+        return self.grace_s + _SPARE_S
+
+    def pools(self) -> dict[str, PoolPlan]:
+        """Those that there are, by role."""
+        pools = {"target": self.target}
+        return pools if self.draft is None else {**pools, "draft": self.draft}
+
+    def flags(self, role: str) -> tuple[str, ...]:
+        """What a service of the role is started with, but for its addresses."""
+        pool = self.pools()[role]
+        given: dict[str, Option] = {"grace_s": self.grace_s, **pool.options}
+        for name in ("store_url", "config"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
+        if pool.num_gpus and "device" not in given:
+            given["device"] = "cuda"
+        return tuple(flag for name, value in given.items() for flag in _flags(name, value))
+
+    def arguments(self) -> dict[str, Any]:
+        """As `plan_from` reads it; what is as it would be anyway is left out."""
+        values = _differences(self, ClusterPlan())
+        for role in ("target", "draft"):
+            pool = getattr(self, role)
+            values[role] = None if pool is None else _differences(pool, PoolPlan())
+        return values
+
+
+def plan_from(arguments: Mapping[str, Any]) -> ClusterPlan:
+    """The plan of a Serve application's `args`. Raises `InvalidRequest`."""
+    values = dict(arguments)
+    has_drafts = values.get("draft", {}) is not None
+    for role in ("target", "draft") if has_drafts else ("target",):
+        pool = values.get(role, {})
+        if not isinstance(pool, Mapping):
+            raise InvalidRequest(f"{role} is {pool!r}, but must be a table")
+        values[role] = _made(PoolPlan, pool, role)
+    if not has_drafts:
+        del values["draft"]
+    plan: ClusterPlan = _made(ClusterPlan, values, "args")
+    return plan if has_drafts else replace(plan, draft=None)
+
+
+def _made(kind: Any, values: Mapping[str, Any], place: str) -> Any:
+    """A dataclass of these values, each of the type of its default."""
+    usual = kind()
+    for name, value in values.items():
+        known = [at.name for at in fields(kind)]
+        if name not in known:
+            raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(sorted(known))}")
+        wanted = _kinds(getattr(usual, name))
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise InvalidRequest(f"{name} of {place} is {value!r}, which is of another kind")
+    return replace(usual, **values)
+
+
+def _kinds(default: object) -> tuple[type, ...]:
+    if default is None:
+        return (str, type(None))
+    if isinstance(default, float):
+        return (float, int)
+    return (Mapping,) if isinstance(default, Mapping) else (type(default),)
+
+
+def _differences(plan: Any, usual: Any) -> dict[str, Any]:
+    values, others = asdict(plan), asdict(usual)
+    return {name: value for name, value in values.items() if value != others[name]}
+
+
+def _flags(name: str, value: Option) -> tuple[str, ...]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return (f"--{flag}" if value else f"--no-{flag}",)
+    if not isinstance(value, str | int | float):
+        return (f"--{flag}", ",".join(map(str, value)))
+    return (f"--{flag}", str(value))

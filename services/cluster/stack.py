@@ -1,0 +1,159 @@
+"""The pools on Ray, and a router as a process beside them, until told to stop.
+
+Without Redis the router reads where replicas are in files, which follow the pools' directory.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+
+from slipstream.cluster.app import build
+from slipstream.cluster.directory import Listing
+from slipstream.cluster.files import AddressFiles
+from slipstream.cluster.plan import ClusterPlan
+from slipstream.config import usually
+from slipstream.core.errors import InvalidRequest, ServiceError
+from slipstream.local.child import Child, Say, start_child
+
+FOLLOW_S = 1.0
+NAME = "slipstream"
+"""What the application is called in a cluster."""
+_ANSWER_S = 10.0
+_PATIENCE_S = 5.0
+"""How much longer than its own grace the router gets before it is killed."""
+_OBJECT_STORE_BYTES = 128 << 20
+"""Nothing of ours is kept there."""
+_LOCAL = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which cluster, and what the application is called there."""
+
+    address: str | None = None
+    """Of a cluster's head, or auto for the one that this machine belongs to; None starts one."""
+    name: str = NAME
+
+    def __post_init__(self) -> None:
+        if self.address is not None and "://" in self.address:
+            raise InvalidRequest(
+                f"address is {self.address}, but must be HOST:PORT of the head, or auto: the router"
+                " runs on a node of the cluster"
+            )
+
+
+class RayStack:
+    """`connect` in the main thread, `start`, `watch`, `stop`, then `disconnect`."""
+
+    def __init__(self, plan: ClusterPlan, place: Place, *, router: Sequence[str], say: Say) -> None:
+        """`router` are flags of the router, but for where replicas are."""
+        self._plan = plan
+        self._place = place
+        self._router_flags = router
+        self._say = say
+        self._files = AddressFiles(list(plan.pools()))
+        self._problem = ""
+        self._directory: Any = None
+        self._router: Child | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def connect(self) -> None:
+        """Join the cluster, or start one that only this machine reaches. Handles signals anew.
+
+        Raises `ServiceError`.
+        """
+        usually({"RAY_USAGE_STATS_ENABLED": "0"})
+        options: dict[str, Any] = {"address": self._place.address}
+        if self._place.address is None:
+            options = {
+                "address": "local",
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "_node_ip_address": _LOCAL,
+            }
+        try:
+            ray.init(**options)
+        except Exception as error:  # of many kinds
+            raise ServiceError(f"there is no Ray cluster to use: {error}") from None
+
+    async def start(self) -> str:
+        """Deploy the pools and start a router; its address once requests can be sent there.
+
+        Raises `ServiceError` when a pool does not come up, and what `Child.ready` does.
+        """
+        self._directory = await asyncio.to_thread(self._deploy)
+        if self._plan.store_url is None:
+            await self._follow_once()
+            self._following = asyncio.create_task(self._follow())
+        flags = [*self._sources(), *self._router_flags]
+        self._router = await start_child("router", "slipstream.router", flags, say=self._say)
+        return await self._router.ready()
+
+    async def watch(self) -> None:
+        """Wait for the end of the router, which is a `ServiceError`."""
+        assert self._router is not None
+        await self._router.ended()
+        raise ServiceError(f"the router {self._router.exit_text()}, so everything stops")
+
+    async def stop(self, *, hurry: bool = False) -> None:
+        """End the router, then the pools; requests have the grace, unless in a hurry."""
+        if self._following is not None:
+            self._following.cancel()
+        if self._router is not None:
+            await self._router.stop(0.0 if hurry else self._plan.grace_s + _PATIENCE_S)
+        if not hurry:
+            await asyncio.to_thread(self._remove)
+
+    def disconnect(self) -> None:
+        """Leave the cluster, which ends with that if it is ours."""
+        ray.shutdown()
+        self._files.remove()
+
+    def _deploy(self) -> Any:
+        # Users reach the router: what Serve has for HTTP is not needed.
+        serve.start(proxy_location="Disabled")
+        try:
+            app = build(self._plan.arguments())
+            return serve.run(app, name=self._place.name, route_prefix=None)
+        except RuntimeError as error:
+            last = str(error).strip().splitlines()[-1:]
+            raise ServiceError(f"the pools did not come up: {''.join(last)}") from None
+
+    def _remove(self) -> None:
+        if self._place.address is None:
+            serve.shutdown()
+        else:
+            serve.delete(self._place.name)
+
+    def _sources(self) -> list[str]:
+        url = self._plan.store_url
+        flags = [] if url is None else ["--store-url", url]
+        for role in self._plan.pools():
+            source = "registry:" if url is not None else f"file:{self._files.path(role)}"
+            flags += [f"--{role}s", source]
+        return flags
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            await self._follow_once()
+
+    async def _follow_once(self) -> None:
+        """Have the files say where replicas are. What can't be asked for changes nothing."""
+        try:
+            listing = await asyncio.to_thread(self._ask)
+        except Exception as error:  # Ray's are of many kinds
+            if not self._problem:
+                self._say("pools", f"can't be listed, so the last list stays: {error}")
+            self._problem = str(error)
+            return
+        self._problem = ""
+        self._files.update(listing)
+
+    def _ask(self) -> Listing:
+        listing: Listing = self._directory.listing.remote().result(timeout_s=_ANSWER_S)
+        return listing
