@@ -76,6 +76,9 @@ class DraftConfig:
     peer_ca: Path | None = option(None, "Dial targets with TLS, trusting this certificate.")
     peer_cert: Path | None = option(None, "Certificate to show to targets.")
     peer_key: Path | None = option(None, "Its private key.")
+    peer_target_name: str | None = option(
+        None, "Name that targets' certificates must carry; unset, that of the address."
+    )
     store_url: str | None = option(
         None, "Redis to announce itself in, for routers whose replicas are registry:."
     )
@@ -101,7 +104,7 @@ class DraftConfig:
             check_advertised(self.address, self.advertised_address, reader="router")
         store_options(self)
         self.server_options()
-        self.channel_options()
+        self.to_targets()
         self.settings()
 
     def server_options(self) -> ServerOptions:
@@ -116,9 +119,10 @@ class DraftConfig:
             health_address=self.health_address,
         )
 
-    def channel_options(self) -> ChannelOptions:
+    def to_targets(self) -> ChannelOptions:
         """How to dial targets."""
-        return ChannelOptions(tls=peer_tls(self.peer_ca, self.peer_cert, self.peer_key))
+        files = self.peer_ca, self.peer_cert, self.peer_key
+        return ChannelOptions(tls=peer_tls(*files, self.peer_target_name))
 
     def memory(self, *, is_mirroring: bool = False) -> DraftMemory:
         """What may be taken for keys and values."""

@@ -51,21 +51,20 @@ class Router:
         self._observing = Observing(self._telemetry)
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
-        dial = Dialer(config.channel_options())
         breakers = Breakers(time.monotonic)
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
         self._sources = Sources(config.targets, config.drafts, store_options(config))
         self._targets = Pool(
             self._sources.targets,
             TargetProbe(),
-            dial,
+            Dialer(config.to_targets()),
             heartbeat=config.heartbeat(),
             hooks=hooks,
         )
         self._drafts = Pool(
             self._sources.drafts,
             DraftProbe(),
-            dial,
+            Dialer(config.to_drafts()),
             heartbeat=config.heartbeat(),
             hooks=hooks,
         )

@@ -98,6 +98,10 @@ class RouterConfig:
     peer_ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")
     peer_cert: Path | None = option(None, "Certificate to show to replicas.")
     peer_key: Path | None = option(None, "Its private key.")
+    peer_target_name: str | None = option(
+        None, "Name that targets' certificates must carry; unset, that of the address."
+    )
+    peer_draft_name: str | None = option(None, "Likewise, of drafts.")
     key_file: Path | None = option(None, "Keys whose tokens open the API: TOML, read on change.")
     health_address: str | None = option(None, "A plaintext port that serves health alone.")
 
@@ -118,7 +122,8 @@ class RouterConfig:
             )
         store_options(self)
         self.server_options()
-        self.channel_options()
+        self.to_targets()
+        self.to_drafts()
 
     def server_options(self) -> ServerOptions:
         """Where and how to serve."""
@@ -150,6 +155,12 @@ class RouterConfig:
             self.target_token_timeout_s,
         )
 
-    def channel_options(self) -> ChannelOptions:
-        """How to dial replicas."""
-        return ChannelOptions(tls=peer_tls(self.peer_ca, self.peer_cert, self.peer_key))
+    def to_targets(self) -> ChannelOptions:
+        """How to dial targets."""
+        files = self.peer_ca, self.peer_cert, self.peer_key
+        return ChannelOptions(tls=peer_tls(*files, self.peer_target_name))
+
+    def to_drafts(self) -> ChannelOptions:
+        """How to dial drafts."""
+        files = self.peer_ca, self.peer_cert, self.peer_key
+        return ChannelOptions(tls=peer_tls(*files, self.peer_draft_name))

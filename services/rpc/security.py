@@ -96,13 +96,15 @@ def server_tls(
 
 
 def peer_tls(
-    peer_ca: Path | None, peer_cert: Path | None, peer_key: Path | None
+    peer_ca: Path | None, peer_cert: Path | None, peer_key: Path | None, name: str | None = None
 ) -> ClientTls | None:
-    """Likewise for whom a service calls."""
+    """Likewise for whom a service calls; `name` is the one that their certificates must carry."""
     if (peer_cert is None) != (peer_key is None):
         raise InvalidRequest("peer_cert and peer_key go together only")
     if peer_ca is None:
         if peer_cert is not None:
             raise InvalidRequest("peer_cert and peer_key need peer_ca")
+        if name is not None:
+            raise InvalidRequest(f"the name {name!r} of replicas' certificates needs peer_ca")
         return None
-    return ClientTls(peer_ca, peer_cert, peer_key)
+    return ClientTls(peer_ca, peer_cert, peer_key, name)

@@ -22,6 +22,8 @@ from slipstream.rpc.interceptors import Calls, ErrorsToStatuses
 from slipstream.rpc.security import ServerTls
 
 HEALTH = "grpc.health.v1.Health"
+LIVE = "live"
+"""What health calls the process itself: SERVING until told to stop, whatever its services say."""
 LAST_WORDS_S = 0.25
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 256
@@ -119,6 +121,7 @@ class Server:
             await self._close()
             raise
         await self.set_serving(serving)
+        await self._health.set(LIVE, _SERVING)
         await self._server.start()
         if self._health_server is not None:
             await self._health_server.start()

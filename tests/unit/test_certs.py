@@ -82,7 +82,7 @@ def test_what_is_printed_is_what_the_services_take(tmp_path, capsys):
         options = load_config(config, section=role, env={}, flags=flags)
         options.server_options().tls.credentials()
         if role != "target":
-            options.channel_options().tls.credentials()
+            options.to_targets().tls.credentials()
     known = {name for at in get_command(app).commands["generate"].params for name in at.opts}
     assert {word for word in shlex.split(printed["client"]) if word.startswith("--")} <= known
 

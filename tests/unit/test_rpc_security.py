@@ -9,6 +9,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from certificates import certificates
 from slipstream.core.errors import InvalidRequest, PermissionDenied, Unavailable
 from slipstream.draft.channels import Channels
+from slipstream.draft.config import DraftConfig
+from slipstream.router.config import RouterConfig
 from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import ChannelOptions, Dialer, connect
 from slipstream.rpc.security import ClientTls, ServerTls
@@ -129,6 +131,33 @@ async def test_a_caller_without_a_certificate_or_with_a_strange_one_is_refused(o
         assert type(refused) is Unavailable
         assert len(str(refused)) > 20
     await server.stop(0)
+
+
+@pytest.mark.parametrize("config", [RouterConfig, DraftConfig])
+async def test_whoever_asks_for_a_name_takes_no_other_certificate(origin, config):
+    """Though all of them are good for the address: one role can't stand in for another."""
+    files = {
+        "peer_ca": origin.ca,
+        "peer_cert": origin.cert("draft"),
+        "peer_key": origin.key("draft"),
+    }
+    needed = {"targets": ("a:1",)} if config is RouterConfig else {}
+    dials = config(**files, **needed, peer_target_name="target").to_targets().tls
+    answers = {}
+    for role in ("target", "draft"):
+        server, address = await serving(origin.server(role))
+        answers[role] = type(await ask(address, dials))
+        await server.stop(0)
+    assert answers == {"target": type(None), "draft": Unavailable}
+
+
+def test_a_router_asks_targets_and_drafts_for_names_of_their_own(origin):
+    names = {"peer_target_name": "target", "peer_draft_name": "draft"}
+    config = RouterConfig(targets=("a:1",), peer_ca=origin.ca, **names)
+    assert (config.to_targets().tls.name, config.to_drafts().tls.name) == ("target", "draft")
+    for name in names:
+        with pytest.raises(InvalidRequest, match="needs peer_ca"):
+            RouterConfig(targets=("a:1",), **{name: "x"})
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,19 @@ async def test_a_plaintext_port_serves_health_and_nothing_else():
         health = f"127.0.0.1:{free.getsockname()[1]}"
     server, _ = await serving(Failing(errors.NotBuilt("no")), health_address=health)
     async with connect(health, ChannelOptions()) as channel:
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest())
+        await server.set_serving(False)
+        waits = await stub.Check(health_pb2.HealthCheckRequest())
+        lives = await stub.Check(health_pb2.HealthCheckRequest(service="live"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await draft_pb2_grpc.DraftServiceStub(channel).DescribeDraft(
                 draft_pb2.DescribeDraftRequest()
             )
     await server.stop(0)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    assert waits.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert lives.status == health_pb2.HealthCheckResponse.SERVING
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
