@@ -3,6 +3,7 @@
 What was rendered once is kept; tests must not change it. Pods are found wherever they hide.
 """
 
+import json
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm/slipstream"
 CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
+NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
 ROLES = ("router", "draft", "target")
@@ -75,13 +77,20 @@ def every_case() -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", CASES)
 
 
-def run(helm: Helm, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """What Helm says; the test is skipped where it is not there."""
+def run(
+    helm: Helm, *arguments: str | Path, values: Json | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What Helm says, with values on its standard input; skips the test where it is not there.
+
+    Values are named by their paths: `{"target.gpu.count": 1}`.
+    """
     if why := missing(helm):
         pytest.skip(why)
+    more = [] if values is None else ["--values", "-"]
     return subprocess.run(
-        [str(at) for at in (helm.path, *arguments)],
+        [str(at) for at in (helm.path, *arguments, *more)],
         cwd=ROOT,
+        input=json.dumps(nested(values or {})),
         capture_output=True,
         text=True,
         check=False,
@@ -89,9 +98,22 @@ def run(helm: Helm, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def template(helm: Helm, *flags: str | Path, release: str = RELEASE) -> Any:
-    """`helm template` with flags, whatever comes of it."""
-    return run(helm, "template", release, CHART, "--namespace", NAMESPACE, *flags)
+def nested(values: Json) -> Json:
+    """Values that are named by their paths, one within the other."""
+    whole: Json = {}
+    for path, value in values.items():
+        *outer, name = path.split(".")
+        at = whole
+        for part in outer:
+            at = at.setdefault(part, {})
+        at[name] = value
+    return whole
+
+
+def template(helm: Helm, *flags: str | Path, **more: Any) -> Any:
+    """`helm template` with flags and values, whatever comes of it."""
+    release = more.pop("release", RELEASE)
+    return run(helm, "template", release, CHART, "--namespace", NAMESPACE, *flags, **more)
 
 
 def case_file(case: str) -> Path:
@@ -112,11 +134,10 @@ def parsed(text: str) -> tuple[Json, ...]:
     return tuple(at for at in yaml.load_all(text, UniqueKeys) if at)
 
 
-def with_values(*sets: str, case: str | None = None) -> tuple[Json, ...]:
-    """What comes of values given on the command line, beside a value file if one is named."""
-    flags = [part for at in sets for part in ("--set", at)]
-    files: list[str | Path] = ["--values", case_file(case)] if case else []
-    done = template(HELMS[-1], *files, *flags)
+def with_values(values: Json | None = None, case: str | None = None) -> tuple[Json, ...]:
+    """What comes of values, named by their paths, beside a value file if one is named."""
+    files = ["--values", case_file(case)] if case else []
+    done = template(NEWEST_HELM, *files, values=values)
     assert done.returncode == 0, done.stderr
     return parsed(done.stdout)
 

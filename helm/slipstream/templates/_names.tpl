@@ -4,14 +4,16 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 43 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* Leaves room for what names end in: -router-headless and the like. */}}
+{{/* Leaves room for what names end in: -router-headless and the like. What is cut still differs, by its hash. */}}
 {{- define "slipstream.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 43 | trimSuffix "-" -}}
-{{- else if contains (include "slipstream.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 43 | trimSuffix "-" -}}
+{{- $name := default (printf "%s-%s" .Release.Name (include "slipstream.name" .)) .Values.fullnameOverride -}}
+{{- if and (not .Values.fullnameOverride) (contains (include "slipstream.name" .) .Release.Name) -}}
+{{- $name = .Release.Name -}}
+{{- end -}}
+{{- if gt (len $name) 43 -}}
+{{- printf "%s-%s" ($name | trunc 34 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "slipstream.name" .) | trunc 43 | trimSuffix "-" -}}
+{{- $name | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,0 +1,187 @@
+"""Every value file of the chart gives manifests that Helm and Kubernetes take."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from charts import (
+    CASES,
+    CHART,
+    NAMESPACE,
+    case_file,
+    every_case,
+    every_helm,
+    of_kind,
+    parsed,
+    pods,
+    rendered,
+    run,
+    template,
+    title,
+    with_values,
+)
+from helm_tool import HELMS
+from kube_schemas import CUSTOM, NEWEST, faults, places, pod_faults
+
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE])?")
+DRAWN = ("checksum/", "password")
+"""What of a manifest is drawn anew each time: the password of Redis, and what follows from it."""
+JUDGED: dict[tuple[str, str], list[str]] = {}
+
+
+def judged(document, version, judge=faults):
+    """What a version has against a document; most documents come again in other files."""
+    key = version, repr((judge.__name__, document))
+    if key not in JUDGED:
+        JUDGED[key] = judge(document, version)
+    return JUDGED[key]
+
+
+def settled(value):
+    """A document without what is drawn."""
+    if isinstance(value, dict):
+        return {key: settled(part) for key, part in value.items() if not key.startswith(DRAWN)}
+    return [settled(part) for part in value] if isinstance(value, list) else value
+
+
+def test_there_are_value_files_of_every_set_up():
+    assert set(CASES) >= {
+        "minimal-cpu",
+        "one-gpu-node",
+        "large-cluster",
+        "tls",
+        "external-redis",
+        "keda",
+        "ray",
+    }
+    assert all(case_file(case).read_text().startswith("# ") for case in CASES)
+
+
+@every_helm()
+@every_case()
+def test_helm_lints_it_strictly(case, helm):
+    done = run(helm, "lint", "--strict", CHART, "--values", case_file(case))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[WARNING]" not in done.stdout and "[ERROR]" not in done.stdout
+
+
+@every_case()
+def test_both_versions_of_helm_render_the_same(case):
+    three, four = (rendered(case, helm) for helm in HELMS)
+    assert sorted(map(title, three)) == sorted(map(title, four))
+    by_name = {title(at): at for at in three}
+    for document in four:
+        assert settled(by_name[title(document)]) == settled(document)
+
+
+@every_helm()
+def test_the_chart_renders_without_any_values(helm):
+    done = template(helm)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("version", NEWEST)
+@every_case()
+def test_kubernetes_takes_every_document(case, version):
+    for helm in HELMS:
+        documents = rendered(case, helm)
+        assert {title(at): judged(at, version) for at in documents if judged(at, version)} == {}
+        for pod in pods(documents):
+            template = {key: pod.template[key] for key in ("metadata", "spec")}
+            assert judged(template, version, pod_faults) == [], pod.owner
+
+
+def test_every_custom_kind_that_the_chart_has_comes_in_some_value_file():
+    kinds = {at["kind"] for case in CASES for at in rendered(case)}
+    assert set(CUSTOM) - kinds <= {"Issuer", "TriggerAuthentication"}
+    assert {"Deployment", "Service", "HorizontalPodAutoscaler", "NetworkPolicy"} <= kinds
+
+
+@every_case()
+def test_names_are_unique_and_such_as_kubernetes_takes(case):
+    documents = rendered(case)
+    assert [at for at, count in Counter(map(title, documents)).items() if count > 1] == []
+    for document in documents:
+        name = document["metadata"]["name"]
+        assert all(LABEL.fullmatch(part) for part in name.split(".")), name
+        assert len(name) <= 63
+
+
+@every_case()
+def test_every_object_is_of_the_release_and_has_labels_that_say_so(case):
+    for document in rendered(case):
+        metadata = document["metadata"]
+        assert metadata.get("namespace", NAMESPACE) == NAMESPACE, title(document)
+        labels = metadata["labels"]
+        assert labels["app.kubernetes.io/instance"] == "demo", title(document)
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert labels["app.kubernetes.io/name"]
+        assert labels["helm.sh/chart"].startswith("slipstream-")
+        for value in labels.values():
+            assert len(value) <= 63 and LABEL_VALUE.fullmatch(value), value
+
+
+@every_case()
+def test_what_schemas_do_not_judge_is_right_too(case):
+    """Ports within range and named as Kubernetes takes it, variables and quantities likewise."""
+    for pod in pods(rendered(case)):
+        for container in pod.containers:
+            ports = [at["name"] for at in container.get("ports", ())]
+            assert len(set(ports)) == len(ports), pod.owner
+            assert all(len(at) <= 15 and LABEL.fullmatch(at) for at in ports)
+            variables = [at["name"] for at in container.get("env", ())]
+            assert len(set(variables)) == len(variables), pod.owner
+            assert all(ENV_NAME.fullmatch(at) for at in variables)
+            for amounts in container.get("resources", {}).values():
+                assert all(QUANTITY.fullmatch(str(at)) for at in amounts.values()), pod.owner
+    for document in rendered(case):
+        for path, value in places(document.get("spec", {})):
+            if path.endswith((".port", ".containerPort")) and isinstance(value, int):
+                assert 1 <= value <= 65535, f"{title(document)}{path}"
+
+
+@every_case()
+def test_nothing_is_null_and_nothing_was_left_to_a_template(case):
+    for document in rendered(case):
+        for path, value in places(document):
+            assert value is not None, f"{title(document)}{path}"
+            if isinstance(value, str) and document["kind"] != "ConfigMap":
+                assert "<no value>" not in value and "%!" not in value, f"{title(document)}{path}"
+
+
+def test_labels_and_annotations_of_all_reach_all():
+    documents = with_values({"commonLabels.team": "a", "commonAnnotations.note": "b"})
+    for document in documents:
+        assert document["metadata"]["labels"]["team"] == "a", title(document)
+        assert document["metadata"]["annotations"]["note"] == "b", title(document)
+
+
+@pytest.mark.parametrize("release", ["a", "slipstream", "x" * 53])
+def test_names_stay_unique_and_short_whatever_the_release_is_called(release):
+    done = template(HELMS[-1], release=release)
+    assert done.returncode == 0, done.stderr
+    documents = parsed(done.stdout)
+    assert len(set(map(title, documents))) == len(documents)
+    assert all(len(at["metadata"]["name"]) <= 63 for at in documents)
+    assert len({at["metadata"]["name"] for at in of_kind(documents, "Deployment")}) == 3
+
+
+def test_long_names_that_differ_at_their_end_only_still_differ():
+    long = "n" * 80
+    first, second = (with_values({"fullnameOverride": f"{long}{end}"}) for end in "ab")
+    names = [{title(at) for at in documents} for documents in (first, second)]
+    assert names[0].isdisjoint(names[1])
+    assert all(len(at["metadata"]["name"]) <= 63 for at in (*first, *second))
+
+
+def test_more_objects_are_templates():
+    name = "{{ .Release.Name }}-of-{{ .Release.Namespace }}"
+    extra = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+    for form in (extra, json.dumps(extra)):
+        documents = with_values({"extraObjects": [form]})
+        assert "ConfigMap/demo-of-serving" in map(title, documents)

@@ -1,0 +1,225 @@
+"""Services of the chart lead to pods, and policies let through exactly the hops that there are."""
+
+import pytest
+
+from charts import (
+    COMPONENT,
+    NAMESPACE,
+    ROLES,
+    every_case,
+    named,
+    of_kind,
+    pods,
+    rendered,
+    service_pods,
+    settings,
+    title,
+    with_values,
+)
+from kube_policies import End, admits, matches
+
+HOPS = {
+    ("router", "target"),
+    ("router", "draft"),
+    ("draft", "target"),
+    ("router", "redis"),
+    ("draft", "redis"),
+    ("target", "redis"),
+    ("test", "router"),
+    ("elsewhere", "router"),
+    ("outside", "router"),
+}
+"""Who calls whom at the port that serves; everybody may call routers."""
+HERE = {"kubernetes.io/metadata.name": NAMESPACE}
+MONITORING = End({"app": "prometheus"}, "monitoring", {"kubernetes.io/metadata.name": "monitoring"})
+OUTSIDE = {
+    "elsewhere": End({"app": "shop"}, "shop", {"kubernetes.io/metadata.name": "shop"}),
+    "outside": End(address="203.0.113.9"),
+    "neighbour": End({"app": "shop"}, NAMESPACE, HERE),
+}
+
+
+def ends(documents):
+    """All pods of a release by role, and who else there is."""
+    found = {
+        pod.role: End(pod.labels, NAMESPACE, HERE, pod.ports) for pod in pods(documents) if pod.role
+    }
+    return {**found, **OUTSIDE}
+
+
+def serving(documents):
+    """Ports that serve, by role."""
+    return {role: port_of(end) for role, end in ends(documents).items() if end.ports}
+
+
+def port_of(end):
+    return end.ports.get("grpc") or end.ports.get("redis")
+
+
+def hops(documents):
+    policies, everybody = of_kind(documents, "NetworkPolicy"), ends(documents)
+    return {
+        (source, target)
+        for target, port in serving(documents).items()
+        for source in everybody
+        if port
+        and source != target
+        and admits(policies, everybody[source], everybody[target], port)
+    }
+
+
+@every_case()
+def test_every_service_selects_pods_and_leads_to_a_port_that_they_have(case):
+    documents = rendered(case)
+    for service in of_kind(documents, "Service"):
+        selected = [at for at in pods(documents) if matches_service(service, at)]
+        assert selected, title(service)
+        assert len({at.role for at in selected}) == 1, title(service)
+        for pod in selected:
+            for port in service["spec"]["ports"]:
+                at = port.get("targetPort", port["port"])
+                assert at in pod.ports or at in pod.ports.values(), title(service)
+                assert port["port"] == pod.ports.get(at, at), title(service)
+
+
+def matches_service(service, pod):
+    return matches({"matchLabels": service["spec"]["selector"]}, pod.labels)
+
+
+@every_case()
+def test_every_role_has_a_service_that_balances_and_a_headless_one_that_names_pods(case):
+    documents = rendered(case)
+    for pod in service_pods(documents):
+        mine = [at for at in of_kind(documents, "Service") if matches_service(at, pod)]
+        headless = [at["spec"].get("clusterIP") == "None" for at in mine]
+        assert sorted(headless) == [False, True], pod.owner
+
+
+@every_case()
+def test_workloads_select_their_own_pods_and_no_others(case):
+    documents = rendered(case)
+    for workload in of_kind(documents, "Deployment", "StatefulSet"):
+        chosen = [at for at in pods(documents) if matches(workload["spec"]["selector"], at.labels)]
+        assert [at.owner for at in chosen] == [title(workload)]
+
+
+def test_selectors_do_not_change_with_a_version_or_labels_of_all():
+    """They can't be changed in an upgrade."""
+    selectors = [
+        {title(at): at["spec"]["selector"] for at in of_kind(documents, "Deployment")}
+        for documents in (with_values(), with_values({"commonLabels.a": "b", "image.tag": "2.0.0"}))
+    ]
+    assert selectors[0] == selectors[1]
+    assert not any("version" in repr(at) for at in selectors[0].values())
+
+
+@every_case()
+def test_replicas_that_can_be_evicted_have_a_budget_that_leaves_some(case):
+    documents = rendered(case)
+    for budget in of_kind(documents, "PodDisruptionBudget"):
+        chosen = [at for at in pods(documents) if matches(budget["spec"]["selector"], at.labels)]
+        assert len({at.owner for at in chosen}) == 1, title(budget)
+        kept = {"minAvailable", "maxUnavailable"} & set(budget["spec"])
+        assert len(kept) == 1, title(budget)
+        assert budget["spec"].get("maxUnavailable") not in (0, "0", "0%"), title(budget)
+
+
+def test_every_role_of_several_pods_has_a_budget():
+    budgets = of_kind(rendered("large-cluster"), "PodDisruptionBudget")
+    assert set(ROLES) <= {at["metadata"]["labels"][COMPONENT] for at in budgets}
+
+
+@every_case()
+def test_policies_let_through_the_hops_that_there_are_and_no_other(case):
+    documents = rendered(case)
+    there = {*serving(documents), *OUTSIDE, "test"}
+    wanted = {hop for hop in HOPS if set(hop) <= there}
+    if case == "large-cluster":  # callers are named there
+        wanted -= {("elsewhere", "router"), ("outside", "router")}
+    else:
+        wanted |= {("neighbour", "router")}
+    assert hops(documents) == wanted
+
+
+@every_case()
+def test_metrics_are_read_by_monitoring_and_by_nobody_else(case):
+    documents = rendered(case)
+    policies, everybody = of_kind(documents, "NetworkPolicy"), ends(documents)
+    for pod in service_pods(documents):
+        target = everybody[pod.role]
+        assert admits(policies, MONITORING, target, "metrics"), pod.owner
+        for other in ("elsewhere", "outside", "neighbour"):
+            assert not admits(policies, everybody[other], target, "metrics"), pod.owner
+
+
+@every_case()
+def test_every_pod_looks_names_up_and_none_may_go_elsewhere(case):
+    documents = rendered(case)
+    policies, everybody = of_kind(documents, "NetworkPolicy"), ends(documents)
+    for pod in pods(documents):
+        source = everybody.get(pod.role)
+        if pod.role in ROLES:
+            assert admits(policies, source, everybody["outside"], 53), pod.owner
+        if pod.role in (*ROLES, "redis"):
+            assert not admits(policies, source, everybody["outside"], 80), pod.owner
+            assert not admits(policies, source, everybody["elsewhere"], 8080), pod.owner
+
+
+def test_a_pod_that_fetches_models_reaches_the_hub_and_others_do_not():
+    policies, everybody = (at(rendered("minimal-cpu")) for at in (policies_of, ends))
+    hub = everybody["outside"]
+    assert admits(policies, everybody["target"], hub, 443)
+    assert not admits(policies, everybody["router"], hub, 443)
+    policies, everybody = (at(rendered("large-cluster")) for at in (policies_of, ends))
+    assert not admits(policies, everybody["target"], hub, 443)
+
+
+def policies_of(documents):
+    return of_kind(documents, "NetworkPolicy")
+
+
+def test_an_external_redis_is_reached_where_it_is_and_nowhere_else():
+    documents = rendered("external-redis")
+    policies, everybody = policies_of(documents), ends(documents)
+    for role in ROLES:
+        assert admits(policies, everybody[role], End(address="192.0.2.7"), 6380)
+        assert not admits(policies, everybody[role], End(address="192.0.2.7"), 6379)
+        assert not admits(policies, everybody[role], End(address="198.51.100.7"), 6380)
+
+
+def test_a_collector_is_reached_where_there_is_one():
+    collector = End({"app": "otel"}, "monitoring", MONITORING.namespace_labels)
+    for case, reached in (("large-cluster", True), ("minimal-cpu", False)):
+        documents = rendered(case)
+        for role in ROLES:
+            source = ends(documents)[role]
+            assert admits(policies_of(documents), source, collector, 4317) is reached
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_rules_of_operators_come_on_top(role):
+    rule = {"ports": [{"port": 50050}]}
+    documents = with_values({f"{role}.networkPolicy.extraIngress": [rule]})
+    everybody = ends(documents)
+    assert admits(policies_of(documents), everybody["elsewhere"], everybody[role], 50050)
+    assert not admits(policies_of(rendered("tls")), everybody["elsewhere"], everybody[role], 50050)
+
+
+def test_without_policies_nothing_is_held_back():
+    assert policies_of(with_values({"networkPolicy.enabled": False})) == []
+
+
+def test_routers_find_replicas_by_redis_or_by_headless_services():
+    by_redis = settings(rendered("tls"))["router"]
+    assert by_redis["targets"] == by_redis["drafts"] == ["registry:"]
+    documents = rendered("minimal-cpu")
+    router = settings(documents)["router"]
+    for role in ("target", "draft"):
+        (found,) = router[f"{role}s"]
+        host, _, port = found.removeprefix("dns:///").rpartition(":")
+        name, namespace, kind = host.split(".")[:3]
+        service = named(documents, "Service", name)
+        assert (namespace, kind) == (NAMESPACE, "svc")
+        assert service["spec"]["clusterIP"] == "None"
+        assert int(port) == service["spec"]["ports"][0]["port"]
+        assert service["spec"]["selector"][COMPONENT] == role

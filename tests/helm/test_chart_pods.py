@@ -1,0 +1,238 @@
+"""Pods of the chart run with as little as they need, are probed as they should be, and drain."""
+
+import pytest
+
+from charts import (
+    every_case,
+    named,
+    of_kind,
+    pods,
+    rendered,
+    service_pods,
+    settings,
+    title,
+    with_values,
+)
+from kube_schemas import places
+
+SECRET_WORDS = ("password", "token", "sha256", "secret")
+GONE = 30
+
+
+@every_case()
+def test_every_container_runs_with_as_little_as_it_needs(case):
+    for pod in pods(rendered(case)):
+        whole = pod.spec["securityContext"]
+        assert whole["runAsNonRoot"] is True, pod.owner
+        assert whole["runAsUser"] > 0 and whole["runAsGroup"] > 0, pod.owner
+        assert whole["seccompProfile"] == {"type": "RuntimeDefault"}, pod.owner
+        for container in pod.containers:
+            own = container["securityContext"]
+            assert own["readOnlyRootFilesystem"] is True, pod.owner
+            assert own["allowPrivilegeEscalation"] is False, pod.owner
+            assert own["capabilities"] == {"drop": ["ALL"]}, pod.owner
+            assert not own.get("privileged"), pod.owner
+
+
+@every_case()
+def test_no_pod_shares_anything_of_its_node_or_may_ask_the_cluster(case):
+    documents = rendered(case)
+    for pod in pods(documents):
+        assert pod.spec["automountServiceAccountToken"] is False, pod.owner
+        assert not any(pod.spec.get(at) for at in ("hostNetwork", "hostPID", "hostIPC"))
+        assert not any("hostPath" in volume for volume in pod.spec.get("volumes", ()))
+    for account in of_kind(documents, "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+    assert of_kind(documents, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding") == []
+
+
+@every_case()
+def test_variables_of_other_services_do_not_reach_a_pod(case):
+    """A variable SLIPSTREAM_ROUTER_PORT, from a service of that name, would be refused."""
+    for pod in pods(rendered(case)):
+        assert pod.spec["enableServiceLinks"] is False, pod.owner
+
+
+@every_case()
+def test_accounts_and_claims_that_pods_name_are_there(case):
+    documents = rendered(case)
+    accounts = {at["metadata"]["name"] for at in of_kind(documents, "ServiceAccount")}
+    claims = {at["metadata"]["name"] for at in of_kind(documents, "PersistentVolumeClaim")}
+    for pod in pods(documents):
+        assert pod.spec.get("serviceAccountName", "default") in {*accounts, "default"}
+        for volume in pod.spec.get("volumes", ()):
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            assert claim is None or claim in {*claims, "models"}, pod.owner
+
+
+@every_case()
+def test_every_mount_has_its_volume_and_every_volume_is_mounted(case):
+    documents = rendered(case)
+    templates = {
+        title(at): [claim["metadata"]["name"] for claim in at["spec"]["volumeClaimTemplates"]]
+        for at in of_kind(documents, "StatefulSet")
+    }
+    for pod in pods(documents):
+        volumes = [at["name"] for at in pod.spec.get("volumes", ())]
+        volumes += templates.get(pod.owner, [])
+        mounts = [at for container in pod.containers for at in container.get("volumeMounts", ())]
+        assert len(set(volumes)) == len(volumes), pod.owner
+        assert {at["name"] for at in mounts} == set(volumes), pod.owner
+        for container in pod.containers:
+            paths = [at["mountPath"] for at in container.get("volumeMounts", ())]
+            assert len(set(paths)) == len(paths), pod.owner
+
+
+@every_case()
+def test_configuration_that_pods_mount_or_read_is_there(case):
+    documents = rendered(case)
+    maps = {at["metadata"]["name"]: at["data"] for at in of_kind(documents, "ConfigMap")}
+    for pod in pods(documents):
+        for name, keys in read_maps(pod):
+            assert keys <= set(maps[name]), pod.owner
+
+
+def read_maps(pod):
+    """ConfigMaps that a pod reads, each with the keys that it wants there."""
+    maps = {"configMap", "configMapKeyRef", "configMapRef"}
+    for _, value in places(pod.spec):
+        for kind in maps & set(value if isinstance(value, dict) else ()):
+            at = value[kind]
+            keys = {item["key"] for item in at.get("items", ())}
+            yield at["name"], keys | ({at["key"]} if "key" in at else set())
+
+
+@every_case()
+def test_each_service_is_probed_by_grpc_at_its_plaintext_port_of_health(case):
+    documents = rendered(case)
+    found = service_pods(documents)
+    assert found
+    for pod in found:
+        health = settings(documents)[pod.role]["health_address"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            at = pod.main[probe]
+            assert at["grpc"]["port"] == pod.ports["health"], pod.owner
+            assert health.rpartition(":")[2] == str(at["grpc"]["port"])
+            assert not {"exec", "httpGet", "tcpSocket"} & set(at)
+
+
+@every_case()
+def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(case):
+    budgets = {"router": 60, "draft": 300, "target": 600}
+    for pod in service_pods(rendered(case)):
+        startup, liveness = pod.main["startupProbe"], pod.main["livenessProbe"]
+        budget = startup["periodSeconds"] * startup["failureThreshold"]
+        assert budget >= budgets[pod.role], pod.owner
+        assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 60, pod.owner
+        assert pod.main["readinessProbe"]["periodSeconds"] <= 5
+
+
+@pytest.mark.parametrize("seconds", [7, 1201])
+def test_the_budget_to_start_is_at_least_what_is_asked_for(seconds):
+    for pod in service_pods(with_values({"target.probes.startup.budgetSeconds": seconds})):
+        if pod.role == "target":
+            probe = pod.main["startupProbe"]
+            assert probe["periodSeconds"] * probe["failureThreshold"] >= seconds
+
+
+@every_case()
+def test_a_pod_that_stops_is_off_the_lists_first_and_has_time_for_the_longest_request(case):
+    documents = rendered(case)
+    for pod in service_pods(documents):
+        wait = pod.main["lifecycle"]["preStop"]["sleep"]["seconds"]
+        grace = settings(documents)[pod.role]["grace_s"]
+        assert 0 < wait < grace
+        assert pod.spec["terminationGracePeriodSeconds"] >= wait + grace + GONE, pod.owner
+
+
+def test_the_grace_is_longer_than_the_longest_generation():
+    documents = with_values({"longestGenerationSeconds": 1234})
+    for pod in service_pods(documents):
+        assert settings(documents)[pod.role]["grace_s"] > 1234, pod.owner
+    router = settings(documents)["router"]
+    assert router["max_connection_age_grace_s"] > 1234
+
+
+@every_case()
+def test_no_secret_stands_in_arguments_variables_or_configuration(case):
+    documents = rendered(case)
+    for pod in pods(documents):
+        for container in pod.containers:
+            for variable in container.get("env", ()):
+                secret = any(word in variable["name"].lower() for word in SECRET_WORDS)
+                is_path = variable["name"].endswith(("_FILE", "_PATH"))
+                assert not secret or is_path or "value" not in variable, variable["name"]
+            words = " ".join(map(str, (*container.get("command", ()), *container.get("args", ()))))
+            assert "PASSWORD=" not in words and "--store-password " not in words
+    for values in of_kind(documents, "ConfigMap"):
+        for name, text in values["data"].items():
+            if not name.endswith((".json", "alerts.yaml")):
+                assert "requirepass " not in text, name
+                assert "sha256" not in text, name
+    for table in settings(documents).values():
+        assert "store_password" not in table
+
+
+@every_case()
+def test_secrets_that_the_chart_makes_are_used_and_are_the_only_ones_it_can_make(case):
+    documents = rendered(case)
+    made = {at["metadata"]["name"] for at in of_kind(documents, "Secret")}
+    text = repr([pod.spec for pod in pods(documents)])
+    assert all(f"'{name}'" in text for name in made)
+
+
+@every_case()
+def test_an_image_is_named_by_its_digest_where_there_is_one(case):
+    for pod in pods(rendered(case)):
+        for container in pod.containers:
+            image = container["image"]
+            assert not image.endswith((":", "@", ":latest")), image
+            assert "@sha256:" in image or ":" in image.rpartition("/")[2]
+
+
+def test_a_digest_goes_before_a_tag_and_a_registry_before_a_name():
+    digest = "sha256:" + "5" * 64
+    documents = with_values(
+        {
+            "image.registry": "r.example.com:5000",
+            "image.tag": "9.9",
+            "draft.image.digest": digest,
+            "target.image.registry": "other.example.com",
+            "target.image.tag": "1.2",
+            "target.gpu.count": 1,
+        }
+    )
+    images = {pod.role: pod.main["image"] for pod in service_pods(documents)}
+    assert images["router"] == "r.example.com:5000/slipstream/router:9.9"
+    assert images["draft"] == f"r.example.com:5000/slipstream/draft@{digest}"
+    assert images["target"].startswith("other.example.com/slipstream/target:1.2")
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_target_asks_for_its_gpus_and_spreads_its_model_over_them(count):
+    documents = with_values({"target.gpu": {"count": count, "resourceName": "amd.com/gpu"}})
+    (pod,) = (at for at in service_pods(documents) if at.role == "target")
+    resources = pod.main["resources"]
+    assert resources["limits"]["amd.com/gpu"] == count
+    assert resources.get("requests", {}).get("amd.com/gpu", count) == count
+    target = settings(documents)["target"]
+    assert target["device"] == "cuda"
+    assert target.get("tensor_parallel", 1) == count
+    shared = [at for at in pod.main["volumeMounts"] if at["mountPath"] == "/dev/shm"]
+    assert bool(shared) is (count > 1)
+
+
+def test_pods_go_where_they_are_told():
+    documents = rendered("large-cluster")
+    (pod,) = (at for at in service_pods(documents) if at.role == "target")
+    assert pod.spec["nodeSelector"] == {"example.com/gpu": "h100"}
+    assert pod.spec["tolerations"][0]["key"] == "example.com/gpu"
+    assert pod.spec["priorityClassName"] == "inference"
+    assert pod.spec["imagePullSecrets"] == [{"name": "registry-credentials"}]
+    (router,) = (at for at in service_pods(documents) if at.role == "router")
+    (spread,) = router.spec["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= router.labels.items()
+    single = {at.role: at for at in service_pods(rendered("one-gpu-node"))}
+    assert single["target"].spec["runtimeClassName"] == "nvidia"
+    deployment = named(rendered("one-gpu-node"), "Deployment", "demo-slipstream-target")
+    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
