@@ -1,0 +1,39 @@
+"""docs/scaling.md speaks of series that there are, by labels that those have, in PromQL."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from prometheus_names import all_samples
+from prometheus_tool import promtool
+from promql import SCRAPED, spoken
+
+PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
+EXPRESSIONS = re.findall(r"^```promql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_a_signal_speaks_of_series_that_there_are_by_labels_that_those_have(expression):
+    said = spoken(expression)
+    assert said.selectors
+    for at in said.selectors:
+        assert at.labels <= all_samples()[at.name] | SCRAPED, at
+    everywhere = frozenset[str]().union(*(all_samples()[at.name] for at in said.selectors))
+    assert said.grouping <= everywhere | SCRAPED
+
+
+def test_series_that_the_text_names_are_there():
+    named = set(re.findall(r"`(slipstream_[a-z_]+)", PAGE.read_text()))
+    assert named
+    assert named <= set(all_samples())
+
+
+def test_prometheus_can_read_all_signals(tmp_path):
+    lines = ["groups:", "  - name: signals", "    rules:"]
+    for number, expression in enumerate(EXPRESSIONS):
+        lines += [f"      - record: signal:{number}", "        expr: |"]
+        lines += [f"          {line}" for line in expression.splitlines()]
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("\n".join(lines) + "\n")
+    promtool("check", "rules", rules)
