@@ -99,14 +99,17 @@ class _Pool(Generic[E]):
     def __init__(self, engines: Sequence[E]) -> None:
         self.engines = engines
         self._running = [0] * len(engines)
-        self._started = [0] * len(engines)
+        self._began = [0] * len(engines)
+        self._num_requests = 0
 
     def choose(self) -> int:
-        """The least loaded; among equals the one that had least so far, as in `placement.py`."""
-        running, started = self._running, self._started
-        at = min(range(len(running)), key=lambda at: (running[at], started[at], at))
+        """The least loaded; among equals the one whose last request began first, as in
+        `placement.py`."""
+        running, began = self._running, self._began
+        at = min(range(len(running)), key=lambda at: (running[at], began[at], at))
+        self._num_requests += 1
         running[at] += 1
-        started[at] += 1
+        began[at] = self._num_requests
         return at
 
     def leave(self, at: int) -> None:
