@@ -1,0 +1,200 @@
+"""Each role is scaled by one controller at most, by metrics that its services export."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from charts import (
+    CASES,
+    CHART,
+    ROLES,
+    every_case,
+    named,
+    of_kind,
+    pods,
+    rendered,
+    service_pods,
+    title,
+)
+from kube_policies import matches
+from prometheus_names import all_samples, samples
+from prometheus_tool import promtool
+from promql import SCRAPED, spoken
+from slipstream.telemetry.catalog import CATALOG
+
+ROLES_OF = {sample: set(metric.roles) for metric in CATALOG for sample in samples(metric)}
+"""Who exports a series."""
+BY_POD = SCRAPED | {"pod", "container", "service", "endpoint"}
+RULES = yaml.safe_load((CHART / "alerts/slipstream.yaml").read_text())
+RECORDED = {
+    rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule
+}
+SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+SCALED_CASES = [case for case in CASES if case in ("large-cluster", "keda")]
+
+
+def scaled(scaler):
+    """The role that a scaler scales."""
+    return scaler["metadata"]["labels"]["app.kubernetes.io/component"]
+
+
+def queries(documents):
+    """Each role with an expression that it is scaled by."""
+    for scaler in of_kind(documents, "ScaledObject"):
+        for trigger in scaler["spec"]["triggers"]:
+            if trigger["type"] == "prometheus":
+                yield scaled(scaler), trigger["metadata"]
+
+
+@pytest.mark.parametrize("case", SCALED_CASES)
+def test_all_roles_are_scaled_each_by_itself(case):
+    scalers = of_kind(rendered(case), *SCALERS)
+    assert sorted(map(scaled, scalers)) == sorted(ROLES)
+
+
+@every_case()
+def test_no_two_controllers_scale_one_workload(case):
+    documents = rendered(case)
+    chosen = [at["spec"]["scaleTargetRef"] for at in of_kind(documents, *SCALERS)]
+    names = [(at.get("kind", "Deployment"), at["name"]) for at in chosen]
+    assert len(set(names)) == len(names)
+    for kind, name in names:
+        workload = named(documents, kind, name)
+        assert "replicas" not in workload["spec"], "an upgrade would undo what was scaled"
+    for workload in of_kind(documents, "Deployment"):
+        is_scaled = ("Deployment", workload["metadata"]["name"]) in names
+        assert is_scaled or workload["spec"]["replicas"] >= 1
+
+
+@every_case()
+def test_a_scaler_goes_from_few_pods_to_more(case):
+    for scaler in of_kind(rendered(case), *SCALERS):
+        spec = scaler["spec"]
+        least = spec.get("minReplicas", spec.get("minReplicaCount"))
+        most = spec.get("maxReplicas", spec.get("maxReplicaCount"))
+        assert 1 <= least < most, title(scaler)
+
+
+@every_case()
+def test_metrics_of_autoscalers_are_exported_by_the_role_that_they_scale(case):
+    for scaler in of_kind(rendered(case), "HorizontalPodAutoscaler"):
+        assert scaler["spec"]["metrics"], title(scaler)
+        for metric in scaler["spec"]["metrics"]:
+            kind = metric["type"].lower()
+            name = metric[kind]["metric"]["name"]
+            assert name in all_samples() or name in RECORDED, f"nobody exports {name}"
+            if kind == "pods":
+                assert scaled(scaler) in ROLES_OF[name], f"{scaled(scaler)} does not export {name}"
+
+
+@every_case()
+def test_queries_speak_of_series_that_there_are_by_labels_that_those_have(case):
+    for role, metadata in queries(rendered(case)):
+        assert float(metadata["threshold"]) > 0, role
+        assert metadata["serverAddress"].startswith("http")
+        said = spoken(metadata["query"])
+        assert said.selectors, metadata["query"]
+        for at in said.selectors:
+            assert at.name in all_samples() or at.name in RECORDED, f"nobody exports {at.name}"
+            assert at.labels <= all_samples().get(at.name, frozenset()) | BY_POD, at
+
+
+def test_prometheus_understands_every_query(tmp_path: Path):
+    found = {
+        f"{role}:{index}": metadata["query"]
+        for index, (role, metadata) in enumerate(queries(rendered("keda")))
+    }
+    assert len(found) >= len(ROLES)
+    rules = [{"record": f"scale:{name}", "expr": query} for name, query in found.items()]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "scale", "rules": rules}]}))
+    promtool("check", "rules", file)
+
+
+def test_queries_are_of_this_release_only():
+    for role, metadata in queries(rendered("keda")):
+        assert 'namespace="serving"' in metadata["query"], role
+        assert "demo-slipstream-" in metadata["query"], role
+
+
+def test_scaling_down_is_slower_than_scaling_up():
+    behaviours = [
+        at["spec"]["behavior"] for at in of_kind(rendered("large-cluster"), SCALERS[0])
+    ] + [
+        at["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        for at in of_kind(rendered("keda"), SCALERS[1])
+    ]
+    assert len(behaviours) == 2 * len(ROLES)
+    for behaviour in behaviours:
+        up = behaviour.get("scaleUp", {}).get("stabilizationWindowSeconds", 0)
+        assert behaviour["scaleDown"]["stabilizationWindowSeconds"] > up
+
+
+def test_on_ray_drafts_and_targets_are_rays_and_nobody_else_scales_them():
+    documents = rendered("ray")
+    (service,) = of_kind(documents, "RayService")
+    assert {at.role for at in service_pods(documents)} == {"router"}
+    assert of_kind(documents, *SCALERS) == []
+    groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert len({at["groupName"] for at in groups}) == 2
+    assert len([at for at in pods(documents) if at.owner == title(service)]) == 3
+
+
+@every_case()
+def test_monitors_choose_services_and_pods_that_have_the_port(case):
+    documents = rendered(case)
+    for monitor in of_kind(documents, "PodMonitor"):
+        found = [at for at in pods(documents) if chosen(monitor, at.labels)]
+        assert found, title(monitor)
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            assert all(endpoint["port"] in at.ports for at in found), title(monitor)
+    for monitor in of_kind(documents, "ServiceMonitor"):
+        services = of_kind(documents, "Service")
+        found = [at for at in services if chosen(monitor, at["metadata"]["labels"])]
+        assert found, title(monitor)
+        for endpoint in monitor["spec"]["endpoints"]:
+            ports = [{port["name"] for port in at["spec"]["ports"]} for at in found]
+            assert all(endpoint["port"] in names for names in ports), title(monitor)
+
+
+def chosen(monitor, labels):
+    return matches(monitor["spec"]["selector"], labels)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), [("large-cluster", "PodMonitor"), ("tls", "ServiceMonitor")]
+)
+def test_every_pod_is_read_once(case, kind):
+    """Twice would double every rate."""
+    documents = rendered(case)
+    monitors = of_kind(documents, "PodMonitor", "ServiceMonitor")
+    assert {at["kind"] for at in monitors} == {kind}
+    counted = dict.fromkeys(ROLES, 0)
+    for monitor in monitors:
+        things = (
+            [(at.role, at.labels) for at in service_pods(documents)]
+            if kind == "PodMonitor"
+            else [
+                (at["spec"]["selector"]["app.kubernetes.io/component"], at["metadata"]["labels"])
+                for at in of_kind(documents, "Service")
+            ]
+        )
+        for role, labels in things:
+            if chosen(monitor, labels):
+                counted[role] += 1
+    assert counted == dict.fromkeys(ROLES, 1)
+
+
+def test_dashboard_and_alerts_are_shipped_as_they_are():
+    documents = rendered("large-cluster")
+    (rules,) = of_kind(documents, "PrometheusRule")
+    assert rules["spec"]["groups"] == RULES["groups"]
+    board = (CHART / "dashboards/slipstream.json").read_text()
+    shipped = [
+        text
+        for at in of_kind(documents, "ConfigMap")
+        for name, text in at["data"].items()
+        if name.endswith(".json")
+    ]
+    assert [text.strip() for text in shipped] == [board.strip()]

@@ -1,0 +1,187 @@
+"""Values that are wrong are refused, by the schema with their path, or with a sentence."""
+
+import json
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from charts import (
+    CASES,
+    CHART,
+    NEWEST_HELM,
+    case_file,
+    every_helm,
+    nested,
+    rendered,
+    settings,
+    template,
+)
+from slipstream.draft.config import DraftConfig
+from slipstream.router.config import RouterConfig
+from slipstream.target.config import TargetConfig
+from slipstream.telemetry.config import TelemetryConfig
+
+CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig}
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+WRONG = {
+    "router.replicas": -1,
+    "draft.replicas": "two",
+    "target.gpu.count": 1.5,
+    "target.gpu.cuont": 1,
+    "rooter": {"replicas": 1},
+    "target.image.digest": "sha256:short",
+    "target.image.pullPolicy": "Sometimes",
+    "router.service.type": "Nodeport",
+    "router.ports.grpc": 70000,
+    "router.config.max_request": 9,
+    "router.config.max_requests": "many",
+    "draft.config.kv_encoding": 8,
+    "target.config.store_password": "hunter2",
+    "target.config.address": "0.0.0.0:1",
+    "modelStore.type": "hostPath",
+    "modelStore.size": "many",
+    "telemetry.traceRatio": 2,
+    "telemetry.otlp.protocol": "udp",
+    "telemetry.otlp.endpoint": "http://user:password@collector:4317",
+    "longestGenerationSeconds": 0,
+    "discovery": "guess",
+    "auth.keys": {"alice": {"token": "in the clear"}},
+    "redis.external.url": "http://redis:6379",
+    "tls.certManager.issuerRef.kind": "Isuer",
+}
+"""Each a mistake, in a value that is otherwise right."""
+CANT = {
+    "two routers that share nothing": {"redis.enabled": False, "router.replicas": 2},
+    "two controllers of one role": {
+        "draft.autoscaling.hpa.enabled": True,
+        "draft.autoscaling.keda.enabled": True,
+        "autoscaling.prometheusAddress": "http://prometheus:9090",
+    },
+    "KEDA without Prometheus": {"draft.autoscaling.keda.enabled": True},
+    "Ray and an autoscaler": {"ray.enabled": True, "draft.autoscaling.hpa.enabled": True},
+    "two Redis": {"redis.external.url": "redis://redis:6379/0"},
+    "a registry without Redis": {"redis.enabled": False, "discovery": "registry"},
+    "TLS without certificates": {"tls.enabled": True},
+    "cert-manager without an issuer": {"tls.enabled": True, "tls.certManager.enabled": True},
+    "keys without a key": {"auth.enabled": True},
+    "a claim without its name": {"modelStore.type": "existingClaim"},
+    "an empty store that nobody fills": {"modelStore.readOnly": True},
+    "a draft on two GPUs": {"draft.gpu.count": 2},
+    "two monitors": {
+        "metrics.serviceMonitor.enabled": True,
+        "metrics.podMonitor.enabled": True,
+    },
+    "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
+    "two ports alike": {"router.ports.grpc": 50050},
+    "a grace that ends too soon": {"router.drain.terminationGracePeriodSeconds": 20},
+    "fewer pods at most than at least": {
+        "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2},
+    },
+    "a store on one node for pods on several": {
+        "modelStore.type": "pvc",
+        "modelStore.accessModes": ["ReadWriteOnce"],
+        "target.replicas": 2,
+    },
+}
+"""Values that are right one by one, and can't work together."""
+
+
+@every_helm()
+@pytest.mark.parametrize("path", WRONG)
+def test_a_wrong_value_is_refused_with_its_path(path, helm):
+    done = template(helm, values={path: WRONG[path]})
+    assert done.returncode != 0
+    said = done.stderr.replace("/", ".")
+    assert path.rpartition(".")[0] in said, done.stderr
+    assert path.rpartition(".")[2] in said, done.stderr
+
+
+@pytest.mark.parametrize("what", CANT)
+def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
+    done = template(NEWEST_HELM, values=CANT[what])
+    assert done.returncode != 0
+    said = done.stderr.strip().splitlines()[-1]
+    named = [path.partition(".")[0] for path in CANT[what]]
+    assert any(name in said for name in named), done.stderr
+    assert "nil pointer" not in said and "template:" not in said.rpartition("): ")[2], said
+
+
+def test_secrets_in_values_are_not_repeated_in_a_refusal():
+    done = template(NEWEST_HELM, values={"target.config.store_password": "hunter2"})
+    assert done.returncode != 0 and "hunter2" not in done.stderr
+
+
+def objects(schema, path=""):
+    """Every object of the schema that says what is in it, with its path."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    if "properties" in schema:
+        yield path, schema
+    for name, part in schema.get("properties", {}).items():
+        yield from objects(part, f"{path}.{name}".lstrip("."))
+
+
+def test_no_object_of_the_schema_takes_what_it_does_not_know():
+    lax = [path for path, at in objects(SCHEMA) if at.get("additionalProperties") is not False]
+    assert [path for path in lax if path] == []
+    assert SCHEMA["additionalProperties"] is False
+
+
+def value_at(path):
+    value = VALUES
+    for part in path.split(".") if path else ():
+        if not isinstance(value, dict) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def test_schema_and_values_have_the_same_names():
+    for path, schema in objects(SCHEMA):
+        value = value_at(path)
+        if isinstance(value, dict) and value:
+            known = set(schema["properties"]) - {"global"}
+            assert known == set(value) or path.endswith(OPEN), path
+
+
+OPEN = ("ecurityContext", "resources", "requests", "limits", "labels", "capabilities")
+"""Kubernetes' own objects: values name a part of what there may be."""
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_every_option_of_a_service_is_a_value_or_said_by_the_chart(role):
+    known = {at.name for at in fields(CONFIGS[role])}
+    options = set(SCHEMA["definitions"][f"{role}Options"]["properties"])
+    said = {name for case in CASES for name in settings(rendered(case)).get(role, {})}
+    assert options <= known
+    assert known - options - said <= {"store_password", "advertised_address"}
+
+
+def test_every_option_of_telemetry_is_a_value():
+    known = {at.name for at in fields(TelemetryConfig)}
+    options = set(SCHEMA["definitions"]["telemetryOptions"]["properties"])
+    said = settings(rendered("large-cluster"))["telemetry"]
+    assert options <= known and known - options <= {*said, "metrics"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_value_files_say_what_is_not_said_already(case):
+    """A value that repeats a default hides what the file is about."""
+    own = yaml.safe_load(case_file(case).read_text())
+    assert repeated(own, VALUES, "") == []
+
+
+def repeated(own, default, path):
+    if isinstance(own, dict) and isinstance(default, dict) and default:
+        return [
+            name
+            for key, value in own.items()
+            for name in repeated(value, default.get(key), f"{path}.{key}".lstrip("."))
+        ]
+    return [path] if own == default else []
+
+
+def test_names_of_values_in_tables_are_nested_as_helm_has_them():
+    assert nested({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
