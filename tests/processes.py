@@ -30,10 +30,16 @@ def save_long_checkpoint(folder: Path) -> Path:
 class Process:
     """A Python module as a process, and the lines it writes. Use it as a context."""
 
-    def __init__(self, module: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
         fixed = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             env={**os.environ, **fixed, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
