@@ -137,7 +137,7 @@ def test_drafts_grow_only_where_targets_wait_for_them(seen, wanted):
 
 
 def test_a_draft_that_is_on_its_way_is_waited_for():
-    assert wanted_drafts(context(2, loads=[2.0], targets_wait=0.4, waiting=2.0, running=1))[0] == 1
+    assert wanted_drafts(context(2, loads=[2.0], targets_wait=0.4, waiting=2.0, running=1))[0] == 2
 
 
 def test_drafts_shrink_when_nobody_queues_there():
