@@ -49,7 +49,7 @@ class LocalServices:
 
     def cpu_s(self) -> float:
         """Processor seconds that the services have used so far."""
-        return sum(map(_cpu_s, self._stack.pids.values()))
+        return sum(map(processor_s, self._stack.pids.values()))
 
     async def _start(self) -> str:
         if self._line is not None:
@@ -80,7 +80,7 @@ class LocalServices:
             raise
 
 
-def _cpu_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
     """User and system time of a process; 0 once it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

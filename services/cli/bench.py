@@ -19,6 +19,7 @@ from slipstream.cli.bench_kv import kv
 from slipstream.cli.bench_leaks import leaks
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.bench_rounds import rounds
+from slipstream.cli.bench_scaling import scaling
 from slipstream.cli.bench_serve import serve
 from slipstream.cli.bench_store import store
 from slipstream.cli.bench_telemetry import telemetry
@@ -39,6 +40,7 @@ app.command()(serve)
 app.command()(leaks)
 app.command()(store)
 app.command()(telemetry)
+app.command()(scaling)
 
 
 @app.callback()

@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 
 import slipstream
-from slipstream.cli import certs, chat, generate, keys, models, serve, trace, up
+from slipstream.cli import certs, chat, generate, keys, models, serve, simulate, size, trace, up
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.rpc.process import BAD_INPUT, FAILED
 
@@ -29,6 +29,8 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("up")(up.up)
 app.command("trace")(trace.trace)
+app.command("size")(size.size)
+app.command("simulate")(simulate.run)
 app.add_typer(serve.app, name="serve")
 app.add_typer(models.app, name="models")
 app.add_typer(certs.app, name="certs")
