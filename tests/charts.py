@@ -3,6 +3,7 @@
 What was rendered once is kept; tests must not change it. Pods are found wherever they hide.
 """
 
+import base64
 import json
 import subprocess
 import tomllib
@@ -29,7 +30,7 @@ ROLES = ("router", "draft", "target")
 LIMIT_S = 60
 
 
-class UniqueKeys(yaml.SafeLoader):
+class UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
     """YAML in which a key may stand once, as in Kubernetes' own strict reading."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Json:
@@ -185,6 +186,12 @@ def _pods(document: Json) -> Iterator[Pod]:
 def _pod(document: Json, template: Json) -> Pod:
     labels = template.get("metadata", {}).get("labels", {})
     return Pod(title(document), labels.get(COMPONENT, ""), labels, template["spec"], template)
+
+
+def secret_texts(secret: Json) -> dict[str, str]:
+    """What a secret holds, read."""
+    data = {name: base64.b64decode(at).decode() for name, at in secret.get("data", {}).items()}
+    return {**data, **secret.get("stringData", {})}
 
 
 def settings(documents: Sequence[Json]) -> dict[str, Json]:

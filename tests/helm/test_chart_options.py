@@ -1,6 +1,5 @@
 """What the chart tells the services is what they can be told: file, flags and variables."""
 
-import base64
 import re
 from dataclasses import fields
 
@@ -14,6 +13,7 @@ from charts import (
     named,
     of_kind,
     rendered,
+    secret_texts,
     service_pods,
     settings,
     with_values,
@@ -184,19 +184,13 @@ def test_certificates_are_good_for_what_they_are_used_for():
 
 
 def test_keys_that_are_given_as_values_are_a_file_that_routers_read(tmp_path):
-    secrets = [at for at in of_kind(rendered("tls"), "Secret") if "keys.toml" in texts(at)]
+    secrets = [at for at in of_kind(rendered("tls"), "Secret") if "keys.toml" in secret_texts(at)]
     (secret,) = secrets
     path = tmp_path / "keys.toml"
-    path.write_text(texts(secret)["keys.toml"])
+    path.write_text(secret_texts(secret)["keys.toml"])
     path.chmod(0o600)
     (entry,) = read_keys(path)
     assert entry.name == "alice" and entry.limits.max_concurrent == 8
-
-
-def texts(secret):
-    """What a secret holds, read."""
-    data = {name: base64.b64decode(at).decode() for name, at in secret.get("data", {}).items()}
-    return {**data, **secret.get("stringData", {})}
 
 
 @pytest.mark.parametrize(
