@@ -1,7 +1,7 @@
 """`slipstream size`: how many drafts a target needs, by formulas. Knows only options, printing."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,7 +108,12 @@ def _table(devices: Devices, flags: SizeFlags) -> dict[str, Any]:
     rows = []
     for ratio in RATIOS:
         for acceptance in ACCEPTANCES:
-            drafted = Devices(**{**_fields(devices), "level_s": ratio * plain_s})
+            times = ratio * plain_s / devices.level_s
+            drafted = replace(
+                devices,
+                level_s=times * devices.level_s,
+                level_row_s=times * devices.level_row_s,
+            )
             rows.append(_cell(drafted, ratio, acceptance, flags))
     return {"targets": flags.targets, "sessions": flags.sessions, "cells": rows}
 
@@ -148,7 +153,3 @@ def _shown(cell: dict[str, Any]) -> str:
     if cell["gain"] <= 1:
         return "- (does not pay)"
     return f"{cell['drafts_per_target']:g} ({cell['depth']}, {cell['gain']:.2f}x)"
-
-
-def _fields(devices: Devices) -> dict[str, Any]:
-    return {**asdict(devices), "verify": devices.verify}

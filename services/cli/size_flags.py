@@ -12,7 +12,8 @@ from slipstream.sizing.recording import Devices, Recording, read_recording
 from slipstream.sizing.traces import recording_of
 from slipstream.telemetry.read_traces import read_spans
 
-_VERIFY_MS, _DRAFT_MS, _FREE_ROWS, _MOST_ROWS = 40.0, 4.0, 32, 256
+_VERIFY_MS, _DRAFT_MS, _DRAFT_ROW_MS = 40.0, 4.0, 0.2
+_FREE_ROWS, _MOST_ROWS = 32, 256
 _SOURCE = "rounds are recorded, so --{} can't be told as well"
 
 
@@ -39,7 +40,7 @@ class RoundFlags:
     ] = None
     draft_ms: Annotated[float | None, Option(help="A drafted token of one session; 4.")] = None
     draft_row_ms: Annotated[
-        float | None, Option(help="A session more in a pass of the draft; 0.")
+        float | None, Option(help="A session more in a pass of the draft; 0.2.")
     ] = None
     wire_ms: Annotated[float | None, Option(help="A call to an engine and back; 0.")] = None
     seed: Annotated[int, Option(help="Of imagined rounds, and of when users come.")] = 0
@@ -79,7 +80,7 @@ class RoundFlags:
         }
         changes = {name: value / 1000 for name, value in told.items() if value is not None}
         if recorded is None:
-            recorded = Devices(self._curve(), _DRAFT_MS / 1000)
+            recorded = Devices(self._curve(), _DRAFT_MS / 1000, _DRAFT_ROW_MS / 1000)
         elif self.verify_ms is not None or self.verify_row_ms is not None:
             recorded = replace(recorded, verify=self._curve(), tile=None)
         return replace(recorded, **changes)

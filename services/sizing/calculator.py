@@ -1,4 +1,4 @@
-"""How many drafts a target needs: formulas, no events. Steady decoding; prompts are left out.
+"""How many drafts a target needs: formulas, no events. Prompts are spread over the rounds.
 
 An estimate of what the simulator plays out, for looking at many systems at once. What cannot be
 exceeded is told beside it.
@@ -103,7 +103,8 @@ def drafts_needed(
 
 def _system(devices: Devices, work: Work, pools: Pools) -> System:
     is_plain = not pools.drafts or not work.depth
-    rows = 1.0 if is_plain else 1 + work.nodes
+    # Without drafts an answer has more rounds, and each of them less of the prompt.
+    rows = 1 + work.prompt / work.final if is_plain else 1 + work.nodes + work.prompt
     calls = 1 if is_plain else 2
     curve = devices.curve()
 

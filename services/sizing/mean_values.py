@@ -101,14 +101,16 @@ def _one_more(system: System, count: int, before: Means, drafted: float) -> tupl
     step_s = system.step_s(size)
     target_s = step_s * (1 + before.target_utilisation / 2)
     draft_s = pass_s = 0.0
+    # Who leaves a step together is drafted for together.
+    burst = 0.0 if system.is_plain else size / system.drafts
     if not system.is_plain:
-        pass_s = system.pass_s(1 + drafted)
+        pass_s = system.pass_s(max(1 + drafted, burst))
         draft_s = pass_s * (system.passes + before.draft_utilisation / 2)
     rounds_per_s = count / (target_s + draft_s + system.away_s)
     target_busy = min(rounds_per_s / system.targets * step_s / size, 1.0)
     draft_busy = 0.0
     if not system.is_plain:
         drafted = rounds_per_s / system.drafts * draft_s
-        passing_s = system.passes * pass_s / max(drafted, 1.0)
+        passing_s = system.passes * system.pass_s(max(burst, 1.0)) / max(burst, 1.0)
         draft_busy = min(rounds_per_s / system.drafts * passing_s, 1.0)
     return Means(rounds_per_s, size, target_busy, draft_busy), drafted

@@ -95,14 +95,20 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An average round: levels drafted, nodes proposed, tokens that became final."""
+    """An average round: levels drafted, nodes proposed, tokens that became final.
+
+    `prompt` are the tokens of prompts that come to be read with it: a prompt's, shared out among
+    the rounds of its answer.
+    """
 
     depth: float
     nodes: float
     final: float
+    prompt: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.depth <= self.nodes < math.inf and 1 <= self.final <= 1 + self.depth):
+        is_known = 0 <= self.depth <= self.nodes < math.inf and 0 <= self.prompt < math.inf
+        if not (is_known and 1 <= self.final <= 1 + self.depth):
             raise InvalidRequest(
                 f"no round drafts {self.depth:g} levels of {self.nodes:g} nodes and makes"
                 f" {self.final:g} tokens final"
@@ -128,6 +134,7 @@ class Recording:
             sum(at.depth for at in rounds) / count,
             sum(at.nodes for at in rounds) / count,
             1 + sum(at.accepted for at in rounds) / count,
+            sum(request.num_prompt_tokens for request in self.requests) / count,
         )
 
 
