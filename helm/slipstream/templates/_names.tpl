@@ -1,19 +1,25 @@
 {{/* Names and labels. */}}
 
 {{- define "slipstream.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 43 | trimSuffix "-" -}}
+{{- include "slipstream.short" (default .Chart.Name .Values.nameOverride) -}}
 {{- end -}}
 
-{{/* Leaves room for what names end in: -router-headless and the like. What is cut still differs, by its hash. */}}
-{{- define "slipstream.fullname" -}}
-{{- $name := default (printf "%s-%s" .Release.Name (include "slipstream.name" .)) .Values.fullnameOverride -}}
-{{- if and (not .Values.fullnameOverride) (contains (include "slipstream.name" .) .Release.Name) -}}
-{{- $name = .Release.Name -}}
-{{- end -}}
-{{- if gt (len $name) 43 -}}
-{{- printf "%s-%s" ($name | trunc 34 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{/* Leaves room for what names end in, -router-headless and the like; texts that differ at their end still do. */}}
+{{- define "slipstream.short" -}}
+{{- if gt (len .) 43 -}}
+{{- printf "%s-%s" (trunc 34 . | trimSuffix "-") (sha256sum . | trunc 8) -}}
 {{- else -}}
-{{- $name | trimSuffix "-" -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- include "slipstream.short" .Values.fullnameOverride -}}
+{{- else if contains (include "slipstream.name" .) .Release.Name -}}
+{{- include "slipstream.short" .Release.Name -}}
+{{- else -}}
+{{- include "slipstream.short" (printf "%s-%s" .Release.Name (include "slipstream.name" .)) -}}
 {{- end -}}
 {{- end -}}
 

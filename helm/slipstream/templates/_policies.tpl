@@ -1,0 +1,77 @@
+{{/* Rules of network policies. */}}
+
+{{/* Pods of parts (.parts) of this release, as peers. */}}
+{{- define "slipstream.policy.pods" -}}
+{{- range $part := .parts }}
+- podSelector:
+    matchLabels:
+      {{- include "slipstream.selector" (dict "root" $.root "part" $part) | nindent 6 }}
+{{- end }}
+{{- end -}}
+
+{{/* One rule: peers (.peers, none for everybody) at TCP ports (.ports). */}}
+{{- define "slipstream.policy.rule" -}}
+- ports:
+    {{- range .ports }}
+    - protocol: TCP
+      port: {{ . }}
+    {{- end }}
+  {{- with .peers }}
+  {{ $.side }}:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "slipstream.policy.ingress" -}}
+{{- $values := index .root.Values .part -}}
+{{- $policy := .root.Values.networkPolicy -}}
+{{- $callers := list -}}
+{{- if eq .part "router" -}}
+{{- if $policy.routerFrom -}}
+{{- $callers = concat $policy.routerFrom (include "slipstream.policy.pods" (dict "root" .root "parts" (list "test")) | fromYamlArray) -}}
+{{- end -}}
+{{- else -}}
+{{- $callers = include "slipstream.policy.pods" (dict "root" .root "parts" (ternary (list "router" "draft") (list "router") (eq .part "target"))) | fromYamlArray -}}
+{{- end -}}
+{{ include "slipstream.policy.rule" (dict "side" "from" "peers" $callers "ports" (list ($values.ports.grpc | int))) }}
+{{- if .root.Values.metrics.enabled }}
+{{ include "slipstream.policy.rule" (dict "side" "from" "peers" $policy.metricsFrom "ports" (list (.root.Values.metrics.port | int))) }}
+{{- end }}
+{{- with $values.networkPolicy.extraIngress }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "slipstream.policy.egress" -}}
+{{- $values := index .root.Values .part -}}
+{{- $policy := .root.Values.networkPolicy -}}
+- ports:
+    - protocol: UDP
+      port: 53
+    - protocol: TCP
+      port: 53
+  {{- with $policy.dnsTo }}
+  to:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- if ne .part "target" }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "target")) | fromYamlArray) "ports" (list (.root.Values.target.ports.grpc | int))) }}
+{{- end }}
+{{- if and (eq .part "router") .root.Values.draft.enabled }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "draft")) | fromYamlArray) "ports" (list (.root.Values.draft.ports.grpc | int))) }}
+{{- end }}
+{{- if .root.Values.redis.enabled }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "redis")) | fromYamlArray) "ports" (list (.root.Values.redis.port | int))) }}
+{{- else if .root.Values.redis.external.url }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.redisTo "ports" $policy.redisPorts) }}
+{{- end }}
+{{- if and .root.Values.modelStore.pull.enabled (not .root.Values.modelStore.readOnly) (include "slipstream.role.models" . | fromJsonArray) }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.hubTo "ports" (list 443)) }}
+{{- end }}
+{{- if .root.Values.telemetry.otlp.endpoint }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.otlpTo "ports" $policy.otlpPorts) }}
+{{- end }}
+{{- with $values.networkPolicy.extraEgress }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

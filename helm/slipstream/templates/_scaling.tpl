@@ -1,0 +1,110 @@
+{{/* What each role is scaled by: docs/scaling.md says why. */}}
+
+{{- define "slipstream.scaling.behavior" -}}
+{{- $autoscaling := (index .root.Values .part).autoscaling -}}
+{{- if $autoscaling.hpa.behavior -}}
+{{- toYaml $autoscaling.hpa.behavior -}}
+{{- else -}}
+scaleUp:
+  stabilizationWindowSeconds: 30
+  selectPolicy: Max
+  policies:
+    - type: Pods
+      value: 1
+      periodSeconds: 60
+    - type: Percent
+      value: 50
+      periodSeconds: 60
+scaleDown:
+  stabilizationWindowSeconds: {{ $autoscaling.scaleDownSeconds }}
+  policies:
+    - type: Pods
+      value: 1
+      periodSeconds: 60
+{{- end -}}
+{{- end -}}
+
+{{/* A metric of the role's own pods (.name), and how much of it a pod has on average (.value). */}}
+{{- define "slipstream.scaling.pods" -}}
+- type: Pods
+  pods:
+    metric:
+      name: {{ .name }}
+    target:
+      type: AverageValue
+      averageValue: {{ .value | quote }}
+{{- end -}}
+
+{{/* In thousandths, as Kubernetes writes amounts. */}}
+{{- define "slipstream.scaling.milli" -}}
+{{- mulf . 1000 | int64 }}m
+{{- end -}}
+
+{{- define "slipstream.scaling.metrics" -}}
+{{- $limits := .root.Values.autoscaling.thresholds -}}
+{{- $own := (index .root.Values .part).autoscaling.hpa.metrics -}}
+{{- if $own -}}
+{{- toYaml $own -}}
+{{- else if eq .part "router" -}}
+{{- $requests := default 64 .root.Values.router.config.max_requests -}}
+{{ include "slipstream.scaling.pods" (dict "name" "slipstream_requests_running" "value" (include "slipstream.scaling.milli" (mulf $requests $limits.routerUse))) }}
+{{- else if eq .part "target" -}}
+{{ include "slipstream.scaling.pods" (dict "name" "slipstream_waiting" "value" (include "slipstream.scaling.milli" $limits.targetWaiting)) }}
+{{ include "slipstream.scaling.pods" (dict "name" "slipstream_kv_used_ratio" "value" (include "slipstream.scaling.milli" $limits.targetKvUse)) }}
+{{- else -}}
+{{ include "slipstream.scaling.pods" (dict "name" "slipstream_waiting" "value" (include "slipstream.scaling.milli" $limits.draftWaiting)) }}
+- type: External
+  external:
+    metric:
+      name: slipstream_target_draft_wait
+      selector:
+        matchLabels:
+          app_kubernetes_io_instance: {{ .root.Release.Name }}
+    target:
+      type: Value
+      value: {{ include "slipstream.scaling.milli" $limits.draftWait | quote }}
+{{- end -}}
+{{- end -}}
+
+{{/* A query of PromQL (.query), and how much of its answer there is to be for each pod (.value). */}}
+{{- define "slipstream.scaling.trigger" -}}
+- type: prometheus
+  metricType: AverageValue
+  metadata:
+    serverAddress: {{ .root.Values.autoscaling.prometheusAddress | quote }}
+    query: {{ .query | quote }}
+    threshold: {{ .value | toString | quote }}
+  {{- with .root.Values.autoscaling.triggerAuthentication }}
+  authenticationRef:
+    name: {{ . }}
+  {{- end }}
+{{- end -}}
+
+{{/* Series of a role of this release. */}}
+{{- define "slipstream.scaling.of" -}}
+{{- tpl .root.Values.autoscaling.selector .root | replace "ROLE" .part -}}
+{{- end -}}
+
+{{- define "slipstream.scaling.triggers" -}}
+{{- $limits := .root.Values.autoscaling.thresholds -}}
+{{- $own := (index .root.Values .part).autoscaling.keda.triggers -}}
+{{- $mine := include "slipstream.scaling.of" . -}}
+{{- $targets := include "slipstream.scaling.of" (dict "root" .root "part" "target") -}}
+{{- $waiting := printf "sum(avg_over_time(slipstream_waiting{%s}[1m]))" $mine -}}
+{{- if $own -}}
+{{- toYaml $own -}}
+{{- else if eq .part "router" -}}
+{{- $use := printf "sum(slipstream_requests_running{%[1]s} / slipstream_requests_capacity{%[1]s})" $mine -}}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $use "value" $limits.routerUse) }}
+{{- else if eq .part "target" -}}
+{{- $use := printf "sum(slipstream_kv_used_bytes{%[1]s} / (slipstream_kv_capacity_bytes{%[1]s} > 0))" $mine -}}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.targetWaiting) }}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $use "value" $limits.targetKvUse) }}
+{{- else -}}
+{{- /* Only where targets have sessions to fill the wait with: otherwise it is long by nature. */ -}}
+{{- $busy := printf "sum(slipstream_sessions{%[1]s,state=\"active\"}) > 2 * count(slipstream_waiting{%[1]s})" $targets -}}
+{{- $wait := printf "(avg(slipstream_target_draft_wait{%s}) * count(slipstream_waiting{%s})) and on() (%s)" $targets $mine $busy -}}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.draftWaiting) }}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $wait "value" $limits.draftWait) }}
+{{- end -}}
+{{- end -}}
