@@ -28,6 +28,10 @@ _PATIENCE_S = 5.0
 _OBJECT_STORE_BYTES = 128 << 20
 """Nothing of ours is kept there."""
 _LOCAL = "127.0.0.1"
+_RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves by itself
+    "RAY_worker_niceness": "0",  # a model that everybody waits for is nobody's background job
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class RayStack:
 
         Raises `ServiceError`.
         """
-        usually({"RAY_USAGE_STATS_ENABLED": "0"})
+        usually(_RAY_VARIABLES)
         options: dict[str, Any] = {"address": self._place.address}
         if self._place.address is None:
             options = {
