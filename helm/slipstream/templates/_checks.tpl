@@ -1,0 +1,170 @@
+{{/* What does not go together is refused in one sentence each, before anything is installed. */}}
+
+{{- define "slipstream.checks" -}}
+{{- include "slipstream.checks.scaling" . -}}
+{{- include "slipstream.checks.redis" . -}}
+{{- include "slipstream.checks.models" . -}}
+{{- include "slipstream.checks.tls" . -}}
+{{- include "slipstream.checks.auth" . -}}
+{{- range $role := list "router" "draft" "target" -}}
+{{- if (index $.Values $role).enabled -}}
+{{- include "slipstream.checks.role" (dict "root" $ "part" $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.scaling" -}}
+{{- range $role := list "router" "draft" "target" -}}
+{{- $autoscaling := (index $.Values $role).autoscaling -}}
+{{- if and $autoscaling.hpa.enabled $autoscaling.keda.enabled -}}
+{{- fail (printf "%[1]s.autoscaling.hpa.enabled and %[1]s.autoscaling.keda.enabled exclude each other: two autoscalers would pull at one Deployment" $role) -}}
+{{- end -}}
+{{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}
+{{- fail (printf "%[1]s.autoscaling.minReplicas is %[2]d, more than the %[3]d of %[1]s.autoscaling.maxReplicas" $role (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- if and $autoscaling.keda.enabled (not $autoscaling.keda.triggers) (not $.Values.autoscaling.prometheusAddress) -}}
+{{- fail (printf "%[1]s.autoscaling.keda.enabled needs autoscaling.prometheusAddress, or triggers of its own in %[1]s.autoscaling.keda.triggers" $role) -}}
+{{- end -}}
+{{- if and (or $autoscaling.hpa.enabled $autoscaling.keda.enabled) (not $.Values.metrics.enabled) (not $autoscaling.hpa.metrics) (not $autoscaling.keda.triggers) -}}
+{{- fail (printf "%s.autoscaling needs metrics.enabled: it goes by the metrics of the services" $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.redis" -}}
+{{- $external := .Values.redis.external -}}
+{{- if and .Values.redis.enabled $external.url -}}
+{{- fail "redis.enabled and redis.external.url exclude each other: set redis.enabled=false to use the external one" -}}
+{{- end -}}
+{{- if and (not $external.url) (or $external.user $external.existingSecret $external.caSecret $external.clientCertSecret) -}}
+{{- fail "redis.external has a user, password or certificate, but no redis.external.url to use them at" -}}
+{{- end -}}
+{{- if and (or $external.caSecret $external.clientCertSecret) (not (hasPrefix "rediss" $external.url)) -}}
+{{- fail "redis.external.caSecret and redis.external.clientCertSecret need a redis.external.url that begins with rediss" -}}
+{{- end -}}
+{{- $url := include "slipstream.redis.url" . -}}
+{{- if and (eq .Values.discovery "registry") (not $url) -}}
+{{- fail "discovery is registry, which is kept in Redis: set redis.enabled or redis.external.url, or discovery=dns" -}}
+{{- end -}}
+{{- $routers := include "slipstream.role.most" (dict "root" . "part" "router") | int -}}
+{{- if and .Values.router.enabled (gt $routers 1) (not $url) (not .Values.sessions.allowLocal) -}}
+{{- fail (printf "up to %d routers without Redis would each keep sessions that the others know nothing of, and lose them: set redis.enabled or redis.external.url, or sessions.allowLocal=true if that is no matter" $routers) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.models" -}}
+{{- $store := .Values.modelStore -}}
+{{- if and (eq $store.type "existingClaim") (not $store.existingClaim) -}}
+{{- fail "modelStore.type is existingClaim, but modelStore.existingClaim names none" -}}
+{{- end -}}
+{{- if and (ne $store.type "existingClaim") $store.existingClaim -}}
+{{- fail (printf "modelStore.existingClaim is %s, but modelStore.type is %s: set it to existingClaim" $store.existingClaim $store.type) -}}
+{{- end -}}
+{{- if and $store.readOnly (ne $store.type "existingClaim") -}}
+{{- fail "modelStore.readOnly needs modelStore.type=existingClaim: what the chart makes is empty at first" -}}
+{{- end -}}
+{{- if and (eq $store.type "emptyDir") $store.subPath -}}
+{{- fail "modelStore.subPath needs a claim: an emptyDir has no directories" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.tls" -}}
+{{- $tls := .Values.tls -}}
+{{- if not $tls.enabled -}}
+{{- if or $tls.certManager.enabled $tls.secrets.router $tls.secrets.draft $tls.secrets.target -}}
+{{- fail "tls has certificates, but tls.enabled is false: nothing would use them" -}}
+{{- end -}}
+{{- else if $tls.certManager.enabled -}}
+{{- if not $tls.certManager.issuerRef.name -}}
+{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name, of an issuer that is there" -}}
+{{- end -}}
+{{- range $name, $secret := $tls.secrets -}}
+{{- if $secret -}}
+{{- fail (printf "tls.secrets.%s and tls.certManager.enabled exclude each other: who makes the certificates?" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- else -}}
+{{- range $name := include "slipstream.tls.needed" . | fromJsonArray -}}
+{{- if not (index $tls.secrets $name) -}}
+{{- fail (printf "tls.enabled needs a certificate of %[1]s: name its secret in tls.secrets.%[1]s, or set tls.certManager.enabled" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Whose certificates there must be, as a list in JSON. */}}
+{{- define "slipstream.tls.needed" -}}
+{{- $needed := list -}}
+{{- range $role := list "router" "draft" "target" -}}
+{{- if (index $.Values $role).enabled }}{{ $needed = append $needed $role }}{{ end -}}
+{{- end -}}
+{{- if .Values.redis.enabled }}{{ $needed = append $needed "redis" }}{{ end -}}
+{{- if and .Values.tests.enabled .Values.router.enabled .Values.tls.requireClientCertificates }}{{ $needed = append $needed "client" }}{{ end -}}
+{{- toJson $needed -}}
+{{- end -}}
+
+{{- define "slipstream.checks.auth" -}}
+{{- $auth := .Values.auth -}}
+{{- if and $auth.existingSecret $auth.keys -}}
+{{- fail "auth.existingSecret and auth.keys exclude each other: keys come from one file" -}}
+{{- end -}}
+{{- if and $auth.enabled (not $auth.existingSecret) (not $auth.keys) -}}
+{{- fail "auth.enabled needs keys: name a secret in auth.existingSecret, or give their digests in auth.keys" -}}
+{{- end -}}
+{{- if and (not $auth.enabled) (or $auth.existingSecret $auth.keys) -}}
+{{- fail "auth has keys, but auth.enabled is false: everybody could call routers all the same" -}}
+{{- end -}}
+{{- if and $auth.enabled .Values.tests.enabled .Values.router.enabled (not .Values.tests.tokenSecret) -}}
+{{- fail "auth.enabled needs tests.tokenSecret, a secret with a token for `helm test`, or tests.enabled=false" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.role" -}}
+{{- $values := index .root.Values .part -}}
+{{- $grace := include "slipstream.role.grace" . | int -}}
+{{- $longest := .root.Values.longestGenerationSeconds | int -}}
+{{- if le $grace $longest -}}
+{{- fail (printf "%s.drain.graceSeconds is %d, but must be above the %d of longestGenerationSeconds: a pod that stops would cut requests off" .part $grace $longest) -}}
+{{- end -}}
+{{- $needed := add $values.drain.preStopSeconds $grace -}}
+{{- $termination := include "slipstream.role.termination" . | int -}}
+{{- if le $termination (int $needed) -}}
+{{- fail (printf "%s.drain.terminationGracePeriodSeconds is %d, but must be above the %d of preStopSeconds and graceSeconds together: a pod that stops would be killed before it is done" .part $termination (int $needed)) -}}
+{{- end -}}
+{{- $ports := list (int $values.ports.grpc) (int $values.ports.health) (int .root.Values.metrics.port) -}}
+{{- if lt (len (uniq $ports)) 3 -}}
+{{- fail (printf "%s.ports.grpc, %s.ports.health and metrics.port must differ: each is a port of the same pod" .part .part) -}}
+{{- end -}}
+{{- if and $values.pdb.enabled (eq (toString $values.pdb.minAvailable) "") (eq (toString $values.pdb.maxUnavailable) "") -}}
+{{- fail (printf "%s.pdb needs minAvailable or maxUnavailable" .part) -}}
+{{- end -}}
+{{- if and (eq $values.strategy.type "RollingUpdate") (has (toString $values.strategy.maxSurge) (list "0" "0%")) (has (toString $values.strategy.maxUnavailable) (list "0" "0%")) -}}
+{{- fail (printf "%s.strategy.maxSurge and maxUnavailable are both 0, so that no pod could ever be replaced" .part) -}}
+{{- end -}}
+{{- include "slipstream.checks.gpu" . -}}
+{{- if and (eq .part "router") (not .root.Values.target.enabled) (eq (include "slipstream.discovery" .root) "dns") (not $values.config.targets) -}}
+{{- fail "target.enabled is false, so routers need a Redis that targets announce themselves in, or router.config.targets" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.gpu" -}}
+{{- $values := index .root.Values .part -}}
+{{- $count := int $values.gpu.count -}}
+{{- $device := default "" $values.config.device -}}
+{{- if and (eq .part "router") $count -}}
+{{- fail "router.gpu.count must be 0: routers load no model" -}}
+{{- end -}}
+{{- if and (eq .part "draft") (gt $count 1) -}}
+{{- fail (printf "draft.gpu.count is %d, but a draft uses one GPU: raise draft.replicas" $count) -}}
+{{- end -}}
+{{- if and (hasPrefix "cuda" $device) (not $count) -}}
+{{- fail (printf "%[1]s.config.device is %[2]s, but %[1]s.gpu.count is 0" .part $device) -}}
+{{- end -}}
+{{- if and (eq $device "cpu") $count -}}
+{{- fail (printf "%[1]s.config.device is cpu, but %[1]s.gpu.count is %[2]d: GPUs would stand idle" .part $count) -}}
+{{- end -}}
+{{- $parallel := int (default 0 $values.config.tensor_parallel) -}}
+{{- if and $parallel $count (ne $parallel $count) -}}
+{{- fail (printf "target.config.tensor_parallel is %d, but target.gpu.count is %d: a process has one GPU, and none may stand idle" $parallel $count) -}}
+{{- end -}}
+{{- end -}}
