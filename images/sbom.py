@@ -136,16 +136,24 @@ def _debian(told: dict[str, str], distribution: str, root: Path) -> Component:
     name, number = told["Package"], told["Version"]
     at = f"pkg:deb/{distribution}/{quote(name, safe='')}@{quote(number, safe='')}"
     purl = f"{at}?arch={told['Architecture']}"
-    papers = root / "usr/share/doc" / name / "copyright"
-    text = papers.read_text(encoding="utf-8", errors="replace") if papers.exists() else ""
     return {
         "type": "library",
         "bom-ref": purl,
         "name": name,
         "version": number,
-        "licenses": _named(sorted({each.strip() for each in _DEBIAN_LICENSE.findall(text)})),
+        "licenses": _named(_debian_licenses(root, name)),
         "purl": purl,
     }
+
+
+def _debian_licenses(root: Path, name: str) -> list[str]:
+    """The short names of a package's papers; where they are, if those are but prose."""
+    papers = Path("usr/share/doc") / name / "copyright"
+    if not (root / papers).exists():
+        return []
+    text = (root / papers).read_text(encoding="utf-8", errors="replace")
+    found = {each.strip() for each in _DEBIAN_LICENSE.findall(text)}
+    return sorted(found) or [f"see /{papers}"]
 
 
 def main(argv: Sequence[str]) -> None:

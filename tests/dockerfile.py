@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "images" / "Dockerfile"
 ROLES = ("router", "draft", "target")
+_GLOBAL = {"DEVICE": "cpu"}
 _PLACES = re.compile(r"(?<![\w./-])/(app|own|wheel|tools|build)\b")
 _PYTHON = re.compile(r"(?<![\w./-])python3(?= )")
 _FLAG = re.compile(r"--[a-z]+=\S+\s+")
@@ -108,11 +109,15 @@ class Workshop:
 
     def carry_out(self, stage: Stage) -> None:
         """Do what the stage's own instructions say."""
+        variables: dict[str, str] = {}
         for each in stage.instructions:
             if each.keyword == "COPY":
                 self._copy(each)
+            elif each.keyword == "ARG":
+                name, _, value = each.value.partition("=")
+                variables[name] = value or _GLOBAL[name]
             elif each.keyword == "RUN":
-                self.run(each.value, {})
+                self.run(each.value, variables)
 
     def run(self, command: str, variables: dict[str, str]) -> str:
         """Run a RUN step; what it writes to standard output."""

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 _DROPPED = {"INSTALLER", "REQUESTED", "direct_url.json"}
 
 
@@ -15,6 +18,23 @@ def pack(names: Iterable[str], folder: Path) -> Path:
     for name in names:
         _pack(distribution(name), folder)
     return folder
+
+
+def needed(name: str) -> set[str]:
+    """What an installed package asks for here, without any extra."""
+    asked = [Requirement(line) for line in distribution(name).requires or ()]
+    here = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return {canonicalize_name(each.name) for each in here}
+
+
+def closure(name: str) -> set[str]:
+    """An installed package and all that it needs."""
+    found: set[str] = set()
+    left = {canonicalize_name(name)}
+    while left:
+        found |= left
+        left = {other for each in left for other in needed(each)} - found
+    return found
 
 
 def _pack(found: Distribution, folder: Path) -> None:

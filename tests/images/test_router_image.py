@@ -1,0 +1,183 @@
+"""The router's image without a container: its Dockerfile's own steps, in an empty directory.
+
+The packages come, as wheels, out of the environment that runs the tests: no index is asked.
+"""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+
+import wheels
+from dockerfile import ROOT, Workshop, environment, stages
+from processes import Process, has_loaded, save_long_checkpoint, serve
+
+PACKAGES = ROOT / "images" / "router.txt"
+LEFT_OUT = {"huggingface-hub"}
+HEAVY = {"torch", "transformers", "accelerate", "gguf", "numpy"}
+NEEDED = """
+import importlib, pkgutil, sys
+import opentelemetry.exporter.otlp.proto.grpc.metric_exporter
+import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
+import opentelemetry.exporter.otlp.proto.http.metric_exporter
+import opentelemetry.exporter.otlp.proto.http.trace_exporter
+import opentelemetry.exporter.prometheus
+for part in ("router", "state", "telemetry", "text"):
+    home = importlib.import_module(f"slipstream.{part}")
+    for module in pkgutil.walk_packages(home.__path__, f"{home.__name__}."):
+        importlib.import_module(module.name)
+print(sys.modules["slipstream"].__file__)
+"""
+
+
+def listed():
+    lines = PACKAGES.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@dataclass(frozen=True)
+class Image:
+    """The files of an image, and the variables that it sets, with its places moved."""
+
+    shop: Workshop
+
+    @property
+    def app(self) -> Path:
+        return self.shop.root / "app"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        said = environment(stages(), "router")
+        system = f"{self.app}/bin:{os.defpath}"
+        return {name: self.shop.here(value) for name, value in said.items()} | {"PATH": system}
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """A command in the image, with nothing of this environment."""
+        return subprocess.run(
+            [self.app / "bin" / command[0], *command[1:]],
+            cwd="/",
+            env=self.variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("image")
+    tools = wheels.closure("hatchling")
+    packed = wheels.pack({*map(canonicalize_name, listed()), *tools}, folder / "wheels")
+    shop = Workshop(folder / "root", packed)
+    before = os.umask(0o022)  # as in a builder
+    try:
+        for name in ("wheel", "own", "router-packages", "router-tree", "router-bill"):
+            shop.carry_out(stages()[name])
+    finally:
+        os.umask(before)
+    yield Image(shop)
+    shutil.rmtree(folder)
+
+
+def test_the_list_is_sorted_out_of_what_the_packages_on_it_ask_for():
+    names = [canonicalize_name(name) for name in listed()]
+    assert len(set(names)) == len(names)
+    missing = {name: wheels.needed(name) - {*names} for name in names}
+    assert {name: lack for name, lack in missing.items() if lack} == {"tokenizers": LEFT_OUT}
+    assert not HEAVY & {*names}
+
+
+def test_every_package_of_the_list_has_one_version_in_the_constraints():
+    pins = [line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pinned = {canonicalize_name(name) for name in pins}
+    assert [name for name in listed() if canonicalize_name(name) not in pinned] == []
+
+
+def test_the_image_holds_these_packages_and_slipstream_only(image):
+    (packages,) = (image.app / "lib").glob("python*/site-packages")
+    held = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
+    assert {canonicalize_name(name) for name in held} == {
+        "slipstream",
+        *map(canonicalize_name, listed()),
+    }
+    assert not HEAVY & {path.name for path in packages.iterdir()}
+
+
+def test_all_that_a_router_can_come_to_import_is_there(image):
+    done = image.run("python", "-c", NEEDED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().startswith(str(image.app))
+
+
+def test_the_entry_point_and_the_command_answer(image):
+    options = image.run("python", "-m", "slipstream.router", "--help")
+    assert options.returncode == 0, options.stderr
+    assert "--store-url" in options.stdout
+    command = image.run("slipstream", "version")
+    assert command.stdout.strip() == distribution("slipstream").version
+
+
+def test_a_router_of_the_image_serves_and_has_loaded_no_torch(image, tmp_path):
+    model = save_long_checkpoint(tmp_path / "tiny")
+    engine = serve(
+        "target", "--model", str(model), "--address", "127.0.0.1:0", "--dtype", "float32"
+    )
+    with engine as target:
+        flags = ["--targets", target.ready(), "--address", "127.0.0.1:0", "--drafter", "ngram"]
+        flags += ["--metrics-address", "127.0.0.1:0", "--health-address", "127.0.0.1:0"]
+        env = image.variables | {"PYTHONPATH": ""}
+        python = str(image.app / "bin" / "python")
+        with Process("slipstream.router", *flags, env=env, python=python) as router:
+            asked = ["--router", router.ready(), "--max-new-tokens", "8", "--json", "quick"]
+            answer = image.run("slipstream", "generate", *asked)
+            assert answer.returncode == 0, answer.stderr
+            assert len(json.loads(answer.stdout)["token_ids"]) == 8
+            assert has_loaded(router.pid, str(image.app))
+            assert not any(has_loaded(router.pid, name) for name in ("torch", "numpy"))
+
+
+def test_the_user_reads_every_file_and_writes_none(image):
+    places = [path for path in (image.app, *image.app.rglob("*")) if not path.is_symlink()]
+    modes = {path: path.stat().st_mode for path in places}
+    assert [str(path) for path, mode in modes.items() if mode & 0o022] == []
+    assert [str(path) for path, mode in modes.items() if not mode & stat.S_IROTH] == []
+    closed = [path for path, mode in modes.items() if path.is_dir() and not mode & stat.S_IXOTH]
+    assert closed == []
+    assert os.access(image.app / "bin" / "slipstream", os.X_OK)
+
+
+def test_bytecode_is_there_and_does_not_depend_on_when_files_were_written(image):
+    (packages,) = (image.app / "lib").glob("python*/site-packages")
+    sources = [path for path in (packages / "slipstream").rglob("*.py") if path.stat().st_size]
+    for source in sources:
+        (made,) = (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")
+        assert made.read_bytes()[4:8] == b"\x01\0\0\0", made  # by hash, and never compared
+
+
+def test_the_image_has_the_data_files_of_the_package(image):
+    (home,) = (image.app / "lib").glob("python*/site-packages/slipstream")
+    listing = ["git", "ls-files", "services"]
+    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    tracked = [Path(name).relative_to("services") for name in found.stdout.splitlines()]
+    tracked = [name for name in tracked if (ROOT / "services" / name).exists()]
+    assert [str(name) for name in tracked if not (home / name).is_file()] == []
+    assert (home / "data" / "prompts.jsonl").read_bytes() == (
+        ROOT / "services" / "data" / "prompts.jsonl"
+    ).read_bytes()
+
+
+def test_the_bill_of_the_image_names_everything_in_it(image):
+    bill = json.loads((image.shop.root / "build" / "sbom.json").read_text())
+    assert bill["metadata"]["component"]["name"] == "slipstream-router"
+    named = {
+        part["purl"].partition("@")[0].removeprefix("pkg:pypi/") for part in bill["components"]
+    }
+    assert {"slipstream", *map(canonicalize_name, listed())} <= named
+    assert not {*HEAVY, "pip", "hatchling"} & named

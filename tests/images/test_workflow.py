@@ -1,0 +1,90 @@
+"""What publishes the images: which, from what, with which rights."""
+
+import re
+
+import pytest
+import yaml
+
+from dockerfile import FILE, ROLES, ROOT, parse
+
+WORKFLOW = ROOT / ".github" / "workflows" / "images.yml"
+
+
+@pytest.fixture(scope="module")
+def workflow():
+    return yaml.safe_load(WORKFLOW.read_text())
+
+
+@pytest.fixture(scope="module")
+def job(workflow):
+    (found,) = workflow["jobs"].values()
+    return found
+
+
+@pytest.fixture(scope="module")
+def build(job):
+    (step,) = [each for each in job["steps"] if "build-push-action" in each.get("uses", "")]
+    return step
+
+
+def test_every_role_has_an_image_for_its_devices(job):
+    built = {
+        (each["role"], each["device"], each["suffix"])
+        for each in job["strategy"]["matrix"]["include"]
+    }
+    engines = [("cpu", ""), ("cuda", "-cuda"), ("cuda", "-cuda-ray")]
+    expected = {(role, *kind) for role in ROLES if role != "router" for kind in engines}
+    assert built == {("router", "cpu", ""), *expected}
+
+
+def test_images_with_ray_have_its_extra_and_no_others(job):
+    for each in job["strategy"]["matrix"]["include"]:
+        extras = {"serve", "ray"} if each["suffix"].endswith("-ray") else {"serve"}
+        assert set(each["extras"].split(",")) == extras
+
+
+def test_only_tags_are_published(workflow, job, build):
+    events = workflow[True]  # `on` is a truth in YAML
+    assert events["push"] == {"tags": ["v*"]}
+    assert set(events) == {"push", "pull_request"}
+    assert build["with"]["push"] == "${{ github.event_name == 'push' }}"
+    (login,) = [each for each in job["steps"] if "login-action" in each.get("uses", "")]
+    assert login["if"] == "github.event_name == 'push'"
+
+
+def test_the_workflow_may_read_the_code_and_write_packages(workflow, job):
+    assert workflow["permissions"] == {}
+    assert job["permissions"] == {"contents": "read", "packages": "write"}
+    checkout = job["steps"][0]
+    assert checkout["with"]["persist-credentials"] is False
+
+
+def test_actions_are_commits_and_say_which_version_that_is(job):
+    used = [each["uses"] for each in job["steps"] if "uses" in each]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", each) for each in used)
+    said = re.findall(r"uses: \S+ # v\d+\.\d+\.\d+$", WORKFLOW.read_text(), re.MULTILINE)
+    assert len(said) == len(used) == 5
+
+
+def test_images_come_with_provenance_and_a_bill_of_materials(build):
+    assert build["with"]["provenance"] == "mode=max"
+    assert build["with"]["sbom"] is True
+
+
+def test_the_build_is_told_what_the_dockerfile_takes(build):
+    given = dict(line.split("=", 1) for line in build["with"]["build-args"].splitlines())
+    before, known = parse(FILE.read_text())
+    inside = [each.value for stage in known.values() for each in stage.all("ARG")]
+    assert set(given) == {each.partition("=")[0] for each in [*before, *inside]}
+    assert build["with"]["file"] == str(FILE.relative_to(ROOT))
+
+
+def test_no_text_of_an_event_is_run_by_a_shell(job):
+    scripts = [each["run"] for each in job["steps"] if "run" in each]
+    assert scripts
+    assert not any("${{" in script for script in scripts)
+
+
+def test_no_secret_is_an_argument(build):
+    assert "secrets." not in build["with"]["build-args"]
+    assert build["with"]["secret-envs"] == "pip=PIP_CONF"
