@@ -1,8 +1,9 @@
 """Becomes another program that does not outlive the process that started it. Linux only.
 
 `python leash.py PARENT COMMAND...`: the kernel kills this process when the thread that started it
-ends, and that stays so across exec. Done here, in a process of its own with one thread, because
-nothing may run between fork and exec in a process that has several. Standard library only.
+ends, and that stays so across exec; so does a process group of its own. Done here, in a process
+with one thread, because nothing may run between fork and exec in a process that has several.
+Standard library only.
 """
 
 import ctypes
@@ -20,13 +21,17 @@ def leashed(command: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Put the leash on, unless the parent is gone already, and become the command."""
+    """Put the leash on, unless the parent is gone already, and become the command.
+
+    It leads a process group: a terminal's Ctrl-C is for the parent, who knows in which order to end.
+    """
     parent, command = int(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "the process can't be tied to its parent")
     if os.getppid() != parent:  # it ended before the leash was on
         sys.exit(1)
+    os.setpgid(0, 0)
     os.execv(command[0], command)
 
 

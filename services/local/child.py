@@ -114,7 +114,6 @@ async def start_child(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        process_group=0,
         env=child_environment(defaults or {}),
     )
     return Child(name, process, say)

@@ -147,7 +147,6 @@ class Crew:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(number, self._file),
-                process_group=0,
             )
         connection = Connection(ours.detach())
         connection.send(Post(rank, self._meeting, self._plan))
