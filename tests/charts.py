@@ -27,7 +27,7 @@ NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
 ROLES = ("router", "draft", "target")
-LIMIT_S = 60
+LIMIT_S = 240  # many at once on a small machine
 
 
 class UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):

@@ -1,5 +1,6 @@
 """Each role is scaled by one controller at most, by metrics that its services export."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from charts import (
     CASES,
     CHART,
     ROLES,
+    ROOT,
     every_case,
     named,
     of_kind,
@@ -30,6 +32,9 @@ RULES = yaml.safe_load((CHART / "alerts/slipstream.yaml").read_text())
 RECORDED = {
     rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule
 }
+PAGE = (ROOT / "docs/kubernetes.md").read_text()
+ADAPTER = yaml.safe_load(re.search(r"^```yml\n(rules:.*?)^```$", PAGE, re.M | re.S)[1])["rules"]
+"""What the page tells an adapter of custom metrics."""
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SCALED_CASES = [case for case in CASES if case in ("large-cluster", "keda")]
 
@@ -76,16 +81,59 @@ def test_a_scaler_goes_from_few_pods_to_more(case):
         assert 1 <= least < most, title(scaler)
 
 
-@every_case()
-def test_metrics_of_autoscalers_are_exported_by_the_role_that_they_scale(case):
-    for scaler in of_kind(rendered(case), "HorizontalPodAutoscaler"):
+def metrics(documents):
+    """Each role with a metric that an HPA scales it by, and the metric's kind."""
+    for scaler in of_kind(documents, "HorizontalPodAutoscaler"):
         assert scaler["spec"]["metrics"], title(scaler)
-        for metric in scaler["spec"]["metrics"]:
-            kind = metric["type"].lower()
-            name = metric[kind]["metric"]["name"]
-            assert name in all_samples() or name in RECORDED, f"nobody exports {name}"
-            if kind == "pods":
-                assert scaled(scaler) in ROLES_OF[name], f"{scaled(scaler)} does not export {name}"
+        for at in scaler["spec"]["metrics"]:
+            kind = at["type"].lower()
+            yield scaled(scaler), kind, at[kind]["metric"]
+
+
+@every_case()
+def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(case):
+    for role, kind, metric in metrics(rendered(case)):
+        rule = offered(metric["name"], "custom" if kind == "pods" else "external")
+        for at in spoken(filled(rule, metric["name"])).selectors:
+            assert at.name in all_samples(), f"nobody exports {at.name}"
+            assert kind == "external" or role in ROLES_OF[at.name], at.name
+
+
+def offered(name, kind):
+    """The rule of the page by which an adapter offers a metric."""
+    (rule,) = (
+        at
+        for at in ADAPTER[kind]
+        if at.get("name", {}).get("as") == name
+        or ("name" not in at and re.fullmatch(series_of(at), name))
+    )
+    return rule
+
+
+def series_of(rule):
+    """The names, as a pattern, of the series that a rule is about."""
+    named = re.match(r'\{__name__=~"(.*?)"|(\w+)', rule["seriesQuery"])
+    return named[1] or named[2]
+
+
+def filled(rule, name):
+    """The query of a rule, as an adapter fills it in for a series."""
+    told = {"<<.Series>>": name, "<<.LabelMatchers>>": 'namespace="a"', "<<.GroupBy>>": "pod"}
+    query = rule["metricsQuery"]
+    for hole, text in told.items():
+        query = query.replace(hole, text)
+    return query
+
+
+def test_labels_that_an_external_metric_is_chosen_by_are_put_on_by_monitors():
+    documents = rendered("large-cluster")
+    put = {
+        re.sub(r"[^a-zA-Z0-9]", "_", label)
+        for at in of_kind(documents, "PodMonitor")
+        for label in at["spec"]["podTargetLabels"]
+    }
+    for _, _, metric in metrics(documents):
+        assert set(metric.get("selector", {}).get("matchLabels", {})) <= put
 
 
 @every_case()

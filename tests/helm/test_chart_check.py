@@ -1,0 +1,90 @@
+"""The pod of `helm test` and the probes of the chart, tried on services that run."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from charts import NAMESPACE, Json, every_case, named, of_kind, rendered, service_pods
+from processes import LIMIT_S, ROOT, save_long_checkpoint, up
+from test_docs_commands import command
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+def checking(case: str) -> Json:
+    """What `helm test` runs."""
+    (pod,) = of_kind(rendered(case), "Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["spec"]["restartPolicy"] == "Never"
+    (container,) = pod["spec"]["containers"]
+    return container
+
+
+def words(container: Json) -> list[str]:
+    """Its command line, which must not depend on the image's entrypoint."""
+    assert container["command"][0] == "slipstream"
+    return [*container["command"], *container.get("args", ())]
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    """Where a router of real services listens, whose draft is the target itself."""
+    model = save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
+    with up(model, f"vanilla:{model}") as process:
+        process.until_logged("is ready", times=2)
+        yield process.ready()
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def run(line: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    path = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "slipstream.cli.main", *line[1:]],
+        env={**os.environ, **path, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=4 * LIMIT_S,
+    )
+
+
+@every_case()
+def test_the_command_has_the_options_that_it_is_given_and_dials_the_routers_service(case):
+    container = checking(case)
+    known, _ = command(words(container)[1:])
+    assert {word for word in words(container) if word.startswith("--")} <= known
+    host, _, port = words(container)[words(container).index("--router") + 1].rpartition(":")
+    name, namespace, kind = host.split(".")[:3]
+    service = named(rendered(case), "Service", name)
+    assert (namespace, kind) == (NAMESPACE, "svc")
+    assert int(port) in [at["port"] for at in service["spec"]["ports"]]
+
+
+def test_the_exact_command_finds_that_drafted_tokens_are_accepted(router):
+    container = checking("minimal-cpu")
+    line = words(container)
+    line[line.index("--router") + 1] = router
+    env = {at["name"]: at["value"] for at in container["env"] if "value" in at}
+    done = run(line, {**env, "HOME": os.environ["HOME"]})
+    assert done.returncode == 0, done.stderr
+    assert "drafted" in done.stdout and router in done.stdout
+
+
+def test_probes_ask_what_services_answer(router):
+    probes = ("startupProbe", "readinessProbe", "livenessProbe")
+    asked = {
+        pod.main[probe]["grpc"].get("service", "")
+        for pod in service_pods(rendered("minimal-cpu"))
+        for probe in probes
+    }
+    with grpc.insecure_channel(router) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in asked:
+            request = health_pb2.HealthCheckRequest(service=service)
+            assert health.Check(request, timeout=LIMIT_S).status == SERVING, service
