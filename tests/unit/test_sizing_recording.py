@@ -79,7 +79,7 @@ def test_work_is_the_average_round():
         RecordedRequest(10, (Round(4, 6, 2), Round(2, 2, 2))),
         RecordedRequest(5, (Round(0, 0, 0),)),
     )
-    assert Recording(DEVICES, requests).work() == Work(2, 8 / 3, 7 / 3, 5)
+    assert Recording(DEVICES, requests).work() == Work(2, 8 / 3, 1 + 4 / 3, 5)
 
 
 def test_a_line_is_fitted_through_steps_of_all_sizes():

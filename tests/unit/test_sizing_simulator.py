@@ -57,7 +57,7 @@ def test_sessions_that_come_at_once_share_every_step_and_pass():
     alone = simulate(recording, Fleet(1, 1), Crowd(1))
     flat = replace(recording, devices=replace(DEVICES, level_row_s=0, verify_session_s=0))
     crowd = simulate(flat, Fleet(1, 1), Crowd(4, 4))
-    assert crowd.seconds == pytest.approx(alone.seconds, rel=0.05)
+    assert crowd.seconds == pytest.approx(alone.seconds, rel=0.1)
     assert crowd.rows_per_step == pytest.approx(4 * alone.rows_per_step)
 
 
