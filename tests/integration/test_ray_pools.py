@@ -1,0 +1,82 @@
+"""Pools of drafts and targets on Ray: the tokens of plain processes, whoever is killed."""
+
+import signal
+from contextlib import closing
+from itertools import islice
+
+import pytest
+
+from pools import ray_up
+from processes import command_line, freeze, kill, save_long_checkpoint, thaw
+from slipstream.client import Client, Mode, SpeculationOptions
+
+PROMPT = "the quick brown fox"
+LONG = 800
+FORCED = SpeculationOptions(mode=Mode.FORCED)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    """What plain decoding in one process says."""
+    with Client.embedded(str(model), "none", dtype="float32") as client:
+        yield lambda most: client.generate(PROMPT, max_tokens=most).token_ids
+
+
+@pytest.fixture(scope="module")
+def pools(model):
+    """A target and two drafts."""
+    with ray_up(model, "--min-drafts", "2") as pools:
+        pools.process.ready()
+        pools.process.until_logged("is ready", times=3)  # to the router
+        yield pools
+        children = [*pools.services("target"), *pools.services("draft")]
+        pools.process.signal(signal.SIGTERM)
+        assert pools.process.wait() == 0
+        assert [command_line(pid) for pid in children] == [""] * 3
+
+
+@pytest.fixture
+def client(pools):
+    with Client(pools.process.ready()) as client:
+        yield client
+
+
+def tokens_of(chunks):
+    return tuple(token for chunk in chunks for token in chunk.token_ids)
+
+
+def test_pools_say_what_plain_decoding_says_and_rounds_go_past_ray(pools, client, plain):
+    result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
+    assert result.token_ids == plain(60)
+    assert result.stats.speculation.num_draft_tokens > 0
+    assert pools.process.out == [f"ready {pools.process.ready()}"]
+    assert {at.role.value for at in client.server_info().replicas} == {"draft", "target"}
+
+
+def test_whoever_is_killed_costs_no_token_and_ray_replaces_all(pools, client, plain):
+    drafts, ((target, actor),) = pools.services("draft"), pools.services("target").items()
+    with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:
+        before = list(islice(chunks, 5))
+        freeze(target)  # so that the request is still going on when its draft is gone
+        for keeper in drafts.values():
+            kill(keeper)
+        thaw(target)
+        between = list(islice(chunks, 5))
+        kill(actor)
+        after = list(chunks)
+    assert tokens_of([*before, *between, *after]) == plain(LONG)
+    assert [command_line(pid) for pid in (target, *drafts)] == [""] * 3
+    assert pools.until("target", number=1).keys().isdisjoint({target})
+    assert pools.until("draft", number=2).keys().isdisjoint(drafts)
+
+
+def test_replicas_that_came_later_are_used_like_those_before(pools, client, plain):
+    pools.process.until_logged(" is ready", times=6)
+    result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
+    assert result.token_ids == plain(60)
+    assert result.stats.speculation.num_draft_tokens > 0
