@@ -31,6 +31,16 @@ from slipstream.telemetry.telemetry import Telemetry
 
 ENTER = "enter"
 """The first stage of requests: who asks, and what."""
+_FROM_THE_START = (
+    catalog.TOKENS_PROMPT,
+    catalog.TOKENS_CACHED,
+    catalog.TOKENS_DRAFTED,
+    catalog.TOKENS_ACCEPTED,
+    catalog.TOKENS_FINAL,
+    catalog.TOKENS_UNKEPT,
+    catalog.TARGET_LOSSES,
+)
+"""Told before there are any: the first one is an increase only of what was there."""
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -123,8 +133,8 @@ class Observing:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._rounds = RoundMetrics(telemetry.instruments)
-        for rare in (catalog.TARGET_LOSSES, catalog.TOKENS_UNKEPT):
-            self._rounds.count(rare, 0)  # the first one is an increase only of what was there
+        for metric in _FROM_THE_START:
+            self._rounds.count(metric, 0)
 
     @contextmanager
     def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestWatch]:
