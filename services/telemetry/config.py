@@ -24,7 +24,7 @@ class TelemetryConfig:
     """Where a service tells of itself, and how much. Nothing leaves it by default."""
 
     traces: tuple[str, ...] = option(
-        (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; none are made."
+        (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; unset, nowhere."
     )
     metrics: tuple[str, ...] = option(
         (), "Where metrics are sent: otlp (gRPC), otlp-http or console."
@@ -38,8 +38,8 @@ class TelemetryConfig:
     metrics_interval_s: float = option(15.0, "How often metrics are sent.")
     trace_ratio: float = option(0.1, "Share of requests traced, where callers say nothing of it.")
     trace_rounds: int = option(8, "Rounds of a request that every service has spans of: its first.")
-    trace_slowest: int = option(4, "Rounds that the router has spans of as well: the slowest,")
-    trace_rejected: int = option(8, "and those that kept nothing of what was drafted.")
+    trace_slowest: int = option(4, "Slowest of the other rounds, which the router alone tells of.")
+    trace_rejected: int = option(8, "Others that kept nothing of what was drafted, likewise.")
     trace_content: bool = option(False, "Whether spans carry prompts and answers.")
     log_format: str = option(TEXT, "Lines of the log: text or json.")
     log_level: str = option("info", "What is logged: debug, info, warning or error.")
