@@ -1,5 +1,7 @@
 """Metrics are those of the catalog, and come to what rounds come to."""
 
+import asyncio
+import logging
 import re
 from collections import Counter
 from dataclasses import replace
@@ -16,6 +18,7 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.gain import Gain
 from slipstream.telemetry.metric import Instruments, Kind, Metric, no_instruments
 from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics
+from slipstream.telemetry.sampling import sampled
 from slipstream.telemetry.telemetry import Telemetry, TraceBounds
 from watched_rounds import Script, Watched, scripts
 
@@ -269,3 +272,35 @@ def test_averages_begin_with_the_mean_and_then_forget_slowly():
     assert gain.break_even == 2.0
     gain.plain(0.5)
     assert gain.break_even == 4.0
+
+
+async def test_how_things_are_is_told_at_once_and_at_the_end():
+    heard, began, value = Listener(), asyncio.Event(), 1
+
+    def sample(instruments):
+        instruments.put(catalog.WAITING, value)
+        began.set()
+
+    async with sampled(heard.telemetry.instruments, sample):
+        await began.wait()
+        assert heard.point(catalog.WAITING).value == 1
+        value = 2
+    assert heard.point(catalog.WAITING).value == 2
+
+
+async def test_a_service_does_not_fall_over_what_it_says_of_itself(caplog):
+    def sample(instruments):
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR, "slipstream.telemetry"):
+        async with sampled(Listener().telemetry.instruments, sample):
+            pass
+    assert "metrics could not be sampled" in caplog.text
+
+
+async def test_nothing_is_sampled_that_nobody_reads():
+    def sample(instruments):
+        raise AssertionError("it was sampled")
+
+    async with sampled(no_instruments(), sample):
+        pass
