@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.ports import Draft, Target
-from slipstream.core.request import Generation
+from slipstream.core.request import Generation, Request
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
@@ -161,9 +161,12 @@ class Observing:
                 span.say({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
             watch.end(error)
 
+    def began(self, request: Request) -> None:
+        """A request is about to be run here."""
+        self._rounds.count(catalog.TOKENS_PROMPT, len(request.tokens))
+
     def ended(self, stats: RequestStats) -> None:
         """What became of a request that was run to its end here."""
-        self._rounds.count(catalog.TOKENS_PROMPT, stats.num_prompt_tokens)
         self._rounds.count(catalog.TOKENS_UNKEPT, stats.continuity.num_unkept_tokens)
 
     def losing(self, on_loss: Callable[[], None]) -> Callable[[], None]:

@@ -50,21 +50,34 @@ class TelemetryConfig:
                 _check("traces", name, _EXPORTERS, also="file:DIRECTORY")
         for name in self.metrics:
             _check("metrics", name, _EXPORTERS)
+        for field in ("traces", "metrics"):
+            names = getattr(self, field)
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise InvalidRequest(f"{field} has {min(twice)} twice")
         _check("log_format", self.log_format, (TEXT, JSON))
         _check("log_level", self.log_level, _LEVELS)
         self._check_numbers()
+        self._check_endpoint()
+        self.bounds()
+        self.metrics_place()
+
+    def _check_endpoint(self) -> None:
         url = self.otlp_endpoint
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise InvalidRequest(
-                f"otlp_endpoint is {url!r}, but must begin with http:// or https://"
-            )
-        if url is not None and "@" in urlsplit(url).netloc:
+        if url is None:
+            return
+        if "@" in urlsplit(url).netloc:
             raise InvalidRequest(
                 "otlp_endpoint has credentials in it, which everybody can read; use the variable"
                 " OTEL_EXPORTER_OTLP_HEADERS"
             )
-        self.bounds()
-        self.metrics_place()
+        if not url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"otlp_endpoint is {url!r}, but must begin with http:// or https://"
+            )
+        if not {OTLP, OTLP_HTTP} & {*self.traces, *self.metrics}:
+            raise InvalidRequest(
+                f"otlp_endpoint is {url}, but neither traces nor metrics go to otlp or otlp-http"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 <= self.trace_ratio <= 1:
@@ -88,7 +101,9 @@ class TelemetryConfig:
         if self.metrics_address is None:
             return None
         host, _, port = self.metrics_address.rpartition(":")
-        if not (host and port.isascii() and port.isdigit() and int(port) < 65536):
+        is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        is_port = port.isascii() and port.isdigit() and int(port) < 65536
+        if not host or is_bare or not is_port:
             raise InvalidRequest(
                 f"metrics_address is {self.metrics_address!r}, but must be HOST:PORT"
             )
