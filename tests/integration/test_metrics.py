@@ -81,27 +81,31 @@ def ask_all(told, running, router, to):
 
 def await_all(told, to):
     """Until the router has told of all requests, and the engines of all rounds."""
-    prompts = sum(at.num_prompt_tokens for at in told.stats)
-    rounds = sum(told.num_rounds.values())
+    rounds, lost = sum(told.num_rounds.values()), sum(told.counted("fallbacks").values())
+    expected = {
+        catalog.TOKENS_FINAL: sum(at.num_output_tokens for at in told.stats),
+        catalog.ROUNDS: rounds,
+        catalog.STOPS: told.total("num_spec_steps"),
+        catalog.POSITION_ACCEPTED: told.total("num_accepted_draft_tokens"),
+        catalog.FALLBACKS: lost,
+        catalog.REQUEST_DURATION: len(told.stats),
+    }
 
     def is_told():
         router, target, draft = (to.metrics(f"slipstream-{role}") for role in ROLES)
         return (
-            count(router, catalog.TOKENS_PROMPT) == prompts
+            all(count(router, metric) == total for metric, total in expected.items())
             and count(target, catalog.TARGET_QUEUE) == rounds
-            and (
-                told.counted("fallbacks")
-                or count(draft, catalog.DRAFT_QUEUE) == count(router, catalog.DRAFT_WAIT)
-            )
+            and (lost or count(draft, catalog.DRAFT_QUEUE) == count(router, catalog.DRAFT_WAIT))
         )
 
     assert to.until(is_told)
 
 
 def count(metrics, metric):
-    """What a counter without attributes has come to, and how much a histogram has counted."""
+    """What a counter has come to, and how much a histogram has counted, whatever the attributes."""
     if metric.name not in metrics:
-        return None
+        return 0
     held = metrics[metric.name]
     if metric.kind is Kind.HISTOGRAM:
         return sum(point.count for point in held.histogram.data_points)
