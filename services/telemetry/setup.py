@@ -4,7 +4,9 @@ The only place that sets up OpenTelemetry's SDK, and nothing global is set:
 whoever speaks is given a `Telemetry`.
 """
 
+import logging
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +25,11 @@ from slipstream.telemetry.exporters import metric_reader, prometheus_page, span_
 from slipstream.telemetry.metric import Instruments, no_instruments
 from slipstream.telemetry.telemetry import Telemetry
 
+_LOG = logging.getLogger("slipstream.telemetry")
 SCOPE = "slipstream"
 Ends = list[Callable[[], object]]
+LAST_WORDS_S = 5.0
+"""Longest time for what is left to tell when a process ends."""
 _FILE_DELAY_MS = 200
 """Who looks at a file looks at it at once."""
 
@@ -53,17 +58,22 @@ def telemetry(config: TelemetryConfig, process: Process) -> Iterator[Telemetry]:
 
 @contextmanager
 def _ended_at_once() -> Iterator[Ends]:
-    """What is to be called in the end, each on a thread of its own: a collector that does not
-    answer is waited for once, not for spans and then for metrics."""
+    """What is to be called in the end, each on a thread of its own, and none for long: a collector
+    that does not answer must not keep a service from ending."""
     ends: Ends = []
     try:
         yield ends
     finally:
-        threads = [Thread(target=end) for end in ends]
+        threads = [Thread(target=end, daemon=True) for end in ends]
         for thread in threads:
             thread.start()
+        until = time.monotonic() + LAST_WORDS_S
         for thread in threads:
-            thread.join()
+            thread.join(max(until - time.monotonic(), 0))
+        if any(thread.is_alive() for thread in threads):
+            _LOG.warning(
+                "what was to be told last is given up: nobody took it for %g s", LAST_WORDS_S
+            )
 
 
 def _resource(process: Process) -> Resource:

@@ -9,7 +9,7 @@ import pytest
 from processes import save_long_checkpoint, serve
 from slipstream.client import Client
 
-PATIENCE_S = 30
+PATIENCE_S = 20
 """For a grace of 1 second and exports that fail, with time to spare."""
 AT_ONCE = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 
