@@ -82,9 +82,9 @@ class Process:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def wait(self) -> int:
+    def wait(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code, once it has ended and said all."""
-        code = self._process.wait(LIMIT_S)
+        code = self._process.wait(limit_s)
         for listener in self._listeners:
             listener.join(LIMIT_S)
         return code

@@ -15,9 +15,16 @@ from slipstream.draft.config import DraftConfig
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.status import code_of
 from slipstream.target.config import TargetConfig
+from slipstream.telemetry.config import SECTION, TelemetryConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "services.md"
-ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig}
+TABLES = {
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "router": RouterConfig,
+    SECTION: TelemetryConfig,
+}
+"""Of the configuration file: one a service, and what all of them share."""
 KINDS = {
     str: "text",
     bool: "true or false",
@@ -31,7 +38,7 @@ ERROR = re.compile(r"^\| `([A-Z_]+)` \| (.*?) \|", re.MULTILINE)
 
 
 def options_table(config: type) -> str:
-    """Every option of a service, as it stands in the page."""
+    """Every option of a table, as it stands in the page."""
     kinds = get_type_hints(config)
     rows = [
         f"| `{at.name}` | {kind_text(kinds[at.name])} | {default_text(at.default)}"
@@ -54,23 +61,23 @@ def default_text(default: object) -> str:
 
 def with_tables(page: str) -> str:
     """The page with the tables that the code wants."""
-    return TABLE.sub(lambda at: f"{at[1]}{options_table(ROLES[at[2]])}\n{at[3]}", page)
+    return TABLE.sub(lambda at: f"{at[1]}{options_table(TABLES[at[2]])}\n{at[3]}", page)
 
 
 def test_the_page_has_the_options_that_the_services_have():
     page = PAGE.read_text()
-    assert [at[2] for at in TABLE.finditer(page)] == list(ROLES)
+    assert [at[2] for at in TABLE.finditer(page)] == list(TABLES)
     assert with_tables(page) == page, "python tests/test_docs_options.py writes the tables anew"
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_every_service_takes_the_configuration_file_of_the_page(tmp_path, role):
+@pytest.mark.parametrize("section", TABLES)
+def test_every_service_takes_the_configuration_file_of_the_page(tmp_path, section):
     (example,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert sorted(tomllib.loads(example)) == sorted(ROLES)
+    assert sorted(tomllib.loads(example)) == sorted(TABLES)
     file = tmp_path / "slipstream.toml"
     file.write_text(example)
-    config = load_config(ROLES[role], section=role, file=file, env={})
-    assert isinstance(config, ROLES[role])
+    config = load_config(TABLES[section], section=section, file=file, env={})
+    assert isinstance(config, TABLES[section])
 
 
 def test_the_page_gives_every_error_its_status():

@@ -4,17 +4,21 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from listening import Listener
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
 from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundWatch
+from slipstream.telemetry.telemetry import Telemetry, TraceBounds
 
 SESSION = Session("s", num_prompt_tokens=2, max_tokens=100)
 NOTHING = Delta(2, ())
 PLAN = Plan(max_depth=4, max_nodes=8)
 UNSAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 """What a caller says that is in a trace which nobody keeps."""
+NONE = TraceBounds(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Script:
         """From when it begins to its verdict."""
         drafting = 0 if self.draft_s is None else self.draft_s + self.gap_s
         return drafting + self.verify_s
+
+
+PREFILL = Script(None, depth=0, accepted=0)
 
 
 @st.composite
@@ -139,3 +146,24 @@ def done(coroutine):
     except StopIteration as ended:
         return ended.value
     raise AssertionError("it waits")
+
+
+def watched(rounds, bounds, carrier=None):
+    """What is heard of a request, and the request."""
+    heard = Listener()
+    request = Watched(heard.telemetry, bounds, carrier)
+    request.error = request.runs(rounds)
+    return heard, request
+
+
+def told(rounds):
+    """What is heard of the metrics of rounds."""
+    heard = Listener()
+    metrics = RoundMetrics(heard.telemetry.instruments)
+    request = Watched(Telemetry(), NONE)
+    request.runs(rounds)
+    for at in request.seen:
+        metrics.seen(at)
+    metrics.tell()
+    metrics.tell()  # totals are told again, and stay
+    return heard

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Proposal, Session, SparseLaw, Verification
+from slipstream.core.types import STOPS, Proposal, Session, SparseLaw, Verification
 
 MAX_RIVALS = 64
 _MASS_TOLERANCE = 1e-3
@@ -23,6 +23,10 @@ def check_proposal(
     """
     tree, mode = proposal.tree, session.verification
     _check_sizes(proposal)
+    if proposal.stopped_by not in STOPS:  # metrics keep every value there ever was
+        raise InvalidRequest(
+            f"drafting was ended by {proposal.stopped_by[:40]!r}, not by one of {', '.join(STOPS)}"
+        )
     _check_tokens(tree.tokens, vocab_size, "the proposal")
     _check_rivals(proposal.rivals, mode, vocab_size)
     if mode is not Verification.MCSD_REPLACEMENT:

@@ -23,8 +23,9 @@ from slipstream.telemetry.catalog import (
     STALENESS,
     WAITING,
 )
-from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.replies import Replies, Reply
+from slipstream.telemetry.round_seen import stop_attributes
 from slipstream.telemetry.telemetry import Telemetry
 
 PROPOSE = "draft.propose"
@@ -77,10 +78,10 @@ def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
     instruments.total(KV_RECEIVED, load.kv_streamed_bytes)
 
 
-def _attributes(proposal: Proposal, kv_wait_s: float) -> dict[str, str | int | float | bool]:
+def _attributes(proposal: Proposal, kv_wait_s: float) -> Attributes:
     depths = proposal.tree.depths()
     depth = max(depths, default=0)
-    said: dict[str, str | int | float | bool] = {
+    said: dict[str, Value] = {
         "slipstream.proposal.nodes": len(depths),
         "slipstream.proposal.depth": depth,
         "slipstream.proposal.stop_reason": proposal.stopped_by,
@@ -88,10 +89,5 @@ def _attributes(proposal: Proposal, kv_wait_s: float) -> dict[str, str | int | f
     if proposal.staleness is not None:
         said["slipstream.proposal.staleness"] = proposal.staleness
         said["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
-    if proposal.stats:
-        # Where drafting stopped: all nodes of a slot have its law, whichever of them is the last.
-        last = proposal.stats[depths.index(depth)]
-        said["slipstream.proposal.entropy"] = last.entropy
-        if last.score is not None:
-            said["slipstream.proposal.score"] = last.score
+    said.update(stop_attributes(proposal))
     return said

@@ -20,8 +20,9 @@ ANY_PORT = "127.0.0.1:0"
 # and none moves: otherwise two that wait for each other meet on one core, for a time slice each.
 _TAKING_TURNS = {"GOMP_SPINCOUNT": "50000"}
 _STAYING = ("--pin-threads",)
-_PATIENCE_S = 5.0
-"""How much longer than its own grace a service gets before it is killed."""
+_PATIENCE_S = 15.0
+"""How much longer than its own grace a service gets before it is killed: it tells its last, to a
+collector that may not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.ports import Draft, Target
-from slipstream.core.request import Generation
+from slipstream.core.request import Generation, Request
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
@@ -31,6 +31,16 @@ from slipstream.telemetry.telemetry import Telemetry
 
 ENTER = "enter"
 """The first stage of requests: who asks, and what."""
+_FROM_THE_START = (
+    catalog.TOKENS_PROMPT,
+    catalog.TOKENS_CACHED,
+    catalog.TOKENS_DRAFTED,
+    catalog.TOKENS_ACCEPTED,
+    catalog.TOKENS_FINAL,
+    catalog.TOKENS_UNKEPT,
+    catalog.TARGET_LOSSES,
+)
+"""Told before there are any: the first one is an increase only of what was there."""
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
@@ -123,8 +133,8 @@ class Observing:
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._rounds = RoundMetrics(telemetry.instruments)
-        for rare in (catalog.TARGET_LOSSES, catalog.TOKENS_UNKEPT):
-            self._rounds.count(rare, 0)  # the first one is an increase only of what was there
+        for metric in _FROM_THE_START:
+            self._rounds.count(metric, 0)
 
     @contextmanager
     def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestWatch]:
@@ -151,9 +161,12 @@ class Observing:
                 span.say({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
             watch.end(error)
 
+    def began(self, request: Request) -> None:
+        """A request is about to be run here."""
+        self._rounds.count(catalog.TOKENS_PROMPT, len(request.tokens))
+
     def ended(self, stats: RequestStats) -> None:
         """What became of a request that was run to its end here."""
-        self._rounds.count(catalog.TOKENS_PROMPT, stats.num_prompt_tokens)
         self._rounds.count(catalog.TOKENS_UNKEPT, stats.continuity.num_unkept_tokens)
 
     def losing(self, on_loss: Callable[[], None]) -> Callable[[], None]:

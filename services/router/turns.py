@@ -143,6 +143,7 @@ class Turns:
             watch.span.ends("between")
             with watch.span.stage("encode", "prompt.encode"):
                 request, facts = await self._request(asked, record, placed)
+            self._observing.began(request)
             watch.span.begins("between")
             journal.open(request.tokens, Opening.of(request, placed.model.tokenizer_hash))
             pair = self._pair(placed, facts.kind, work)

@@ -87,7 +87,8 @@ class WatchedStore:
             self._instruments.record(catalog.STORE_DURATION, times[1] - times[0], said)
         request = current_request()
         if request is not None and request.is_traced:
-            request.stored(operation, times, system=self._system, error=error)
+            is_remote = self._system == REDIS
+            request.stored(operation, times, system=self._system, is_remote=is_remote, error=error)
 
 
 def _name(error: BaseException) -> str:

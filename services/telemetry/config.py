@@ -24,7 +24,7 @@ class TelemetryConfig:
     """Where a service tells of itself, and how much. Nothing leaves it by default."""
 
     traces: tuple[str, ...] = option(
-        (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; none are made."
+        (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; unset, nowhere."
     )
     metrics: tuple[str, ...] = option(
         (), "Where metrics are sent: otlp (gRPC), otlp-http or console."
@@ -38,8 +38,8 @@ class TelemetryConfig:
     metrics_interval_s: float = option(15.0, "How often metrics are sent.")
     trace_ratio: float = option(0.1, "Share of requests traced, where callers say nothing of it.")
     trace_rounds: int = option(8, "Rounds of a request that every service has spans of: its first.")
-    trace_slowest: int = option(4, "Rounds that the router has spans of as well: the slowest,")
-    trace_rejected: int = option(8, "and those that kept nothing of what was drafted.")
+    trace_slowest: int = option(4, "Slowest of the other rounds, which the router alone tells of.")
+    trace_rejected: int = option(8, "Others that kept nothing of what was drafted, likewise.")
     trace_content: bool = option(False, "Whether spans carry prompts and answers.")
     log_format: str = option(TEXT, "Lines of the log: text or json.")
     log_level: str = option("info", "What is logged: debug, info, warning or error.")
@@ -50,21 +50,34 @@ class TelemetryConfig:
                 _check("traces", name, _EXPORTERS, also="file:DIRECTORY")
         for name in self.metrics:
             _check("metrics", name, _EXPORTERS)
+        for field in ("traces", "metrics"):
+            names = getattr(self, field)
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise InvalidRequest(f"{field} has {min(twice)} twice")
         _check("log_format", self.log_format, (TEXT, JSON))
         _check("log_level", self.log_level, _LEVELS)
         self._check_numbers()
+        self._check_endpoint()
+        self.bounds()
+        self.metrics_place()
+
+    def _check_endpoint(self) -> None:
         url = self.otlp_endpoint
-        if url is not None and not url.startswith(("http://", "https://")):
-            raise InvalidRequest(
-                f"otlp_endpoint is {url!r}, but must begin with http:// or https://"
-            )
-        if url is not None and "@" in urlsplit(url).netloc:
+        if url is None:
+            return
+        if "@" in urlsplit(url).netloc:
             raise InvalidRequest(
                 "otlp_endpoint has credentials in it, which everybody can read; use the variable"
                 " OTEL_EXPORTER_OTLP_HEADERS"
             )
-        self.bounds()
-        self.metrics_place()
+        if not url.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                f"otlp_endpoint is {url!r}, but must begin with http:// or https://"
+            )
+        if not {OTLP, OTLP_HTTP} & {*self.traces, *self.metrics}:
+            raise InvalidRequest(
+                f"otlp_endpoint is {url}, but neither traces nor metrics go to otlp or otlp-http"
+            )
 
     def _check_numbers(self) -> None:
         if not 0 <= self.trace_ratio <= 1:
@@ -88,7 +101,9 @@ class TelemetryConfig:
         if self.metrics_address is None:
             return None
         host, _, port = self.metrics_address.rpartition(":")
-        if not (host and port.isascii() and port.isdigit() and int(port) < 65536):
+        is_bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+        is_port = port.isascii() and port.isdigit() and int(port) < 65536
+        if not host or is_bare or not is_port:
             raise InvalidRequest(
                 f"metrics_address is {self.metrics_address!r}, but must be HOST:PORT"
             )

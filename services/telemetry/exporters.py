@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.trace.export import SpanExporter
 
-EXPORT_S = 5.0
-"""Longest time for an export: one that fails must not hold up the end of a process for long."""
 _LOG = logging.getLogger("slipstream.telemetry")
 
 
@@ -35,10 +33,10 @@ def span_exporter(name: str, config: TelemetryConfig, role: str) -> "SpanExporte
         if name == OTLP:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-            return OTLPSpanExporter(config.otlp_endpoint, timeout=EXPORT_S)
+            return OTLPSpanExporter(config.otlp_endpoint)
         from opentelemetry.exporter.otlp.proto.http import trace_exporter as http
 
-        return http.OTLPSpanExporter(_url(config, "traces"), timeout=EXPORT_S)
+        return http.OTLPSpanExporter(_url(config, "traces"))
 
 
 def metric_reader(name: str, config: TelemetryConfig) -> "MetricReader":
@@ -85,10 +83,10 @@ def _metric_exporter(name: str, config: TelemetryConfig) -> Any:
         if name == OTLP:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
-            return OTLPMetricExporter(config.otlp_endpoint, timeout=EXPORT_S)
+            return OTLPMetricExporter(config.otlp_endpoint)
         from opentelemetry.exporter.otlp.proto.http import metric_exporter as http
 
-        return http.OTLPMetricExporter(_url(config, "metrics"), timeout=EXPORT_S)
+        return http.OTLPMetricExporter(_url(config, "metrics"))
 
 
 def _url(config: TelemetryConfig, signal: str) -> str | None:

@@ -115,6 +115,7 @@ class RequestSpan:
         times: tuple[float, float],
         *,
         system: str,
+        is_remote: bool,
         error: BaseException | None = None,
     ) -> None:
         """An operation of the session store was done for the request. Only the first have spans,
@@ -128,7 +129,7 @@ class RequestSpan:
             times,
             {"db.system.name": system, "db.operation.name": operation},
             error=error,
-            kind=SpanKind.CLIENT,
+            kind=SpanKind.CLIENT if is_remote else SpanKind.INTERNAL,
         )
 
     def begins(self, stage: str, at_s: float | None = None) -> None:

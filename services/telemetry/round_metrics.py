@@ -77,11 +77,10 @@ class RoundMetrics:
                 self._count(metric, str(position))
 
     def _learn(self, at: RoundSeen, verdict: Verdict) -> None:
-        if verdict.finish_reason is not None:
-            return  # a last round is cut short for reasons of its own
         if at.kind == PLAIN:
             self._gain.plain(seconds_of(at.verifying))  # and no waiting for a draft that is lost
-        elif at.kind == SPECULATIVE:
+        elif at.kind == SPECULATIVE and verdict.finish_reason is None:
+            # A last one is cut short for reasons of its own.
             verify_s = seconds_of(at.verifying)
             self._gain.speculative(num_final=at.num_final, seconds=at.seconds, verify_s=verify_s)
             offer, timing = verdict.offer, verdict.timing

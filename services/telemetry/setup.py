@@ -4,10 +4,13 @@ The only place that sets up OpenTelemetry's SDK, and nothing global is set:
 whoever speaks is given a `Telemetry`.
 """
 
+import logging
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
@@ -22,7 +25,11 @@ from slipstream.telemetry.exporters import metric_reader, prometheus_page, span_
 from slipstream.telemetry.metric import Instruments, no_instruments
 from slipstream.telemetry.telemetry import Telemetry
 
+_LOG = logging.getLogger("slipstream.telemetry")
 SCOPE = "slipstream"
+Ends = list[Callable[[], object]]
+LAST_WORDS_S = 5.0
+"""Longest time for what is left to tell when a process ends."""
 _FILE_DELAY_MS = 200
 """Who looks at a file looks at it at once."""
 
@@ -43,10 +50,30 @@ def telemetry(config: TelemetryConfig, process: Process) -> Iterator[Telemetry]:
     Raises `InvalidRequest` for an exporter that is not installed, and `Unavailable` when the
     address for Prometheus can't be had.
     """
-    with ExitStack() as stack:
-        tracer = _tracer(config, process, stack)
-        instruments = _instruments(config, process, stack)
+    with _ended_at_once() as ends:
+        tracer = _tracer(config, process, ends)
+        instruments = _instruments(config, process, ends)
         yield Telemetry(tracer, instruments, config.bounds(), config.trace_content)
+
+
+@contextmanager
+def _ended_at_once() -> Iterator[Ends]:
+    """What is to be called in the end, each on a thread of its own, and none for long: a collector
+    that does not answer must not keep a service from ending."""
+    ends: Ends = []
+    try:
+        yield ends
+    finally:
+        threads = [Thread(target=end, daemon=True) for end in ends]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + LAST_WORDS_S
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0))
+        if any(thread.is_alive() for thread in threads):
+            _LOG.warning(
+                "what was to be told last is given up: nobody took it for %g s", LAST_WORDS_S
+            )
 
 
 def _resource(process: Process) -> Resource:
@@ -62,12 +89,12 @@ def _resource(process: Process) -> Resource:
     return known
 
 
-def _tracer(config: TelemetryConfig, process: Process, stack: ExitStack) -> Tracer:
+def _tracer(config: TelemetryConfig, process: Process, ends: Ends) -> Tracer:
     if not config.traces:
         return NoOpTracer()
     sampler = ParentBased(TraceIdRatioBased(config.trace_ratio))
     provider = TracerProvider(sampler, _resource(process), shutdown_on_exit=False)
-    stack.callback(provider.shutdown)
+    ends.append(provider.shutdown)
     for name in config.traces:
         exporter = span_exporter(name, config, process.role)
         delay_ms = _FILE_DELAY_MS if name.startswith(FILE) else None
@@ -75,16 +102,16 @@ def _tracer(config: TelemetryConfig, process: Process, stack: ExitStack) -> Trac
     return provider.get_tracer(SCOPE, process.version)
 
 
-def _instruments(config: TelemetryConfig, process: Process, stack: ExitStack) -> Instruments:
+def _instruments(config: TelemetryConfig, process: Process, ends: Ends) -> Instruments:
     place = config.metrics_place()
     if not config.metrics and place is None:
         return no_instruments()
     readers: list[MetricReader] = []
     if place is not None:  # first: the others begin to send when they are made
         page, end = prometheus_page(*place)
-        stack.callback(end)
+        ends.append(end)
         readers.append(page)
     readers += [metric_reader(name, config) for name in config.metrics]
     provider = MeterProvider(readers, _resource(process), shutdown_on_exit=False)
-    stack.callback(provider.shutdown)
+    ends.append(provider.shutdown)
     return Instruments(provider.get_meter(SCOPE, process.version))

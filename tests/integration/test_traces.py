@@ -10,7 +10,7 @@ import pytest
 import fleet
 from otlp_collector import collector, traces_of
 from redis_server import running_redis
-from slipstream.telemetry.explained import explained, orphans
+from slipstream.telemetry.explained import explained, orphans, stages
 from slipstream.telemetry.traces import Span, SpanKind, Status, trace_of
 from told_services import TOKEN, services
 from traced_story import (
@@ -37,9 +37,9 @@ KINDS = {
     STREAM_KV: {SpanKind.CLIENT, SpanKind.SERVER},
     "draft.propose": {SpanKind.CLIENT, SpanKind.SERVER},
     "target.verify": {SpanKind.CLIENT, SpanKind.SERVER},
-    "session.acquire": {SpanKind.CLIENT},
-    "session.append": {SpanKind.CLIENT},
-    "session.release": {SpanKind.CLIENT},
+    "session.acquire": {SpanKind.CLIENT, SpanKind.INTERNAL},
+    "session.append": {SpanKind.CLIENT, SpanKind.INTERNAL},
+    "session.release": {SpanKind.CLIENT, SpanKind.INTERNAL},
     "chat": {SpanKind.CLIENT},
     "round": {SpanKind.INTERNAL},
     "prompt.encode": {SpanKind.INTERNAL},
@@ -174,6 +174,7 @@ def test_the_session_store_is_in_the_trace(seen):
         trace = seen.trace(request_id)
         stored = [span for span in trace.spans if "db.system.name" in span.attributes]
         assert {span.attributes["db.system.name"] for span in stored} == {"redis"}
+        assert {span.kind for span in stored} == {SpanKind.CLIENT}
         (acquired,) = [span for span in stored if span.name == "session.acquire"]
         assert acquired.parent_id == trace.request.span_id
 
@@ -266,3 +267,9 @@ def test_nothing_that_was_said_is_in_any_span(seen, secret):
 def test_the_trace_explains_where_the_time_went(seen):
     shares = {name: explained(seen.trace(name)) for name in [*seen.well, seen.long, seen.lost]}
     assert {name: share for name, share in shares.items() if share < 0.95} == {}
+
+
+def test_no_two_stages_count_the_same_moment(seen):
+    for name in [*seen.well, seen.long, seen.lost]:
+        request = seen.trace(name).request
+        assert sum(at.duration_ms for at in stages(request)) <= request.duration_ms + 0.01

@@ -128,8 +128,9 @@ async def test_whatever_a_draft_raises_makes_a_plain_round_that_says_why(error, 
         Proposal(TokenTree((1, 1), (-1, -1))),
         Proposal(TokenTree.chain([1, 2, 3, 4, 5])),
         Proposal(TokenTree(tuple(range(1, 8)), (-1,) * 7)),
+        Proposal(TokenTree.chain([1]), stopped_by="whim 4711"),
     ],
-    ids=["id out of range", "equal siblings", "too deep", "too many nodes"],
+    ids=["id out of range", "equal siblings", "too deep", "too many nodes", "made-up reason"],
 )
 async def test_a_proposal_that_was_not_asked_for_never_reaches_the_target(proposal):
     world = World(Guesser("a", proposal))

@@ -1,5 +1,7 @@
 """Metrics are those of the catalog, and come to what rounds come to."""
 
+import asyncio
+import logging
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,16 +12,14 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 
 from listening import Listener
-from slipstream.core.offer import Offer
-from slipstream.core.types import FinishReason, Proposal, ReplyTiming, Verdict
+from slipstream.core.types import Proposal, Verdict
 from slipstream.telemetry import catalog
-from slipstream.telemetry.gain import Gain
 from slipstream.telemetry.metric import Instruments, Kind, Metric, no_instruments
 from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics
-from slipstream.telemetry.telemetry import Telemetry, TraceBounds
-from watched_rounds import Script, Watched, scripts
+from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.telemetry import Telemetry
+from watched_rounds import NONE, Script, Watched, scripts, told
 
-NONE = TraceBounds(0, 0, 0)
 # Written out as the semantic conventions for generative AI have them.
 DURATION = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
@@ -134,19 +134,6 @@ def test_only_what_somebody_reads_is_exported():
     assert Instruments(with_sdk).are_exported
 
 
-def told(rounds):
-    """What is heard of the metrics of rounds."""
-    heard = Listener()
-    metrics = RoundMetrics(heard.telemetry.instruments)
-    request = Watched(Telemetry(), NONE)
-    request.runs(rounds)
-    for at in request.seen:
-        metrics.seen(at)
-    metrics.tell()
-    metrics.tell()  # totals are told again, and stay
-    return heard
-
-
 def counts(heard, metric):
     """A counter's values by that of its attribute; those of 0 left out."""
     found = {key: point.value for key, point in heard.points(metric).items()}
@@ -222,50 +209,33 @@ def test_rounds_that_nobody_reads_of_cost_nothing_and_ones_without_a_verdict_do_
     assert heard.points(catalog.ROUNDS) == {}
 
 
-def gains(*rounds):
-    """Length and break-even after a prefill and these rounds; None where nothing is told."""
-    heard = told([Script(None, depth=0, accepted=0), *rounds])
-    pair = (catalog.SPECULATION_LENGTH, catalog.SPECULATION_BREAK_EVEN)
-    return tuple(next((at.value for at in heard.points(metric).values()), None) for metric in pair)
+async def test_how_things_are_is_told_at_once_and_at_the_end():
+    heard, began, value = Listener(), asyncio.Event(), 1
+
+    def sample(instruments):
+        instruments.put(catalog.WAITING, value)
+        began.set()
+
+    async with sampled(heard.telemetry.instruments, sample):
+        await began.wait()
+        assert heard.point(catalog.WAITING).value == 1
+        value = 2
+    assert heard.point(catalog.WAITING).value == 2
 
 
-PLAIN = Script(None, verify_s=2, depth=0, accepted=0)
+async def test_a_service_does_not_fall_over_what_it_says_of_itself(caplog):
+    def sample(instruments):
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR, "slipstream.telemetry"):
+        async with sampled(Listener().telemetry.instruments, sample):
+            pass
+    assert "metrics could not be sampled" in caplog.text
 
 
-def offered(round_s, engine_s=None, *, verify_s=4):
-    """A round of 8 seconds, after which the target says how long a plain one takes."""
-    timing = None if engine_s is None else ReplyTiming(engine_s=engine_s)
-    verdict = Verdict((0, 1), 1, offer=Offer(4, round_s=round_s), timing=timing)
-    return Script(draft_s=8 - verify_s, verify_s=verify_s, verdict=verdict)
+async def test_nothing_is_sampled_that_nobody_reads():
+    def sample(instruments):
+        raise AssertionError("it was sampled")
 
-
-def test_whether_speculation_pays_is_told_of_what_rounds_show():
-    assert gains() == (None, None)
-    assert gains(PLAIN) == (None, None)
-    assert gains(PLAIN, Script(draft_s=2, verify_s=4, accepted=2)) == (3, 3)
-    assert gains(Script(draft_s=2, verify_s=4, accepted=2)) == (3, 1.5), "as long as a verification"
-    assert gains(offered(2.0)) == (2, 4)
-    assert gains(offered(2.0, 2.0)) == (2, 2), "2 s there, and 2 s on the way"
-    assert gains(offered(2.0, 9.0)) == (2, 4)
-
-
-def test_neither_a_last_round_nor_waiting_for_a_lost_draft_says_whether_speculation_pays():
-    last = Script(verdict=Verdict((1,), 0, FinishReason.STOP))
-    lost = Script(draft_s=9, verify_s=2, depth=0, proposal=Proposal(fallback="draft lost"))
-    assert gains(last) == (None, None)
-    seen = Script(draft_s=2, verify_s=4, accepted=2)
-    assert gains(lost, seen) == gains(PLAIN, seen)
-
-
-def test_averages_begin_with_the_mean_and_then_forget_slowly():
-    gain = Gain()
-    for num_final in (1, 2, 6):
-        gain.speculative(num_final=num_final, seconds=2.0, verify_s=1.0)
-    assert gain.length == pytest.approx(3)
-    for _ in range(47):
-        gain.speculative(num_final=3, seconds=2.0, verify_s=1.0)
-    gain.speculative(num_final=53, seconds=2.0, verify_s=1.0)
-    assert gain.length == pytest.approx(3 + 50 * 0.02)
-    assert gain.break_even == 2.0
-    gain.plain(0.5)
-    assert gain.break_even == 4.0
+    async with sampled(no_instruments(), sample):
+        pass

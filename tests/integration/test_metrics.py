@@ -1,0 +1,255 @@
+"""Metrics of the three services as processes: pages for Prometheus, and what a collector gets.
+
+Requests are asked once, one of which loses its draft; the laws are about what is told then.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import fleet
+from otlp_collector import collector
+from prometheus_names import label, samples
+from prometheus_tool import promtool
+from redis_server import running_redis
+from slipstream.client import SamplingParams
+from slipstream.telemetry import catalog
+from slipstream.telemetry.catalog import CATALOG, DRAFT, ROUTER, TARGET
+from slipstream.telemetry.metric import Kind
+from told_services import FORCED, asking, services
+
+ROLES = (ROUTER, TARGET, DRAFT)
+PROMPT = "the quick brown fox"
+SAMPLED = SamplingParams(temperature=0.8, seed=3)
+
+
+@dataclass
+class Told:
+    """Statistics of requests, as callers have them, and what the services say."""
+
+    stats: list = field(default_factory=list)
+    first_pages: dict[str, str] = field(default_factory=dict)
+    """Before the first request."""
+    middle: str = ""
+    """The router's, before the draft is lost."""
+    pages: dict[str, str] = field(default_factory=dict)
+    exported: dict[str, set[str]] = field(default_factory=dict)
+    """Names that the collector has."""
+
+    def total(self, name):
+        """Of a count of speculation over all requests."""
+        return sum(getattr(at.speculation, name) for at in self.stats)
+
+    def counted(self, name):
+        """The same of one by reason."""
+        return sum((Counter(getattr(at.speculation, name)) for at in self.stats), Counter())
+
+    @property
+    def num_rounds(self):
+        """Of all requests, by kind."""
+        return {
+            "prefill": len(self.stats),
+            "speculative": self.total("num_spec_steps"),
+            "plain": self.total("num_plain_steps"),
+        }
+
+
+def read(process):
+    """The page of a service."""
+    url = process.until_logged("metrics at").rpartition(" ")[2]
+    with urlopen(url, timeout=20) as page:
+        return page.read().decode()
+
+
+def ask_all(told, running, router, to):
+    """Alone and in a session, greedy and sampled; the draft is lost in the last one."""
+    with asking(router) as client:
+        session = client.session()
+        for ask in (client.generate, session.generate, session.generate):
+            for options in ({}, {"sampling": SAMPLED}):
+                result = ask(PROMPT, max_tokens=30, speculation=FORCED, **options)
+                told.stats.append(result.stats)
+        await_all(told, to)
+        told.pages[DRAFT], told.middle = read(running.draft), read(router)
+        chunks = client.stream(PROMPT, max_tokens=300, speculation=FORCED)
+        told.stats.append(running.lose_draft(chunks)[-1].stats)
+        await_all(told, to)
+
+
+def await_all(told, to):
+    """Until the router has told of all requests, and the engines of all rounds."""
+    rounds, lost = sum(told.num_rounds.values()), sum(told.counted("fallbacks").values())
+    expected = {
+        catalog.TOKENS_FINAL: sum(at.num_output_tokens for at in told.stats),
+        catalog.ROUNDS: rounds,
+        catalog.STOPS: told.total("num_spec_steps"),
+        catalog.POSITION_ACCEPTED: told.total("num_accepted_draft_tokens"),
+        catalog.FALLBACKS: lost,
+        catalog.REQUEST_DURATION: len(told.stats),
+    }
+
+    def is_told():
+        router, target, draft = (to.metrics(f"slipstream-{role}") for role in ROLES)
+        return (
+            all(count(router, metric) == total for metric, total in expected.items())
+            and count(target, catalog.TARGET_QUEUE) == rounds
+            and (lost or count(draft, catalog.DRAFT_QUEUE) == count(router, catalog.DRAFT_WAIT))
+        )
+
+    assert to.until(is_told)
+
+
+def count(metrics, metric):
+    """What a counter has come to, and how much a histogram has counted, whatever the attributes."""
+    if metric.name not in metrics:
+        return 0
+    held = metrics[metric.name]
+    if metric.kind is Kind.HISTOGRAM:
+        return sum(point.count for point in held.histogram.data_points)
+    return sum(point.as_double or point.as_int for point in held.sum.data_points)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    target, found = fleet.save_models(tmp_path_factory.mktemp("tiny")), Told()
+    with collector() as to, running_redis() as store:
+        with services(to, target, str(fleet.glide_of(target))) as running:
+            router = running.router("--store-url", store)
+            found.first_pages[ROUTER] = read(router)
+            ask_all(found, running, router, to)
+            found.pages |= {ROUTER: read(router), TARGET: read(running.target)}
+            assert set(running.stop()) == {0}
+        found.exported = {role: set(to.metrics(f"slipstream-{role}")) for role in ROLES}
+    return found
+
+
+def of_role(role):
+    return [metric for metric in CATALOG if role in metric.roles]
+
+
+def values(page):
+    """Every value of a page, by name and labels; a histogram's buckets are left out."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for exported in text_string_to_metric_families(page)
+        for sample in exported.samples
+        if not sample.name.endswith("_bucket")
+    }
+
+
+def value(page, metric, part="", **attributes):
+    """Of a metric, where it has these attributes and no others; None where it is not told."""
+    labels = frozenset((label(name), said) for name, said in attributes.items())
+    (name,) = [at for at in samples(metric) if at.endswith(part) and "_bucket" not in at]
+    return values(page).get((name, labels))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_page_has_every_metric_of_its_service_and_no_other(told, role):
+    names = {name for name, _ in values(told.pages[role])}
+    known = {name for metric in of_role(role) for name in samples(metric)}
+    assert names - known == {"target_info"}
+    assert [at.name for at in of_role(role) if not names & set(samples(at))] == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_collector_gets_the_same_metrics(told, role):
+    assert told.exported[role] == {metric.name for metric in of_role(role)}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_attributes_are_those_that_are_written_down(told, role):
+    known = {name: labels for metric in of_role(role) for name, labels in samples(metric).items()}
+    for name, labels in values(told.pages[role]):
+        if name in known:
+            assert {label for label, _ in labels} <= known[name]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_promtool_has_nothing_to_say_of_a_page(told, role):
+    promtool("check", "metrics", text=told.pages[role])
+
+
+def test_counters_without_attributes_are_there_before_they_count(told):
+    for metric in of_role(ROUTER):
+        if metric.kind is Kind.COUNTER and not metric.attributes:
+            assert value(told.first_pages[ROUTER], metric) == 0
+
+
+def test_tokens_are_those_of_the_requests_own_statistics(told):
+    page = told.pages[ROUTER]
+    for metric, expected in (
+        (catalog.TOKENS_PROMPT, sum(at.num_prompt_tokens for at in told.stats)),
+        (catalog.TOKENS_CACHED, sum(at.num_cached_tokens for at in told.stats)),
+        (catalog.TOKENS_DRAFTED, told.total("num_draft_tokens")),
+        (catalog.TOKENS_ACCEPTED, told.total("num_accepted_draft_tokens")),
+        (catalog.TOKENS_FINAL, sum(at.num_output_tokens for at in told.stats)),
+        (catalog.TOKENS_UNKEPT, 0),
+        (catalog.TARGET_LOSSES, 0),
+    ):
+        assert (metric.name, value(page, metric)) == (metric.name, expected)
+
+
+def test_rounds_are_those_of_the_requests_own_statistics(told):
+    page = told.pages[ROUTER]
+    for kind, expected in told.num_rounds.items():
+        assert value(page, catalog.ROUNDS, kind=kind) == expected
+        assert value(page, catalog.ROUND_DURATION, "_count", kind=kind) == expected
+    assert value(page, catalog.VERIFY_WAIT, "_count") == sum(told.num_rounds.values())
+    assert value(page, catalog.ROUND_ACCEPTED, "_count") == told.num_rounds["speculative"]
+    assert value(page, catalog.ROUND_ACCEPTED, "_sum") == told.total("num_accepted_draft_tokens")
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (catalog.POSITION_DRAFTED, "per_step_depth"),
+        (catalog.POSITION_ACCEPTED, "per_step_accepted"),
+    ],
+    ids=["drafted", "accepted"],
+)
+def test_positions_are_those_of_the_requests_own_statistics(told, metric, name):
+    reached = [depth for at in told.stats for depth in getattr(at.speculation, name)]
+    for position in range(1, 17):
+        expected = sum(depth >= position for depth in reached)
+        found = value(told.pages[ROUTER], metric, position=str(position))
+        assert (found or 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [(catalog.STOPS, "stop_reasons"), (catalog.FALLBACKS, "fallbacks")],
+    ids=["stops", "fallbacks"],
+)
+def test_reasons_are_those_of_the_requests_own_statistics(told, metric, name):
+    expected = told.counted(name)
+    assert expected
+    for reason, total in expected.items():
+        assert value(told.pages[ROUTER], metric, reason=reason) == total
+
+
+def test_engines_count_what_the_router_asked_them_for(told):
+    rounds = told.num_rounds
+    assert value(told.pages[TARGET], catalog.TARGET_QUEUE, "_count") == sum(rounds.values())
+    page = told.pages[DRAFT]
+    before = Told(told.stats[:-1])  # the draft did not live to see the last one
+    asked = value(told.middle, catalog.DRAFT_WAIT, "_count")
+    drafted, plain = before.total("num_spec_steps"), before.total("num_plain_steps")
+    assert 0 < drafted <= asked <= drafted + plain  # the last token is not worth asking for
+    for metric in (catalog.DRAFT_QUEUE, catalog.DRAFT_ENGINE, catalog.DRAFT_NODES):
+        assert value(page, metric, "_count") == asked
+    assert value(page, catalog.DRAFT_NODES, "_sum") == before.total("num_draft_tokens")
+
+
+def test_requests_are_measured_once_each(told):
+    page = told.pages[ROUTER]
+    for metric in (catalog.REQUEST_DURATION, catalog.FIRST_TOKEN, catalog.PER_TOKEN):
+        (name,) = [at for at in samples(metric) if at.endswith("_count")]
+        counts = {labels: at for (found, labels), at in values(page).items() if found == name}
+        (labels,) = counts
+        assert sum(counts.values()) == len(told.stats)
+        assert dict(labels)[label("gen_ai.operation.name")] == "chat"
+        assert dict(labels)[label("gen_ai.request.model")] == "tiny"
