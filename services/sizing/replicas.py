@@ -1,8 +1,9 @@
 """Simulated engines: they share steps as the real ones do, and take the time of a recording.
 
 A target's steps begin when its real rules say so, and hold what its real queue gives them. A
-draft takes everybody who is there along in every pass. Knows no requests: whoever asks is called
-back.
+draft takes everybody who is there along in every pass. Of those who come at the same time the first
+finds an engine at rest, as over real wires, which bring one after the other. Knows no requests:
+whoever asks is called back.
 """
 
 from collections import deque
@@ -46,7 +47,7 @@ class SimTarget:
         self._gathering: Gathering[int] = Gathering()
         self._arrivals: list[Verification] = []
         self._known: dict[tuple[int, int], float] = {}
-        self._is_stepping = self._is_called = False
+        self._is_stepping = False
         self._timer = 0
         """Of the wait under way; what rings for an earlier one is too late."""
         self._busy_s = 0.0
@@ -63,18 +64,12 @@ class SimTarget:
         self._arrivals.append(work)
         self._gathering.came(work.session, self._idle_s())
         self._turn()
-        if not self._is_called:  # who comes at the same time is there before it looks
-            self._is_called = True
-            self._events.after(0.0, self._look)
+        self._consider()
 
     def leave(self, session: int) -> None:
         """Its request has ended."""
         self._gathering.gone(session)
         self._turn()
-
-    def _look(self) -> None:
-        self._is_called = False
-        self._consider()
 
     def _idle_s(self) -> float:
         """A clock that stands still while a step is under way."""
@@ -169,8 +164,7 @@ class SimDraft:
         """Have it answered in time."""
         self._waiting.append(drafting)
         if not self._is_passing:
-            self._is_passing = True
-            self.events.after(0.0, self._pass)
+            self._pass()
 
     def _pass(self) -> None:
         self._running += self._waiting
