@@ -17,6 +17,8 @@ _POLICIES = {
 }
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
+_NO_CALLS_S = 0.1
+"""How long Serve waits for its own calls to a replica to end, again and again: there are none."""
 _PUSH_S = 10.0
 """How often replicas report at most; more often where the look-back time is short."""
 
@@ -27,7 +29,10 @@ def build(args: Mapping[str, Any]) -> Application:
     pools = [_pool(role, plan) for role in plan.pools()]
     directory: Any = serve.deployment(Directory)
     return directory.options(
-        name=DIRECTORY, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
+        name=DIRECTORY,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=1000,
+        logging_config={"enable_access_log": False},  # a line a second and replica says nothing
     ).bind(*pools)
 
 
@@ -43,6 +48,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
         },
         autoscaling_config=_scaling(role, pool),
         graceful_shutdown_timeout_s=plan.stopping_s,
+        graceful_shutdown_wait_loop_s=_NO_CALLS_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
     ).bind(role, plan.arguments())

@@ -28,7 +28,7 @@ class Replica:
         self._role = role
         self._plan: ClusterPlan = plan_from(arguments)
         pool = self._plan.pools()[role]
-        host = _bracketed(ray.util.get_node_ip_address())
+        host = _bracketed(_node_address())
         ports = Ports(host, pool.port, pool.metrics_port)
         self._service = Service(role, self._plan.flags(role), ports)
         self._gauges = Gauges()
@@ -69,6 +69,13 @@ class Replica:
                     _LOG.warning("the replica can't tell of itself: %s", error)
                 problem = str(error)
             await asyncio.sleep(EVERY_S)
+
+
+def _node_address() -> str:
+    """Of this node as its cluster knows it: it may have others, which lead elsewhere."""
+    here = ray.get_runtime_context().get_node_id()
+    (address,) = (node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+    return str(address)
 
 
 def _bracketed(host: str) -> str:

@@ -28,6 +28,7 @@ _PATIENCE_S = 5.0
 _OBJECT_STORE_BYTES = 128 << 20
 """Nothing of ours is kept there."""
 _LOCAL = "127.0.0.1"
+_OUR_ERRORS = "slipstream.core.errors."
 _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves by itself
     "RAY_worker_niceness": "0",  # a model that everybody waits for is nobody's background job
@@ -87,7 +88,7 @@ class RayStack:
     async def start(self) -> str:
         """Deploy the pools and start a router; its address once requests can be sent there.
 
-        Raises `ServiceError` when a pool does not come up, and what `Child.ready` does.
+        Raises what `Child.ready` does, of a service in a pool too.
         """
         self._directory = await asyncio.to_thread(self._deploy)
         if self._plan.store_url is None:
@@ -124,8 +125,20 @@ class RayStack:
             app = build(self._plan.arguments())
             return serve.run(app, name=self._place.name, route_prefix=None)
         except RuntimeError as error:
-            last = str(error).strip().splitlines()[-1:]
-            raise ServiceError(f"the pools did not come up: {''.join(last)}") from None
+            kind, reason = self._reason()
+            is_input = kind == InvalidRequest.__name__
+            reason = reason or str(error).strip().splitlines()[-1]
+            text = f"the pools did not come up: {reason}"
+            raise (InvalidRequest if is_input else ServiceError)(text) from None
+
+    def _reason(self) -> tuple[str, str]:
+        """The kind of error of a service of ours that did not start, and what it said."""
+        about = serve.status().applications.get(self._place.name)
+        pools = about.deployments.values() if about is not None else ()
+        lines = [line for pool in pools for line in pool.message.splitlines()]
+        own = [line for line in lines if line.startswith(_OUR_ERRORS)]
+        kind, _, text = own[-1].removeprefix(_OUR_ERRORS).partition(": ") if own else ("", "", "")
+        return kind, text
 
     def _remove(self) -> None:
         if self._place.address is None:

@@ -55,7 +55,9 @@ def test_pools_say_what_plain_decoding_says_and_rounds_go_past_ray(pools, client
     assert result.token_ids == plain(60)
     assert result.stats.speculation.num_draft_tokens > 0
     assert pools.process.out == [f"ready {pools.process.ready()}"]
-    assert {at.role.value for at in client.server_info().replicas} == {"draft", "target"}
+    replicas = client.server_info().replicas
+    assert sorted(at.role.value for at in replicas) == ["draft", "draft", "target"]
+    assert {at.address.rpartition(":")[0] for at in replicas} == {"127.0.0.1"}
 
 
 def test_whoever_is_killed_costs_no_token_and_ray_replaces_all(pools, client, plain):
