@@ -127,6 +127,7 @@ class Workshop:
             ["sh", "-euc", here],
             cwd=self.root / "build",
             env={**_clean(), **offline, "PIP_CONFIG_FILE": os.devnull, **variables},
+            umask=0o022,  # a builder's
             capture_output=True,
             text=True,
             check=False,

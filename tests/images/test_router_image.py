@@ -5,7 +5,6 @@ The packages come, as wheels, out of the environment that runs the tests: no ind
 
 import json
 import os
-import shutil
 import stat
 import subprocess
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ import wheels
 from dockerfile import ROOT, Workshop, environment, stages
 from processes import Process, has_loaded, save_long_checkpoint, serve
 
-PACKAGES = ROOT / "images" / "router.txt"
 LEFT_OUT = {"huggingface-hub"}
 HEAVY = {"torch", "transformers", "accelerate", "gguf", "numpy"}
 NEEDED = """
@@ -35,11 +33,6 @@ for part in ("router", "state", "telemetry", "text"):
         importlib.import_module(module.name)
 print(sys.modules["slipstream"].__file__)
 """
-
-
-def listed():
-    lines = PACKAGES.read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 @dataclass(frozen=True)
@@ -71,41 +64,36 @@ class Image:
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("image")
-    tools = wheels.closure("hatchling")
-    packed = wheels.pack({*map(canonicalize_name, listed()), *tools}, folder / "wheels")
-    shop = Workshop(folder / "root", packed)
-    before = os.umask(0o022)  # as in a builder
-    try:
-        for name in ("wheel", "own", "router-packages", "router-tree", "router-bill"):
-            shop.carry_out(stages()[name])
-    finally:
-        os.umask(before)
-    yield Image(shop)
-    shutil.rmtree(folder)
+def image(builder):
+    for name in ("router-packages", "router-tree", "router-bill"):
+        builder.carry_out(stages()[name])
+    return Image(builder)
 
 
-def test_the_list_is_sorted_out_of_what_the_packages_on_it_ask_for():
-    names = [canonicalize_name(name) for name in listed()]
-    assert len(set(names)) == len(names)
-    missing = {name: wheels.needed(name) - {*names} for name in names}
+@pytest.fixture(scope="module")
+def listed(router_packages):
+    return [canonicalize_name(name) for name in router_packages]
+
+
+def test_packages_ask_for_nothing_that_is_not_on_the_list_but_for_what_it_says(listed):
+    assert len(set(listed)) == len(listed)
+    missing = {name: wheels.needed(name) - {*listed} for name in listed}
     assert {name: lack for name, lack in missing.items() if lack} == {"tokenizers": LEFT_OUT}
-    assert not HEAVY & {*names}
+    assert not HEAVY & {*listed}
 
 
-def test_every_package_of_the_list_has_one_version_in_the_constraints():
+def test_every_package_of_the_list_has_one_version_in_the_constraints(listed):
     pins = [line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
     pinned = {canonicalize_name(name) for name in pins}
-    assert [name for name in listed() if canonicalize_name(name) not in pinned] == []
+    assert [name for name in listed if name not in pinned] == []
 
 
-def test_the_image_holds_these_packages_and_slipstream_only(image):
+def test_the_image_holds_these_packages_and_slipstream_only(image, listed):
     (packages,) = (image.app / "lib").glob("python*/site-packages")
     held = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
     assert {canonicalize_name(name) for name in held} == {
         "slipstream",
-        *map(canonicalize_name, listed()),
+        *listed,
     }
     assert not HEAVY & {path.name for path in packages.iterdir()}
 
@@ -173,11 +161,11 @@ def test_the_image_has_the_data_files_of_the_package(image):
     ).read_bytes()
 
 
-def test_the_bill_of_the_image_names_everything_in_it(image):
+def test_the_bill_of_the_image_names_everything_in_it(image, listed):
     bill = json.loads((image.shop.root / "build" / "sbom.json").read_text())
     assert bill["metadata"]["component"]["name"] == "slipstream-router"
     named = {
         part["purl"].partition("@")[0].removeprefix("pkg:pypi/") for part in bill["components"]
     }
-    assert {"slipstream", *map(canonicalize_name, listed())} <= named
+    assert {"slipstream", *listed} <= named
     assert not {*HEAVY, "pip", "hatchling"} & named
