@@ -13,7 +13,19 @@ from typing import NoReturn
 import typer
 
 import slipstream
-from slipstream.cli import certs, chat, generate, keys, models, serve, simulate, size, trace, up
+from slipstream.cli import (
+    certs,
+    chat,
+    check,
+    generate,
+    keys,
+    models,
+    serve,
+    simulate,
+    size,
+    trace,
+    up,
+)
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.rpc.process import BAD_INPUT, FAILED
 
@@ -27,6 +39,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("check")(check.check)
 app.command("up")(up.up)
 app.command("trace")(trace.trace)
 app.command("size")(size.size)

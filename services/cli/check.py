@@ -1,0 +1,100 @@
+"""`slipstream check`: whether a router answers, by one short generation. Loads no model.
+
+What people run after an installation, and what `helm test` does. Measures nothing.
+"""
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.engine import remote_options
+from slipstream.cli.flags import with_flags
+from slipstream.cli.options import RouterFlags
+from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
+from slipstream.core.options import Mode, SpeculationOptions
+
+if TYPE_CHECKING:
+    from slipstream.client import Client
+    from slipstream.core.results import Result
+
+# Goes on by a rule, so that any draft, and whoever copies what was said, has something right.
+PROMPT = "one two three four five six one two three four five six one two three four"
+NUM_TOKENS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFlags:
+    """What is asked for."""
+
+    no_speculation: Annotated[
+        bool, typer.Option("--no-speculation", help="Decode plainly; nothing need be accepted.")
+    ] = False
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Show the token without TLS, to other machines too.")
+    ] = False
+    timeout_s: Annotated[
+        float, typer.Option(help="Seconds to answer, the wait for a target included.")
+    ] = 60.0
+
+    @property
+    def mode(self) -> Mode:
+        """Whether there are drafts; forced ones, for some may not pay on an idle machine."""
+        return Mode.OFF if self.no_speculation else Mode.FORCED
+
+
+@with_flags
+def check(router: RouterFlags, flags: CheckFlags) -> None:
+    """Generate a few tokens through a router, and say what came: exit code 0 if all is well."""
+    from slipstream.client import Client
+
+    if router.router is None:
+        raise InvalidRequest("there is nothing to check: name a router, --router HOST:PORT")
+    options = _connection(router, flags)
+    with closing(Client(router.router, timeout_s=flags.timeout_s, **options)) as client:
+        result = _ask(client, router.router, flags.mode)
+    typer.echo(verdict(router.router, result, is_plain=flags.no_speculation))
+
+
+def _ask(client: "Client", router: str, mode: Mode) -> "Result":
+    speculation = SpeculationOptions(mode=mode)
+    try:
+        return client.generate(PROMPT, raw=True, max_tokens=NUM_TOKENS, speculation=speculation)
+    except InvalidRequest as error:  # which is no fault of whoever asked to check
+        raise ServiceError(f"{router} refuses to be checked: {error}") from None
+
+
+def _connection(router: RouterFlags, flags: CheckFlags) -> dict[str, Any]:
+    if not flags.plaintext:
+        return remote_options(router)
+    if router.tls or router.tls_ca or router.tls_cert or router.tls_name:
+        raise UnsupportedCombination("--plaintext and TLS exclude each other")
+    return remote_options(replace(router, tls=False)) | {"tls": False}
+
+
+def verdict(router: str, result: "Result", *, is_plain: bool) -> str:
+    """What a router's answer shows, in a sentence. Raises `ServiceError` where it is not enough.
+
+    Of a draft, something must have been accepted unless decoding was plain.
+    """
+    stats, speculation = result.stats, result.stats.speculation
+    came = f"{router} answers with {stats.num_output_tokens} tokens of {result.prompt.model}"
+    if not stats.num_output_tokens:
+        raise ServiceError(f"{came}, but some were asked for")
+    if is_plain:
+        return f"{came}, decoded plainly"
+    if not speculation.num_accepted_draft_tokens:
+        raise ServiceError(f"{came}, but {_missing(result)}")
+    return (
+        f"{came}, {speculation.num_accepted_draft_tokens} of them drafted"
+        f" (mean acceptance length {speculation.mean_acceptance_length:.2f})"
+    )
+
+
+def _missing(result: "Result") -> str:
+    speculation = result.stats.speculation
+    if speculation.num_draft_tokens:
+        return f"none of {speculation.num_draft_tokens} drafted tokens was accepted"
+    reasons = ", ".join(sorted(speculation.fallbacks))
+    return f"nothing was drafted ({reasons})" if reasons else "nothing was drafted"

@@ -1,0 +1,94 @@
+"""`slipstream check` at routers of every kind: what it finds, and what it makes of it."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+import fleet
+from key_files import key, write_keys
+from slipstream.cli.main import exit_code
+
+TOKEN = "a-token"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def check(capsys):
+    """Runs the command; its exit code, and what it said."""
+
+    async def run(*flags):
+        code = await asyncio.to_thread(exit_code, ["check", "--timeout-s", "30", *flags])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+@asynccontextmanager
+async def installed(model, draft=None, **config):
+    """The address of a router with a target, and perhaps a draft."""
+    target = fleet.target_worker(model)
+    drafts = [] if draft is None else [fleet.draft_worker(draft, model)]
+    async with (
+        fleet.running(target, *drafts),
+        fleet.routed([target], drafts, token=TOKEN, **config) as client,
+    ):
+        yield client.address
+
+
+async def test_a_router_whose_draft_is_right_now_and_then_passes(check, model):
+    async with installed(model, draft=f"vanilla:{model}") as at:
+        code, said = await check("--router", at)
+    assert code == 0, said
+    assert said.startswith(f"{at} answers with 48 tokens of ")
+    assert "of them drafted (mean acceptance length" in said
+
+
+async def test_a_router_without_any_draft_passes_where_none_is_asked_for(check, model):
+    async with installed(model, drafter="none") as at:
+        code, said = await check("--router", at)
+        assert (code, said.startswith("error: ")) == (1, True)
+        assert f"{at} refuses to be checked" in said
+        code, said = await check("--router", at, "--no-speculation")
+    assert (code, said.strip().endswith("decoded plainly")) == (0, True)
+
+
+async def test_a_router_that_asks_for_a_token_is_shown_the_one_of_the_environment(
+    check, model, tmp_path, monkeypatch
+):
+    write_keys(tmp_path / "keys.toml", key("alice", TOKEN))
+    async with installed(model, key_file=tmp_path / "keys.toml") as at:
+        code, said = await check("--router", at)
+        assert code == 1 and "token" in said
+        monkeypatch.setenv("SLIPSTREAM_TOKEN", TOKEN)
+        code, said = await check("--router", at)
+    assert code == 0, said
+
+
+async def test_a_router_that_is_not_there_fails_and_one_that_is_not_named_is_no_question(check):
+    code, said = await check("--router", "127.0.0.1:1", "--timeout-s", "0.5")
+    assert (code, said.startswith("error: ")) == (1, True)
+    assert (await check())[0] == 2
+    assert (await check("--router", "h:1", "--plaintext", "--tls"))[0] == 2
+
+
+async def test_a_token_goes_to_other_machines_in_the_clear_only_if_that_is_said(check, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_TOKEN", TOKEN)
+    limit = ("--timeout-s", "0.5")
+    code, said = await check("--router", "router.invalid:1", *limit)
+    assert code == 2 and "in the clear" in said
+    code, said = await check("--router", "router.invalid:1", "--plaintext", *limit)
+    assert code == 1
+
+
+async def test_a_router_whose_drafts_are_gone_fails_though_text_comes(check, model):
+    target = fleet.target_worker(model)
+    async with fleet.running(target), fleet.routed([target], ("127.0.0.1:1",)) as client:
+        code, said = await check("--router", client.address)
+    assert code == 1
+    assert "answers with 48 tokens" in said and "nothing was drafted (no draft)" in said
