@@ -84,6 +84,8 @@ class ClusterPlan:
     """What requests have to finish when a replica is to stop."""
     store_url: str | None = None
     """Redis that replicas announce themselves in."""
+    host: str | None = None
+    """Where replicas listen on every node; None for the address that its cluster knows it by."""
     config: str | None = None
     """Configuration file of the services, at the same path on every node."""
 

@@ -28,7 +28,7 @@ class Replica:
         self._role = role
         self._plan: ClusterPlan = plan_from(arguments)
         pool = self._plan.pools()[role]
-        host = _bracketed(_node_address())
+        host = _bracketed(self._plan.host or _node_address())
         ports = Ports(host, pool.port, pool.metrics_port)
         self._service = Service(role, self._plan.flags(role), ports)
         self._gauges = Gauges()

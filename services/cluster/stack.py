@@ -5,7 +5,7 @@ Without Redis the router reads where replicas are in files, which follow the poo
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -56,7 +56,8 @@ class RayStack:
 
     def __init__(self, plan: ClusterPlan, place: Place, *, router: Sequence[str], say: Say) -> None:
         """`router` are flags of the router, but for where replicas are."""
-        self._plan = plan
+        is_ours = place.address is None
+        self._plan = replace(plan, host=_LOCAL) if is_ours else plan
         self._place = place
         self._router_flags = router
         self._say = say
@@ -67,7 +68,9 @@ class RayStack:
         self._following: asyncio.Task[None] | None = None
 
     def connect(self) -> None:
-        """Join the cluster, or start one that only this machine reaches. Handles signals anew.
+        """Join the cluster, or start one whose replicas only this machine reaches.
+
+        Ray handles signals from then on, until somebody else does.
 
         Raises `ServiceError`.
         """
@@ -78,7 +81,6 @@ class RayStack:
                 "address": "local",
                 "include_dashboard": False,
                 "object_store_memory": _OBJECT_STORE_BYTES,
-                "_node_ip_address": _LOCAL,
             }
         try:
             ray.init(**options)
