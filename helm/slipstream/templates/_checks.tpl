@@ -2,6 +2,7 @@
 
 {{- define "slipstream.checks" -}}
 {{- include "slipstream.checks.scaling" . -}}
+{{- include "slipstream.checks.metrics" . -}}
 {{- include "slipstream.checks.redis" . -}}
 {{- include "slipstream.checks.models" . -}}
 {{- include "slipstream.checks.tls" . -}}
@@ -39,6 +40,16 @@
 {{- end -}}
 {{- if and (not $metrics.enabled) (or $metrics.serviceMonitor.enabled $metrics.podMonitor.enabled) -}}
 {{- fail "metrics.serviceMonitor and metrics.podMonitor need metrics.enabled: there is no page to read" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.metrics" -}}
+{{- $metrics := .Values.metrics -}}
+{{- if and $metrics.serviceMonitor.enabled $metrics.podMonitor.enabled -}}
+{{- fail "metrics.serviceMonitor.enabled and metrics.podMonitor.enabled exclude each other: every series would be there twice" -}}
+{{- end -}}
+{{- if and (not $metrics.enabled) (or $metrics.serviceMonitor.enabled $metrics.podMonitor.enabled) -}}
+{{- fail "metrics.serviceMonitor and metrics.podMonitor need metrics.enabled: there is nothing to read without" -}}
 {{- end -}}
 {{- end -}}
 
