@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer import Option
 
+from slipstream.cli.bench_output import figures_console
 from slipstream.cli.flags import with_flags
 from slipstream.cli.size_flags import RoundFlags, counts
 from slipstream.sizing.calculator import KNEE
@@ -55,7 +55,7 @@ def run(rounds: RoundFlags, flags: FleetFlags) -> None:
         values = {"knee": knee(runs), "runs": [asdict(run) for run in runs]}
         typer.echo(json.dumps(values, indent=2, allow_nan=False))
         return
-    console = Console(highlight=False)
+    console = figures_console()
     console.print(_table(runs))
     console.print(f"knee: {knee(runs)} drafts for {flags.targets} targets")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer import Option
 
+from slipstream.cli.bench_output import figures_console
 from slipstream.cli.flags import with_flags
 from slipstream.cli.size_flags import RoundFlags
 from slipstream.core.errors import InvalidRequest
@@ -51,7 +51,7 @@ def size(rounds: RoundFlags, flags: SizeFlags) -> None:
     if flags.json:
         typer.echo(json.dumps(values, indent=2, allow_nan=False))
         return
-    console = Console(highlight=False)
+    console = figures_console()
     console.print(_as_matrix(values) if flags.table else _as_list(values, flags))
 
 

@@ -42,7 +42,7 @@ class RoundFlags:
     draft_row_ms: Annotated[
         float | None, Option(help="A session more in a pass of the draft; 0.2.")
     ] = None
-    wire_ms: Annotated[float | None, Option(help="A call to an engine and back; 0.")] = None
+    wire_ms: Annotated[float | None, Option(help="A call to an engine and back; 1.")] = None
     seed: Annotated[int, Option(help="Of imagined rounds, and of when users come.")] = 0
 
     def rounds(self) -> Recording:

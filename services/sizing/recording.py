@@ -72,16 +72,17 @@ class Devices:
     level_row_s: float = 0.0
     verify_session_s: float = 0.0
     tile: int | None = None
-    wire_s: float = 0.0
+    wire_s: float = 0.001
     router_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("level_row_s", "verify_session_s", "wire_s", "router_s"):
+        for name in ("level_row_s", "verify_session_s", "router_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise InvalidRequest(f"{name} is {value}, but must be 0 or more")
-        if not 0 < self.level_s < math.inf:
-            raise InvalidRequest(f"level_s is {self.level_s}, but must be above 0")
+        for name in ("level_s", "wire_s"):  # who is back at once is never waited for
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
         self.curve()
 
     def curve(self) -> CostCurve:

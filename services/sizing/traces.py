@@ -16,6 +16,8 @@ from slipstream.telemetry.traces import Span, SpanKind
 
 _ROUND, _PROPOSE, _VERIFY = "round", "draft.propose", "target.verify"
 _FIRST, _PREFILL = "first", "prefill"
+_LEAST_CALL_S = 1e-5
+"""Clocks of two processes may differ by more than a call takes."""
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ def _note_calls(
             continue
         engine_s = said["slipstream.reply.engine_ms"] / 1000
         queue_s = said.get("slipstream.reply.queue_ms", 0.0) / 1000
-        seen.calls.append(max(span.duration_ms / 1000 - engine_s - queue_s, 0.0))
+        seen.calls.append(max(span.duration_ms / 1000 - engine_s - queue_s, _LEAST_CALL_S))
         if name == _PROPOSE and at.depth:
             seen.levels.append(engine_s / at.depth)
         if name == _VERIFY:

@@ -22,6 +22,7 @@ from slipstream.sizing.simulator import Counts, Crowd, Fleet, Simulated, simulat
 
 LEARNING = 4
 """Requests that calls are learnt from."""
+_NOTHING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ async def learn_calls(running: Engines, recording: Recording) -> Devices:
 
 def _with_calls(recording: Recording, seen: Seen) -> Devices:
     """Whatever is left of the time when the devices' own is taken off: calls, and the router."""
-    free = replace(recording, devices=replace(recording.devices, wire_s=0.0, router_s=0.0))
+    free = replace(recording, devices=replace(recording.devices, wire_s=_NOTHING_S, router_s=0.0))
     count = len(recording.requests)
     device_s = simulate(free, Fleet(1, 1), Crowd(count)).seconds
     each = [at.timings for at in seen.stats]
@@ -140,7 +141,7 @@ def _with_calls(recording: Recording, seen: Seen) -> Devices:
     calls = count + sum(2 if at.depth else 1 for at in rounds)
     return replace(
         recording.devices,
-        wire_s=max(whole_s - router_s - device_s, 0.0) / calls,
+        wire_s=max((whole_s - router_s - device_s) / calls, _NOTHING_S),
         router_s=max(router_s, 0.0) / len(rounds),
     )
 
