@@ -15,7 +15,8 @@ from slipstream.target.config import TargetConfig
 ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig}
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ["train-your-own.md", "benchmarks.md", "security.md", "kubernetes.md", "sizing.md"]
-INLINE = re.compile(r"`(slipstream (?:train|calibrate|serve|generate|up|bench|certs|keys|size|simulate) [^`]*)`")
+NAMES = "train|calibrate|serve|generate|up|bench|certs|keys|size|simulate"
+INLINE = re.compile(rf"`(slipstream (?:{NAMES}) [^`]*)`")
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
