@@ -137,5 +137,5 @@ def test_the_whole_tree_of_an_engine_installs_and_starts(tmp_path):
     for name in ("wheel", "own", "engine-packages", "engine-tree", "engine-bill"):
         shop.carry_out(stages()[name])
     for role in ENGINES:
-        assert "--model" in shop.run(f"/app/bin/python3 -m slipstream.{role} --help", {})
+        assert "--address" in shop.run(f"/app/bin/python3 -m slipstream.{role} --help", {})
     assert "hatchling" not in (tmp_path / "root" / "build" / "sbom.json").read_text()

@@ -123,10 +123,11 @@ def test_a_router_of_the_image_serves_and_has_loaded_no_torch(image, tmp_path):
         env = image.variables | {"PYTHONPATH": ""}
         python = str(image.app / "bin" / "python")
         with Process("slipstream.router", *flags, env=env, python=python) as router:
-            asked = ["--router", router.ready(), "--max-new-tokens", "8", "--json", "quick"]
-            answer = image.run("slipstream", "generate", *asked)
+            # What `helm test` runs in this image.
+            answer = image.run(
+                "slipstream", "check", "--router", router.ready(), "--no-speculation"
+            )
             assert answer.returncode == 0, answer.stderr
-            assert len(json.loads(answer.stdout)["token_ids"]) == 8
             assert has_loaded(router.pid, str(image.app))
             assert not any(has_loaded(router.pid, name) for name in ("torch", "numpy"))
 
