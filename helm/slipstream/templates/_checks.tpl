@@ -7,7 +7,6 @@
 {{- include "slipstream.checks.models" . -}}
 {{- include "slipstream.checks.tls" . -}}
 {{- include "slipstream.checks.auth" . -}}
-{{- include "slipstream.checks.monitors" . -}}
 {{- range $role := list "router" "draft" "target" -}}
 {{- if (index $.Values $role).enabled -}}
 {{- include "slipstream.checks.role" (dict "root" $ "part" $role) -}}
@@ -30,16 +29,6 @@
 {{- if and (or $autoscaling.hpa.enabled $autoscaling.keda.enabled) (not $.Values.metrics.enabled) (not $autoscaling.hpa.metrics) (not $autoscaling.keda.triggers) -}}
 {{- fail (printf "%s.autoscaling needs metrics.enabled: it goes by the metrics of the services" $role) -}}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "slipstream.checks.monitors" -}}
-{{- $metrics := .Values.metrics -}}
-{{- if and $metrics.serviceMonitor.enabled $metrics.podMonitor.enabled -}}
-{{- fail "metrics.serviceMonitor.enabled and metrics.podMonitor.enabled exclude each other: every pod would be read twice" -}}
-{{- end -}}
-{{- if and (not $metrics.enabled) (or $metrics.serviceMonitor.enabled $metrics.podMonitor.enabled) -}}
-{{- fail "metrics.serviceMonitor and metrics.podMonitor need metrics.enabled: there is no page to read" -}}
 {{- end -}}
 {{- end -}}
 
