@@ -33,7 +33,7 @@ REDISCLI_AUTH="$(cat /etc/redis/auth/password)" redis-cli -p {{ .Values.redis.po
 set -eu
 umask 077
 password="$(sed 's/["\\]/\\&/g' /etc/redis/auth/password)"
-{ cat /etc/redis/config/redis.conf; printf '\nrequirepass "%s"\n' "$password"; } > /tmp/redis.conf
+{ cat /etc/redis/config/redis.conf; printf '\nrequirepass "%s"\n' "$password"; } > /run/redis/redis.conf
 {{- if .Values.tls.enabled }}
 # Certificates that were replaced are read when they are set again.
 ( while sleep 3600; do
@@ -41,7 +41,7 @@ password="$(sed 's/["\\]/\\&/g' /etc/redis/auth/password)"
       tls-key-file /etc/redis/tls/tls.key tls-ca-cert-file /etc/redis/tls/ca.crt || true
   done ) > /dev/null 2>&1 &
 {{- end }}
-exec redis-server /tmp/redis.conf
+exec redis-server /run/redis/redis.conf
 {{- end -}}
 
 {{- define "slipstream.redis.ping" -}}
@@ -106,8 +106,8 @@ containers:
         readOnly: true
       - name: data
         mountPath: /data
-      - name: tmp
-        mountPath: /tmp
+      - name: run
+        mountPath: /run/redis
       {{- if .Values.tls.enabled }}
       - name: tls
         mountPath: /etc/redis/tls
@@ -124,7 +124,7 @@ volumes:
       items:
         - key: {{ $redis.auth.passwordKey }}
           path: password
-  - name: tmp
+  - name: run
     emptyDir:
       medium: Memory
       sizeLimit: 1Mi
