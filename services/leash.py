@@ -23,7 +23,7 @@ def leashed(command: Sequence[str]) -> list[str]:
 def main() -> None:
     """Put the leash on, unless the parent is gone already, and become the command.
 
-    It leads a process group: a terminal's Ctrl-C is for the parent, who knows in which order to end.
+    It leads a process group: a terminal's Ctrl-C is for the parent, who knows the order to end in.
     """
     parent, command = int(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)

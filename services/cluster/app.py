@@ -28,18 +28,19 @@ def build(args: Mapping[str, Any]) -> Application:
     plan = plan_from(args)
     pools = [_pool(role, plan) for role in plan.pools()]
     directory: Any = serve.deployment(Directory)
-    return directory.options(
+    app: Application = directory.options(
         name=DIRECTORY,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=1000,
         logging_config={"enable_access_log": False},  # a line a second and replica says nothing
     ).bind(*pools)
+    return app
 
 
 def _pool(role: str, plan: ClusterPlan) -> Application:
     pool = plan.pools()[role]
     deployment: Any = serve.deployment(Replica)
-    return deployment.options(
+    app: Application = deployment.options(
         name=role.capitalize(),
         ray_actor_options={
             "num_cpus": pool.num_cpus,
@@ -52,6 +53,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
     ).bind(role, plan.arguments())
+    return app
 
 
 def _scaling(role: str, pool: PoolPlan) -> AutoscalingConfig:
