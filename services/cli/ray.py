@@ -167,9 +167,16 @@ def _options(models: StackFlags) -> tuple[dict[str, Any], dict[str, Any]]:
     is_vanilla = models.draft.startswith(_VANILLA)
     draft = _anywhere(models.draft.removeprefix(_VANILLA))
     profile = None if models.profile is None else _anywhere(str(models.profile))
-    engine: dict[str, Any] = {"dtype": models.dtype, "device": models.device, "threads": models.threads}
+    engine: dict[str, Any] = {
+        "dtype": models.dtype,
+        "device": models.device,
+        "threads": models.threads,
+    }
     target = {"model": model, "numerics": models.numerics, **engine}
-    drafter: dict[str, Any] = {"draft": f"{_VANILLA}{draft}" if is_vanilla else draft, "target_model": model}
+    drafter: dict[str, Any] = {
+        "draft": f"{_VANILLA}{draft}" if is_vanilla else draft,
+        "target_model": model,
+    }
     drafter |= {"profile": profile, **engine}
     return _given(target), _given(drafter)
 

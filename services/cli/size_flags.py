@@ -78,7 +78,9 @@ class RoundFlags:
             "level_row_s": self.draft_row_ms,
             "wire_s": self.wire_ms,
         }
-        changes: dict[str, Any] = {name: value / 1000 for name, value in told.items() if value is not None}
+        changes: dict[str, Any] = {
+            name: value / 1000 for name, value in told.items() if value is not None
+        }
         if recorded is None:
             recorded = Devices(self._curve(), _DRAFT_MS / 1000, _DRAFT_ROW_MS / 1000)
         elif self.verify_ms is not None or self.verify_row_ms is not None:
