@@ -76,7 +76,8 @@ def _round(span: Span, calls: Mapping[str, Span]) -> Round | None:
     said = span.attributes
     if said.get("slipstream.round.kind") == _PREFILL or not said.get("slipstream.round.final"):
         return None
-    nodes, accepted = (int(said[f"slipstream.round.{name}"]) for name in ("drafted", "accepted"))
+    nodes = int(said["slipstream.round.drafted"])
+    accepted = int(said["slipstream.round.accepted"])
     if not nodes or _PROPOSE not in calls:
         return Round(0, 0, 0)
     depth = int(calls[_PROPOSE].attributes.get("slipstream.proposal.depth", nodes))
