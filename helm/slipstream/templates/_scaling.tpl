@@ -66,7 +66,8 @@ scaleDown:
 {{- end -}}
 {{- end -}}
 
-{{/* A query of PromQL (.query), and how much of its answer there is to be for each pod (.value). */}}
+{{/* A query of PromQL (.query), and how much of its answer there is to be for each pod (.value). No
+     answer is no reason to scale down, but for one that has none by nature (.isQuiet). */}}
 {{- define "slipstream.scaling.trigger" -}}
 - type: prometheus
   metricType: AverageValue
@@ -74,6 +75,7 @@ scaleDown:
     serverAddress: {{ .root.Values.autoscaling.prometheusAddress | quote }}
     query: {{ .query | quote }}
     threshold: {{ .value | toString | quote }}
+    ignoreNullValues: {{ .isQuiet | default false | toString | quote }}
   {{- with .root.Values.autoscaling.triggerAuthentication }}
   authenticationRef:
     name: {{ . }}
@@ -105,6 +107,6 @@ scaleDown:
 {{- $busy := printf "sum(slipstream_sessions{%[1]s,state=\"active\"}) > 2 * count(slipstream_waiting{%[1]s})" $targets -}}
 {{- $wait := printf "(avg(slipstream_target_draft_wait{%s}) * count(slipstream_waiting{%s})) and on() (%s)" $targets $mine $busy -}}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.draftWaiting) }}
-{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $wait "value" $limits.draftWait) }}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $wait "value" $limits.draftWait "isQuiet" true) }}
 {{- end -}}
 {{- end -}}
