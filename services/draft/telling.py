@@ -25,7 +25,7 @@ from slipstream.telemetry.catalog import (
 )
 from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.replies import Replies, Reply
-from slipstream.telemetry.round_seen import stop_attributes
+from slipstream.telemetry.round_seen import proposed_attributes
 from slipstream.telemetry.telemetry import Telemetry
 
 PROPOSE = "draft.propose"
@@ -79,15 +79,7 @@ def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
 
 
 def _attributes(proposal: Proposal, kv_wait_s: float) -> Attributes:
-    depths = proposal.tree.depths()
-    depth = max(depths, default=0)
-    said: dict[str, Value] = {
-        "slipstream.proposal.nodes": len(depths),
-        "slipstream.proposal.depth": depth,
-        "slipstream.proposal.stop_reason": proposal.stopped_by,
-    }
+    said: dict[str, Value] = dict(proposed_attributes(proposal))
     if proposal.staleness is not None:
-        said["slipstream.proposal.staleness"] = proposal.staleness
         said["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
-    said.update(stop_attributes(proposal))
     return said

@@ -20,8 +20,9 @@ from slipstream.target.kv_streams import Snapshot
 from slipstream.target.works import Step
 from slipstream.telemetry import catalog
 from slipstream.telemetry.kv_spans import KvSpans
-from slipstream.telemetry.metric import Attributes, Instruments
+from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.replies import Replies, Reply
+from slipstream.telemetry.round_seen import decided_attributes
 from slipstream.telemetry.telemetry import Telemetry
 
 VERIFY = "target.verify"
@@ -112,18 +113,14 @@ def tell_load(instruments: Instruments, load: common_pb2.Load, batched: BatchedT
 
 
 def _attributes(done: Verified, num_nodes: int, is_first: bool) -> Attributes:
-    verdict = done.value
-    said: dict[str, str | int] = {
+    said: dict[str, Value] = {
+        **decided_attributes(done.value),
         "slipstream.verdict.nodes": num_nodes,
-        "slipstream.verdict.accepted": verdict.num_accepted,
-        "slipstream.verdict.final": len(verdict.tokens),
         "slipstream.batch.rows": done.step.num_rows,
         "slipstream.batch.sessions": done.step.num_sessions,
     }
     if is_first:
-        said["slipstream.verdict.num_cached"] = verdict.num_cached
-    if verdict.finish_reason is not None:
-        said["slipstream.verdict.finish_reason"] = verdict.finish_reason.value
+        said["slipstream.verdict.num_cached"] = done.value.num_cached
     return said
 
 

@@ -1,12 +1,9 @@
 """One round as its request saw it: when, what was proposed, what came of it; and as attributes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Verdict
-
-if TYPE_CHECKING:
-    from slipstream.telemetry.metric import Attributes, Value
+from slipstream.telemetry.metric import Attributes, Value
 
 PREFILL, SPECULATIVE, PLAIN = "prefill", "speculative", "plain"
 
@@ -77,7 +74,7 @@ class RoundSeen:
         return len(self.plan.roots)
 
 
-def round_attributes(at: RoundSeen, selected: str) -> "Attributes":
+def round_attributes(at: RoundSeen, selected: str) -> Attributes:
     """Of the round's span; `selected` says why it has one."""
     return {
         "slipstream.round.index": at.index,
@@ -89,7 +86,7 @@ def round_attributes(at: RoundSeen, selected: str) -> "Attributes":
     }
 
 
-def proposal_attributes(at: RoundSeen) -> "Attributes":
+def proposal_attributes(at: RoundSeen) -> Attributes:
     """Of the span of asking for a proposal: what was asked, what came, and why no more."""
     proposal, plan = at.proposal, at.plan
     said: dict[str, Value] = {"slipstream.proposal.waited_ms": 1000 * seconds_of(at.proposing)}
@@ -100,37 +97,40 @@ def proposal_attributes(at: RoundSeen) -> "Attributes":
         said["slipstream.plan.max_nodes"] = plan.max_nodes
     if proposal is None:
         return said
-    said["slipstream.proposal.nodes"] = len(proposal.tree)
+    said.update(proposed_attributes(proposal))
     said["slipstream.proposal.copied"] = proposal.num_copied
-    said["slipstream.proposal.depth"] = max(proposal.tree.depths(), default=0)
-    said["slipstream.proposal.stop_reason"] = proposal.stopped_by
-    if proposal.staleness is not None:
-        said["slipstream.proposal.staleness"] = proposal.staleness
     if proposal.fallback is not None:
         said["slipstream.proposal.fallback"] = proposal.fallback
-    said.update(stop_attributes(proposal))
     if proposal.timing is not None:
         said["slipstream.proposal.kv_wait_ms"] = 1000 * proposal.timing.kv_wait_s
         said.update(_reply(proposal.timing))
     return said
 
 
-def stop_attributes(proposal: Proposal) -> "Attributes":
-    """What the draft knew where it stopped: of the last node of the longest path that it drafted.
+def proposed_attributes(proposal: Proposal) -> Attributes:
+    """What a proposal says of itself, at the draft and where it was waited for.
 
-    Entropy in nats; the score is the decision model's, where there is one.
+    What the draft knew where it stopped is that of the last node of the longest path that it
+    drafted. Entropy in nats; the score is the decision model's, where there is one.
     """
-    if not proposal.stats:
-        return {}
-    depths = proposal.tree.depths()[: len(proposal.stats)]
-    last = proposal.stats[depths.index(max(depths))]
-    said: dict[str, float] = {"slipstream.proposal.entropy": last.entropy}
-    if last.score is not None:
-        said["slipstream.proposal.score"] = last.score
+    depths = proposal.tree.depths()
+    said: dict[str, Value] = {
+        "slipstream.proposal.nodes": len(depths),
+        "slipstream.proposal.depth": max(depths, default=0),
+        "slipstream.proposal.stop_reason": proposal.stopped_by,
+    }
+    if proposal.staleness is not None:
+        said["slipstream.proposal.staleness"] = proposal.staleness
+    if proposal.stats:
+        drafted = depths[: len(proposal.stats)]
+        last = proposal.stats[drafted.index(max(drafted))]
+        said["slipstream.proposal.entropy"] = last.entropy
+        if last.score is not None:
+            said["slipstream.proposal.score"] = last.score
     return said
 
 
-def verdict_attributes(at: RoundSeen) -> "Attributes":
+def verdict_attributes(at: RoundSeen) -> Attributes:
     """Of the span of asking for a verdict."""
     verdict = at.verdict
     said: dict[str, Value] = {
@@ -139,16 +139,24 @@ def verdict_attributes(at: RoundSeen) -> "Attributes":
     }
     if verdict is None:
         return said
-    said["slipstream.verdict.accepted"] = verdict.num_accepted
-    said["slipstream.verdict.final"] = len(verdict.tokens)
-    if verdict.finish_reason is not None:
-        said["slipstream.verdict.finish_reason"] = verdict.finish_reason.value
+    said.update(decided_attributes(verdict))
     if verdict.timing is not None:
         said.update(_reply(verdict.timing))
     return said
 
 
-def _reply(timing: ReplyTiming) -> "Attributes":
+def decided_attributes(verdict: Verdict) -> Attributes:
+    """What a verdict says of itself, at the target and where it was waited for."""
+    said: dict[str, Value] = {
+        "slipstream.verdict.accepted": verdict.num_accepted,
+        "slipstream.verdict.final": len(verdict.tokens),
+    }
+    if verdict.finish_reason is not None:
+        said["slipstream.verdict.finish_reason"] = verdict.finish_reason.value
+    return said
+
+
+def _reply(timing: ReplyTiming) -> Attributes:
     return {
         "slipstream.reply.service_ms": 1000 * timing.service_s,
         "slipstream.reply.queue_ms": 1000 * timing.queue_s,
