@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from slipstream.cli.flags import with_flags
-from slipstream.cli.running import run_until_told, say
+from slipstream.cli.running import run_until_told
 from slipstream.cli.up import NO_PROCESS, PortFlags, StackFlags
 from slipstream.core.errors import InvalidRequest
 
@@ -115,6 +115,7 @@ def up(
     """
     _check_installed()
     from slipstream.cluster.stack import Place, RayStack
+    from slipstream.local.child import show
 
     plan = _plan(models, pools, share)
     models.fetch()
@@ -122,7 +123,7 @@ def up(
     router += [] if plan.config is None else ["--config", plan.config]
     router += ["--drafter", models.draft] if plan.draft is None else []
     where = Place(place.address, share.name)
-    stack = RayStack(plan, where, router=router, say=say)
+    stack = RayStack(plan, where, router=router, say=show)
     stack.connect()
     try:
         asyncio.run(run_until_told(stack))

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -42,12 +41,6 @@ async def run_until_told(services: Services, *, hint: str | None = None) -> None
             await signals.unless_asked(services.watch())
     finally:
         await _stop(services, signals)
-
-
-def say(name: str, line: str) -> None:
-    """Show what a service has written."""
-    sys.stderr.write(f"{name:<7}| {line}\n")
-    sys.stderr.flush()
 
 
 async def _stop(services: Services, signals: "_Signals") -> None:

@@ -13,8 +13,7 @@ from slipstream.telemetry.explained import explained, orphans, stages
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
 SPECULATION = "slipstream.speculation."
-_KIND = "slipstream.round.kind"
-_FIRST_TOKEN_S = ("gen_ai.response.time_to_first_chunk", "gen_ai.response.time_to_first_token")
+_FIRST_TOKEN_S = "gen_ai.response.time_to_first_chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def _facts(trace: Trace) -> Iterator[tuple[str, str]]:
     if reasons := said.get("gen_ai.response.finish_reasons"):
         yield "finished by", value_text(reasons)
     yield "wall time", f"{request.duration_ms:.1f} ms"
-    first = next((said[key] for key in _FIRST_TOKEN_S if key in said), None)
+    first = said.get(_FIRST_TOKEN_S)
     if isinstance(first, int | float):
         yield "first token after", f"{first * 1000:.1f} ms"
 
@@ -147,16 +146,9 @@ def _verdict(plain_ms: float | None, each_ms: float) -> str:
 
 
 def _plain_ms(trace: Trace) -> float | None:
-    """How long a plain round takes: as the router had it then, else of those that have spans."""
+    """How long a plain round took then, as the router knew it; None where it did not."""
     known = trace.request.attributes.get("slipstream.speculation.plain_round_ms")
-    if isinstance(known, float):
-        return known
-    times = [span.duration_ms for span in _rounds(trace) if span.attributes.get(_KIND) == "plain"]
-    return sum(times) / len(times) if times else None
-
-
-def _rounds(trace: Trace) -> list[Span]:
-    return [span for span in trace.spans if span.name == "round"]
+    return known if isinstance(known, float) else None
 
 
 def _by_reason(trace: Trace, prefix: str) -> Counter[str]:

@@ -10,7 +10,7 @@ import typer
 
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
-from slipstream.cli.running import run_until_told, say
+from slipstream.cli.running import run_until_told
 from slipstream.core.errors import UnsupportedCombination
 
 if TYPE_CHECKING:
@@ -116,13 +116,14 @@ def up(models: StackFlags, place: PortFlags, keep: KeepFlags) -> None:
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
     error. Ctrl-C or SIGTERM lets running requests finish; a second one does not.
     """
+    from slipstream.local.child import show
     from slipstream.local.stack import Stack
 
     plan, directory = models.plan(port=place.port), keep.directory(models.config)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
-    asyncio.run(run_until_told(Stack(plan, say=say), hint=_where(directory)))
+    asyncio.run(run_until_told(Stack(plan, say=show), hint=_where(directory)))
 
 
 def _where(traces: Path | None) -> str | None:

@@ -8,7 +8,6 @@ import asyncio
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Coroutine, Sequence
@@ -22,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.cluster.gauges import Gauges, read_gauges
 from slipstream.core.errors import Unavailable
-from slipstream.local.child import Child, start_child
+from slipstream.local.child import Child, show, start_child
 
 T = TypeVar("T")
 HEALTH_S = 5.0
@@ -79,7 +78,7 @@ class Service:
         shutil.rmtree(self._place, ignore_errors=True)
 
     async def _start(self, role: str, flags: Sequence[str]) -> tuple[Child, str]:
-        child = await start_child(role, f"slipstream.{role}", flags, say=_say)
+        child = await start_child(role, f"slipstream.{role}", flags, say=show)
         address = await child.ready()
         self._watching = asyncio.create_task(self._watch(child))
         return child, address
@@ -87,7 +86,7 @@ class Service:
     async def _watch(self, child: Child) -> None:
         await child.ended()
         if not self._is_stopping:
-            _say(child.name, f"{child.exit_text()}, and this replica with it")
+            show(child.name, f"{child.exit_text()}, and this replica with it")
             os._exit(1)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -100,8 +99,3 @@ def _free_port() -> int:
         free.bind((LOCAL, 0))
         port: int = free.getsockname()[1]
         return port
-
-
-def _say(name: str, line: str) -> None:
-    sys.stderr.write(f"{name:<7}| {line}\n")
-    sys.stderr.flush()

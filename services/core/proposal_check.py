@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.stop import STOP_REASONS
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import STOPS, Proposal, Session, SparseLaw, Verification
+from slipstream.core.types import Proposal, Session, SparseLaw, Verification
 
 MAX_RIVALS = 64
 _MASS_TOLERANCE = 1e-3
@@ -23,9 +24,10 @@ def check_proposal(
     """
     tree, mode = proposal.tree, session.verification
     _check_sizes(proposal)
-    if proposal.stopped_by not in STOPS:  # metrics keep every value there ever was
+    if proposal.stopped_by not in STOP_REASONS:  # metrics keep every value there ever was
         raise InvalidRequest(
-            f"drafting was ended by {proposal.stopped_by[:40]!r}, not by one of {', '.join(STOPS)}"
+            f"drafting was ended by {proposal.stopped_by[:40]!r},"
+            f" not by one of {', '.join(STOP_REASONS)}"
         )
     _check_tokens(tree.tokens, vocab_size, "the proposal")
     _check_rivals(proposal.rivals, mode, vocab_size)

@@ -12,6 +12,9 @@ from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import StopPolicy
 
+STOP_REASONS = ("depth", "nodes", "policy", "load", "eos", "lag", "memory", "lookup", "none")
+"""What may end the drafting of a proposal: `Proposal.stopped_by`."""
+
 MAX_DRAFT_TOKENS = 40
 """No policy drafts a longer path than this (SVIP, released code)."""
 

@@ -11,8 +11,6 @@ from slipstream.core.offer import Offer
 from slipstream.core.tree import EMPTY, TokenTree
 
 MAX_SEED = 2**64 - 1
-STOPS = ("depth", "nodes", "policy", "load", "eos", "lag", "memory", "lookup", "none")
-"""What may end the drafting of a proposal."""
 MAX_LOGIT_BIAS = 1024
 
 
@@ -260,7 +258,7 @@ class Proposal:
     stats: tuple[NodeStats, ...] = ()
     laws: tuple[SparseLaw | None, ...] = ()
     stopped_by: str = "none"
-    """What ended the drafting, one of `STOPS`."""
+    """What ended the drafting, one of `stop.STOP_REASONS`."""
     fallback: str | None = None
     """Why no draft answered, where a plain round stands in for a lost draft."""
     staleness: int | None = None

@@ -96,6 +96,12 @@ class Child:
                 self._say(self.name, line)
 
 
+def show(name: str, line: str) -> None:
+    """A `Say`: what a child has written goes to standard error, behind its name."""
+    sys.stderr.write(f"{name:<7}| {line}\n")
+    sys.stderr.flush()
+
+
 async def start_child(
     name: str,
     module: str,

@@ -47,7 +47,10 @@ class StackPlan:
 
     def traced(self, directory: Path) -> "StackPlan":
         """The same with all requests traced, to files in a directory."""
-        flags = ("--traces", f"file:{directory}", "--trace-ratio", "1")
+        return self.told("--traces", f"file:{directory}", "--trace-ratio", "1")
+
+    def told(self, *flags: str) -> "StackPlan":
+        """The same with more flags for every service, ahead of those that it has."""
         draft = None if self.draft is None else (*flags, *self.draft)
         return replace(
             self, target=(*flags, *self.target), draft=draft, router=(*flags, *self.router)

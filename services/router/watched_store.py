@@ -1,8 +1,7 @@
 """A session store whose operations are timed, and seen in the traces of their requests."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from slipstream.core.errors import SlipstreamError
@@ -63,15 +62,10 @@ class WatchedStore:
         await self._store.aclose()
 
     async def _watched(self, operation: str, work: Awaitable[R]) -> R:
-        with self._told(operation):
-            return await work
-
-    @contextmanager
-    def _told(self, operation: str) -> Iterator[None]:
         start_s = self._clock()
         error: BaseException | None = None
         try:
-            yield
+            return await work
         except BaseException as passing:
             error = passing
             raise

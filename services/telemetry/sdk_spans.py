@@ -47,13 +47,13 @@ class SdkTelemetry:
         self._instruments = Instruments(metrics.get_meter(_SCOPE, version, meter_provider))
         self._clock = clock
 
-    def watch(self, asked: Generation, *, address: str | None, is_stream: bool) -> "RequestSpan":
+    def watch(self, asked: Generation, *, address: str | None, is_stream: bool) -> "SdkSpan":
         """A request that is about to be made, of the router there or of engines in this process."""
         about = _about(asked, address, is_stream=is_stream)
-        return RequestSpan(self._tracer, self._instruments, self._clock, about)
+        return SdkSpan(self._tracer, self._instruments, self._clock, about)
 
 
-class RequestSpan:
+class SdkSpan:
     """One request, from its beginning to its last chunk, its error, or the moment it is left."""
 
     def __init__(

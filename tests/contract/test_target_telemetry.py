@@ -11,6 +11,7 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.trace import StatusCode as SpanStatus
 
 import tiny
+from hand_clock import HandClock
 from listening import Listener, parent_id, span_id
 from served_target import refusal, served_target
 from slipstream.core.tree import TokenTree
@@ -226,16 +227,6 @@ async def test_busy_waiting_and_idle_add_up_to_the_time_that_has_passed(model, l
         await stream.end()
 
 
-class Clock:
-    """Shows what it is told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Slow:
     """An engine whose steps take 2 seconds each by a clock."""
 
@@ -252,7 +243,7 @@ class Slow:
 
 
 async def test_a_target_waits_while_a_running_session_is_between_two_rounds(model):
-    clock, steps = Clock(), []
+    clock, steps = HandClock(0.0), []
     thread = EngineThread("target", clock=clock)
     engine = Slow(tiny.local_target(model), clock)
     target = BatchedTarget(engine, thread, clock=clock, on_step=steps.append)
@@ -276,7 +267,7 @@ async def test_a_target_waits_while_a_running_session_is_between_two_rounds(mode
 
 
 async def test_a_session_that_has_ended_is_not_waited_for(model):
-    clock = Clock()
+    clock = HandClock(0.0)
     thread = EngineThread("target", clock=clock)
     target = BatchedTarget(Slow(tiny.local_target(model), clock), thread, clock=clock)
     verdict = await target.verify(replace(SESSION, max_tokens=1), Delta(0, PROMPT), Proposal())

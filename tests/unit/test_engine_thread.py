@@ -5,22 +5,13 @@ import threading
 
 import pytest
 
+from hand_clock import HandClock
 from slipstream.engine.thread import EngineThread
-
-
-class Clock:
-    """Shows what it is told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return HandClock()
 
 
 @pytest.fixture
@@ -30,7 +21,7 @@ def thread(clock):
     thread.close()
 
 
-def working(clock: Clock, seconds: float) -> None:
+def working(clock: HandClock, seconds: float) -> None:
     clock.now += seconds
 
 

@@ -2,24 +2,15 @@
 
 import pytest
 
+from hand_clock import HandClock
 from slipstream.target.waiting import Spending, TimeSpent
 
 BUSY, WAITING, IDLE = Spending.BUSY, Spending.WAITING, Spending.IDLE
 
 
-class Clock:
-    """Shows what it is told."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return HandClock(1000.0)
 
 
 @pytest.fixture

@@ -180,9 +180,7 @@ def test_the_summary_says_what_drafting_gave(tmp_path):
 
 @pytest.mark.parametrize(("plain_ms", "verdict"), [(2.4, "did not help"), (2.6, "helped.")])
 def test_a_plain_round_says_whether_speculation_helped(tmp_path, plain_ms, verdict):
-    to = write_trace(tmp_path)
-    kind = {"slipstream.round.kind": "plain"}
-    to.span("router", "round", (50, 50 + plain_ms), to.spans[1], say=kind)
+    write_trace(tmp_path, say={"slipstream.speculation.plain_round_ms": plain_ms})
     said = sentences(last_trace(read_spans(tmp_path)))
     assert f"plain rounds took {plain_ms} ms, so speculation {verdict}" in said
 

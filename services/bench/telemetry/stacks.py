@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from slipstream.local.stack import ANY_PORT, Stack, StackPlan
 
@@ -30,13 +30,7 @@ class Stacks:
 def telling(plan: StackPlan, endpoint: str, *, ratio: float) -> StackPlan:
     """The same services, each with everything on that leaves a process."""
     flags = ["--traces", "otlp", "--metrics", "otlp", "--otlp-endpoint", endpoint]
-    flags += ["--trace-ratio", str(ratio), "--metrics-address", ANY_PORT]
-    return replace(
-        plan,
-        target=(*plan.target, *flags),
-        draft=None if plan.draft is None else (*plan.draft, *flags),
-        router=(*plan.router, *flags),
-    )
+    return plan.told(*flags, "--trace-ratio", str(ratio), "--metrics-address", ANY_PORT)
 
 
 @asynccontextmanager
