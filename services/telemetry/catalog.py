@@ -3,55 +3,11 @@
 (OpenTelemetry semantic conventions for generative AI: server and client metrics.)
 """
 
+from slipstream.telemetry import buckets as bounds
 from slipstream.telemetry.metric import Kind, Metric
 
 ROUTER, TARGET, DRAFT, CLIENT = "router", "target", "draft", "client"
 _ENGINES = (TARGET, DRAFT)
-
-# The conventions' own.
-_DURATIONS = tuple(round(0.01 * 2**power, 2) for power in range(14))
-_FIRST = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-)
-_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_USAGE = tuple(float(4**power) for power in range(14))
-# Ours. Rounds take from less than a millisecond to seconds, by machine and model.
-_SHORT = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    10.0,
-)
-_TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 40.0)
-_NODES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 127.0)
-_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
-_BYTES = tuple(float(4**power) for power in range(5, 15))
 
 _OPERATION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
@@ -69,7 +25,7 @@ def _seconds(
     text: str,
     role: str,
     *attributes: str,
-    buckets: tuple[float, ...] = _SHORT,
+    buckets: tuple[float, ...] = bounds.SHORT_TIMES,
 ) -> Metric:
     return Metric(name, Kind.HISTOGRAM, "s", text, (role,), attributes, buckets)
 
@@ -84,21 +40,21 @@ REQUEST_DURATION = _seconds(
     ROUTER,
     *_OPERATION,
     "error.type",
-    buckets=_DURATIONS,
+    buckets=bounds.DURATIONS,
 )
 FIRST_TOKEN = _seconds(
     "gen_ai.server.time_to_first_token",
     "From a request's arrival to its first token.",
     ROUTER,
     *_OPERATION,
-    buckets=_FIRST,
+    buckets=bounds.FIRST_TOKENS,
 )
 PER_TOKEN = _seconds(
     "gen_ai.server.time_per_output_token",
     "Time per output token after the first one, a mean of each request.",
     ROUTER,
     *_OPERATION,
-    buckets=_PER_TOKEN,
+    buckets=bounds.TIMES_PER_TOKEN,
 )
 CLIENT_DURATION = _seconds(
     "gen_ai.client.operation.duration",
@@ -106,14 +62,14 @@ CLIENT_DURATION = _seconds(
     CLIENT,
     *_OPERATION,
     "error.type",
-    buckets=_DURATIONS,
+    buckets=bounds.DURATIONS,
 )
 CLIENT_FIRST_CHUNK = _seconds(
     "gen_ai.client.operation.time_to_first_chunk",
     "From a call of the SDK to the first piece of its answer.",
     CLIENT,
     *_OPERATION,
-    buckets=_FIRST,
+    buckets=bounds.FIRST_TOKENS,
 )
 CLIENT_TOKENS = Metric(
     "gen_ai.client.token.usage",
@@ -122,7 +78,7 @@ CLIENT_TOKENS = Metric(
     "Tokens of requests as callers of the SDK see them.",
     (CLIENT,),
     (*_OPERATION, "gen_ai.token.type"),
-    _USAGE,
+    bounds.USAGES,
 )
 
 REQUESTS_RUNNING = _gauge(
@@ -167,7 +123,7 @@ ROUND_ACCEPTED = _sizes(
     "{token}",
     "Draft tokens that a speculative round accepted.",
     ROUTER,
-    buckets=_TOKENS,
+    buckets=bounds.TOKENS,
 )
 POSITION_DRAFTED = _counter(
     "slipstream.position.drafted",
@@ -225,11 +181,11 @@ SHADOW_DIVERGED = _counter(
 
 STEP_DURATION = _seconds("slipstream.target.step.duration", "Forwards of the target.", TARGET)
 STEP_ROWS = _sizes(
-    "slipstream.target.step.rows", "{row}", "Rows of a forward.", TARGET, buckets=_ROWS
+    "slipstream.target.step.rows", "{row}", "Rows of a forward.", TARGET, buckets=bounds.ROWS
 )
 STEP_SESSIONS = _sizes(
     "slipstream.target.step.sessions", "{session}", "Sessions that share a forward.", TARGET,
-    buckets=_ROWS,
+    buckets=bounds.ROWS,
 )  # fmt: skip
 TARGET_QUEUE = _seconds(
     "slipstream.target.queue.duration", "How long verifications wait for their forward.", TARGET
@@ -258,7 +214,7 @@ ROWS_FREE = _gauge(
 )
 SNAPSHOT_SIZE = _sizes(
     "slipstream.kv.snapshot.size", "By", "Snapshots of keys and values sent.", TARGET,
-    buckets=_BYTES,
+    buckets=bounds.BYTES,
 )  # fmt: skip
 KV_SENT = _counter("slipstream.kv.sent", "By", "Keys and values sent to drafts.", (TARGET,))
 KV_RECEIVED = _counter("slipstream.kv.received", "By", "Keys and values received.", (DRAFT,))
@@ -286,13 +242,17 @@ STALENESS = _sizes(
     "{token}",
     "Positions by which the target's keys and values lag behind.",
     DRAFT,
-    buckets=_TOKENS,
+    buckets=bounds.TOKENS,
 )
 DRAFT_DEPTH = _sizes(
-    "slipstream.draft.depth", "{token}", "Longest path of proposals.", DRAFT, buckets=_TOKENS
+    "slipstream.draft.depth",
+    "{token}",
+    "Longest path of proposals.",
+    DRAFT,
+    buckets=bounds.TOKENS,
 )
 DRAFT_NODES = _sizes(
-    "slipstream.draft.nodes", "{token}", "Nodes of proposals.", DRAFT, buckets=_NODES
+    "slipstream.draft.nodes", "{token}", "Nodes of proposals.", DRAFT, buckets=bounds.NODES
 )
 
 CATALOG: tuple[Metric, ...] = tuple(
