@@ -1,8 +1,6 @@
 """Laws of what is asked of a Redis: whoever is cancelled ends, wherever it was."""
 
 import asyncio
-import gc
-import warnings
 
 import pytest
 import redis.asyncio
@@ -12,19 +10,6 @@ from slipstream.state.calls import Calls, Script
 
 LIMIT_S = 20.0
 ONE = Script("return 1")
-# Cancelled in the very step in which it has come about, a connection belongs to nobody: asyncio
-# closes it when it is collected, and warns. That must not happen in anybody else's test.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def lost_connections():
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @pytest.fixture(scope="module")
