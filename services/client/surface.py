@@ -3,15 +3,22 @@
 Knows neither where the engines live nor how they are reached.
 """
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 from uuid import uuid4
 
 from slipstream.client.watch import UNWATCHED, Watch
-from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError
+from slipstream.core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    SlipstreamError,
+    UnsupportedCombination,
+)
+from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.prompt import Prompt
@@ -40,6 +47,12 @@ class RequestOptions(TypedDict, total=False):
     """Which of the router's models; the client's by default."""
     with_origins: bool
     """Have every token say where it came from."""
+    logprobs: int
+    """Have every token say how likely it was, beside so many of the likeliest of its slot."""
+    json_schema: str | Mapping[str, Any] | bool
+    """A JSON schema that the text follows."""
+    regex: str
+    """A regular expression that the whole text matches."""
     num_received: int
     """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
 
@@ -147,7 +160,19 @@ def _ask(options: RequestOptions) -> Ask:
         options.get("raw", False),
         options.get("request_id") or uuid4().hex,
         options.get("with_origins", False),
+        options.get("logprobs"),
+        _grammar(options),
     )
+
+
+def _grammar(options: RequestOptions) -> Grammar | None:
+    schema, regex = options.get("json_schema"), options.get("regex")
+    if schema is None:
+        return None if regex is None else Grammar(GrammarKind.REGEX, regex)
+    if regex is not None:
+        raise UnsupportedCombination("json_schema and regex are given, but a text follows one")
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
 def _check_names(options: RequestOptions) -> None:

@@ -6,8 +6,9 @@ Knows no engine. Whoever has one says what it is; this says what follows from it
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.options import DRAFTERS, MAX_NODES, VERIFICATIONS
-from slipstream.core.request import NO_DRAFTER, DraftFacts
+from slipstream.core.request import NO_DRAFTER, DraftFacts, ModelFacts
 from slipstream.core.stop import MAX_DRAFT_TOKENS
 from slipstream.core.text import MAX_STOP_BYTES, MAX_STOP_STRINGS
 from slipstream.core.types import MAX_LOGIT_BIAS, Shape, StopPolicy, Verification
@@ -50,6 +51,16 @@ class Limits:
     max_draft_tokens: int = MAX_DRAFT_TOKENS
     max_nodes: int = MAX_NODES
     max_logit_bias: int = MAX_LOGIT_BIAS
+    max_logprobs: int | None = None
+    """Likeliest tokens that logprobs can tell of a slot; None where there are none."""
+    max_grammar_bytes: int = 0
+    """Of a JSON schema or a regular expression; 0 where the output can't follow any."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> "Limits":
+        """Those of requests to a target that says this of itself."""
+        size = MAX_GRAMMAR_BYTES if facts.has_grammars else 0
+        return cls(facts.context_length, max_logprobs=facts.max_logprobs, max_grammar_bytes=size)
 
 
 @dataclass(frozen=True, slots=True)

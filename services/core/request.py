@@ -7,7 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
+from slipstream.core.errors import (
+    InvalidRequest,
+    NotBuilt,
+    PromptTooLong,
+    UnsupportedCombination,
+)
+from slipstream.core.grammar import Grammar
+from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Profile, Settings, resolve
 from slipstream.core.prompt import Prompt
@@ -31,6 +38,10 @@ class ModelFacts:
     vocab_size: int
     context_length: int
     stop_token_ids: frozenset[int]
+    has_grammars: bool = False
+    """Whether its output can be made to follow one."""
+    max_logprobs: int | None = None
+    """Likeliest tokens that it can tell of a slot; None: it tells no log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,8 @@ class Ask:
     """What a caller wants of one request, beside the prompt.
 
     `raw` takes a text prompt as it is; `request_id` names the request, and may be empty;
-    `with_origins` has every token say where it came from.
+    `with_origins` has every token say where it came from, `num_logprobs` how likely it was, beside
+    so many of the likeliest; the text follows the `grammar`.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -61,6 +73,8 @@ class Ask:
     raw: bool = False
     request_id: str = ""
     with_origins: bool = False
+    num_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
@@ -69,6 +83,9 @@ class Ask:
             )
         check_stop_strings(self.stop)
         check_name("request_id", self.request_id)
+        told = self.num_logprobs
+        if told is not None and (type(told) is not int or not 0 <= told <= MAX_LOGPROBS):
+            raise InvalidRequest(f"logprobs is {told}, but must be 0 to {MAX_LOGPROBS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +156,7 @@ def make_request(
     settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
     _check_length(len(tokens), ask.max_tokens, model.context_length)
     check_logit_bias(ask.sampling, model.vocab_size)
+    _check_abilities(ask, model, settings)
     session = Session(
         session_id=session_id,
         num_prompt_tokens=len(tokens),
@@ -147,6 +165,8 @@ def make_request(
         verification=settings.verification,
         stop_token_ids=model.stop_token_ids,
         num_roots=settings.num_roots,
+        grammar=ask.grammar,
+        num_logprobs=ask.num_logprobs,
     )
     info = PromptInfo(ask.request_id, model.model_id, ask.sampling.seed, len(tokens))
     return Request(session, tuple(tokens), settings, info, ask.stop, with_origins=ask.with_origins)
@@ -179,6 +199,23 @@ def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:
         raise InvalidRequest(
             f"{asked} draft tokens are asked for, but the draft was trained for paths of at most"
             f" {draft.max_lag}"
+        )
+
+
+def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
+    if ask.grammar is not None and not model.has_grammars:
+        raise NotBuilt(f"a {ask.grammar.kind.value} is given, but the target can't follow any")
+    if ask.num_logprobs is None:
+        return
+    if model.max_logprobs is None:
+        raise NotBuilt("logprobs are asked for, but the target tells none")
+    if ask.num_logprobs > model.max_logprobs:
+        raise InvalidRequest(
+            f"logprobs is {ask.num_logprobs}, but the target tells at most {model.max_logprobs}"
+        )
+    if not settings.verification.is_lossless:
+        raise UnsupportedCombination(
+            f"logprobs do not go with verification {settings.verification.value}"
         )
 
 

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.logprobs import Logprobs
 from slipstream.core.origins import Origins
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,12 @@ class Chunk:
     prompt: PromptInfo | None = None
     origins: Origins = ()
     """Where each token came from; empty unless asked for."""
+    logprobs: Logprobs = ()
+    """How likely each token was; empty unless asked for."""
 
     def __post_init__(self) -> None:
-        _check_origins(self.origins, self.token_ids)
+        _check_length("origins", self.origins, self.token_ids)
+        _check_length("log-probabilities", self.logprobs, self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +121,12 @@ class Result:
     prompt: PromptInfo
     origins: Origins = ()
     """Where each token came from; empty unless asked for."""
+    logprobs: Logprobs = ()
+    """How likely each token was; empty unless asked for."""
 
     def __post_init__(self) -> None:
-        _check_origins(self.origins, self.token_ids)
+        _check_length("origins", self.origins, self.token_ids)
+        _check_length("log-probabilities", self.logprobs, self.token_ids)
 
     @property
     def request_id(self) -> str:
@@ -142,19 +152,20 @@ def collected(chunks: Iterable[Chunk]) -> Result:
         finish_reason=last.finish_reason,
         stats=last.stats,
         prompt=first.prompt,
-        origins=_joined_origins(parts),
+        origins=_joined([(part.origins, part.token_ids) for part in parts]),
+        logprobs=_joined([(part.logprobs, part.token_ids) for part in parts]),
     )
 
 
-def _joined_origins(parts: Sequence[Chunk]) -> Origins:
-    """Of all tokens, where any chunk says something: a router of another version may have sent the
-    rest."""
-    if not any(part.origins for part in parts):
+def _joined(parts: Sequence[tuple[tuple[T | None, ...], Sequence[int]]]) -> tuple[T | None, ...]:
+    """What is said of all tokens, where anything is said of any: a router of another version may
+    have sent the rest."""
+    if not any(said for said, _ in parts):
         return ()
-    unsaid = (part.origins or (None,) * len(part.token_ids) for part in parts)
-    return tuple(origin for origins in unsaid for origin in origins)
+    unsaid = (said or (None,) * len(token_ids) for said, token_ids in parts)
+    return tuple(item for items in unsaid for item in items)
 
 
-def _check_origins(origins: Origins, token_ids: Sequence[int]) -> None:
-    if origins and len(origins) != len(token_ids):
-        raise InvalidRequest(f"{len(token_ids)} tokens have {len(origins)} origins")
+def _check_length(what: str, said: Sequence[object], token_ids: Sequence[int]) -> None:
+    if said and len(said) != len(token_ids):
+        raise InvalidRequest(f"{len(token_ids)} tokens have {len(said)} {what}")

@@ -1,12 +1,13 @@
 """Domain values that cross the two ports. They know nothing of tensors, wires or models."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.grammar import Grammar
+from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob
 from slipstream.core.offer import Offer
 from slipstream.core.tree import EMPTY, TokenTree
 
@@ -87,12 +88,8 @@ class SamplingParams:
             raise InvalidRequest("logit_bias names a token twice")
         for token, bias in self.logit_bias:
             _check(token >= 0, "a logit_bias token id", token, "0 or more")
-            _check(
-                math.isfinite(bias) and abs(bias) <= 100,
-                f"logit_bias of token {token}",
-                bias,
-                "between -100 and 100",
-            )
+            ok = abs(bias) <= 100
+            _check(ok, f"logit_bias of token {token}", bias, "between -100 and 100")
 
     @property
     def is_greedy(self) -> bool:
@@ -121,14 +118,15 @@ class Session:
     stop_token_ids: frozenset[int] = frozenset()
     num_roots: int = 1
     """Target-initialised roots a verdict carries; 1 in every other mode."""
+    grammar: Grammar | None = None
+    """What the request's output must follow."""
+    num_logprobs: int | None = None
+    """Likeliest tokens told of each slot, beside its own; None: no log-probabilities at all."""
 
     def __post_init__(self) -> None:
-        _check(
-            self.num_prompt_tokens >= 1,
-            "the prompt's length",
-            self.num_prompt_tokens,
-            "at least 1 token",
-        )
+        length, told = self.num_prompt_tokens, self.num_logprobs
+        _check(length >= 1, "the prompt's length", length, "at least 1 token")
+        _check(told is None or 0 <= told <= MAX_LOGPROBS, "logprobs", told, f"0 to {MAX_LOGPROBS}")
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _check(self.num_roots >= 1, "num_roots", self.num_roots, "at least 1")
 
@@ -296,3 +294,7 @@ class Verdict:
     num_cached: int = field(default=0, compare=False)
     timing: ReplyTiming | None = field(default=None, compare=False)
     margins: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of each token, where they were asked for."""
+    forced: tuple[int, ...] = ()
+    """What the session's grammar forces behind the tokens, as far as it is known."""

@@ -28,7 +28,7 @@ def model_info(fleet: Fleet, placed: Placed) -> ModelInfo:
         has_chat_template=bool(model.tokenizer.chat_template),
         numerics=description.numerics,
         dtype=description.dtype,
-        limits=Limits(model.facts.context_length),
+        limits=Limits.of(model.facts),
         verifications=verification_infos({drafter.kind for drafter in drafters}),
         drafters=drafters,
         num_targets=fleet.num_targets(model.name),

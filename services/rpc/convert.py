@@ -25,6 +25,12 @@ from slipstream.core.types import (
     Verification,
 )
 from slipstream.rpc import enums
+from slipstream.rpc.convert_asked import (
+    grammar_from_pb,
+    grammar_to_pb,
+    known_logprobs_from_pb,
+    logprobs_to_pb,
+)
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 _SAMPLING = (
@@ -62,6 +68,8 @@ def session_to_pb(session: Session, *, fence: int) -> common_pb2.SessionParams:
         stop_token_ids=sorted(session.stop_token_ids),
         num_roots=session.num_roots,
         fence=fence,
+        grammar=grammar_to_pb(session.grammar),
+        num_logprobs=session.num_logprobs,
     )
 
 
@@ -77,6 +85,8 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
         verification=enums.VERIFICATION.from_pb(message.verification) or Verification.EXACT,
         stop_token_ids=frozenset(message.stop_token_ids),
         num_roots=message.num_roots,
+        grammar=grammar_from_pb(message.grammar) if message.HasField("grammar") else None,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
     )
 
 
@@ -210,6 +220,8 @@ def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
         num_cached=verdict.num_cached,
         timing=timing_to_pb(timing),
         margins=verdict.margins,
+        logprobs=logprobs_to_pb(verdict.logprobs),
+        forced=verdict.forced,
         **_offer_to_pb(verdict.offer),
     )
 
@@ -232,6 +244,8 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
         message.num_cached,
         timing,
         tuple(message.margins),
+        known_logprobs_from_pb(message.logprobs),
+        tuple(message.forced),
     )
 
 

@@ -34,6 +34,8 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         identity.vocab_size,
         message.context_length,
         frozenset(message.stop_token_ids),
+        message.has_grammars,
+        message.max_logprobs if message.HasField("max_logprobs") else None,
     )
 
 

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest, NotBuilt
+from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.prompt import Prompt, are_ids, checked_prompt
 from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
@@ -18,6 +19,8 @@ from slipstream.rpc.convert import sampling_from_pb, sampling_to_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _MAX_UINT32 = 2**32 - 1
+_GRAMMARS = {GrammarKind.JSON_SCHEMA: "json_schema", GrammarKind.REGEX: "regex"}
+"""Fields of a request."""
 _OPTIONAL = ("max_draft_tokens", "max_nodes", "threshold", "num_roots", "drafter", "lookup")
 
 
@@ -51,6 +54,8 @@ def ask_to_pb(ask: Ask) -> dict[str, Any]:
         "sampling": _checked_sampling(ask.sampling),
         "stopping": pb.StoppingCriteria(max_new_tokens=ask.max_tokens, stop=ask.stop),
         "speculation": speculation_to_pb(ask.speculation),
+        "logprobs": ask.num_logprobs,
+        **_grammar_to_pb(ask.grammar),
     }
 
 
@@ -66,6 +71,8 @@ def ask_from_pb(message: pb.Generation, *, raw: bool) -> Ask:
         raw=raw,
         request_id=message.request_id,
         with_origins=message.with_origins,
+        num_logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=_grammar_from_pb(message),
     )
 
 
@@ -149,15 +156,26 @@ def _check_uint32(name: str, values: Iterable[int]) -> None:
             raise InvalidRequest(f"{name} is {value}, but must be an integer up to {_MAX_UINT32}")
 
 
+def _grammar_to_pb(grammar: Grammar | None) -> dict[str, str]:
+    if grammar is None:
+        return {}
+    return {_GRAMMARS[grammar.kind]: grammar.text}
+
+
+def _grammar_from_pb(message: pb.Generation) -> Grammar | None:
+    given = {kind: getattr(message, name) for kind, name in _GRAMMARS.items()}
+    found = [Grammar(kind, text) for kind, text in given.items() if text]
+    if len(found) > 1:
+        raise UnsupportedCombination("json_schema and regex are given, but a text follows one")
+    return found[0] if found else None
+
+
 def _refuse_not_built(message: pb.Generation) -> None:
     if message.HasField("n") and message.n == 0:
         raise InvalidRequest("n is 0, but must be 1")
     asked = {
         "adapter_id": bool(message.adapter_id),
         "n above 1": message.n > 1,
-        "logprobs": message.HasField("logprobs"),
-        "json_schema": bool(message.json_schema),
-        "regex": bool(message.regex),
     }
     for name, is_asked in asked.items():
         if is_asked:

@@ -20,7 +20,7 @@ _MARGINS = ("smallest_margin", "largest_margin")
 
 def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
     """A model and what it can be asked for."""
-    limits = pb.Limits(**{at.name: getattr(info.limits, at.name) for at in fields(Limits)})
+    limits = pb.Limits(**asdict(info.limits))
     return pb.ModelInfo(
         model=info.model,
         vocab_size=info.vocab_size,
@@ -46,11 +46,18 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
         has_chat_template=message.has_chat_template,
         numerics=message.numerics,
         dtype=message.dtype,
-        limits=Limits(**{at.name: getattr(message.limits, at.name) for at in fields(Limits)}),
+        limits=_limits_from_pb(message.limits),
         verifications=tuple(_verification_from_pb(item) for item in message.verifications),
         drafters=tuple(_drafter_from_pb(item) for item in message.drafters),
         num_targets=message.num_targets,
     )
+
+
+def _limits_from_pb(message: pb.Limits) -> Limits:
+    values = {at.name: getattr(message, at.name) for at in fields(Limits)}
+    if not message.HasField("max_logprobs"):
+        values["max_logprobs"] = None
+    return Limits(**values)
 
 
 def server_info_to_pb(info: ServerInfo) -> pb.GetServerInfoResponse:

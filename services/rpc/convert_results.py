@@ -15,6 +15,7 @@ from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats,
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason
 from slipstream.rpc import enums
+from slipstream.rpc.convert_asked import logprobs_from_pb, logprobs_to_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _COUNTS = (
@@ -40,6 +41,7 @@ def chunk_to_pb(chunk: Chunk) -> pb.GenerateStreamResponse:
         prompt=None if chunk.prompt is None else prompt_info_to_pb(chunk.prompt),
         finish=finish,
         origins=origins_to_pb(chunk.origins),  # type: ignore[arg-type]
+        logprobs=logprobs_to_pb(chunk.logprobs),
     )
 
 
@@ -50,7 +52,8 @@ def chunk_from_pb(message: pb.GenerateStreamResponse) -> Chunk:
         reason, stats = finish_from_pb(message.finish)
     info = prompt_info_from_pb(message.prompt) if message.HasField("prompt") else None
     origins = origins_from_pb(message.origins)
-    return Chunk(message.text, tuple(message.token_ids), reason, stats, info, origins)
+    logprobs = logprobs_from_pb(message.logprobs)
+    return Chunk(message.text, tuple(message.token_ids), reason, stats, info, origins, logprobs)
 
 
 def result_to_pb(result: Result) -> pb.GenerateResponse:
@@ -61,6 +64,7 @@ def result_to_pb(result: Result) -> pb.GenerateResponse:
         prompt=prompt_info_to_pb(result.prompt),
         finish=finish_to_pb(result.finish_reason, result.stats),
         origins=origins_to_pb(result.origins),  # type: ignore[arg-type]
+        logprobs=logprobs_to_pb(result.logprobs),
     )
 
 
@@ -69,7 +73,8 @@ def result_from_pb(message: pb.GenerateResponse) -> Result:
     reason, stats = finish_from_pb(message.finish)
     info = prompt_info_from_pb(message.prompt)
     origins = origins_from_pb(message.origins)
-    return Result(message.text, tuple(message.token_ids), reason, stats, info, origins)
+    logprobs = logprobs_from_pb(message.logprobs)
+    return Result(message.text, tuple(message.token_ids), reason, stats, info, origins, logprobs)
 
 
 def origins_to_pb(origins: Origins) -> list[int]:

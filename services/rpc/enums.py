@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.grammar import GrammarKind
 from slipstream.core.options import Mode
 from slipstream.core.origins import TokenOrigin
 from slipstream.core.server_info import ReplicaRole, ReplicaState
@@ -52,6 +53,10 @@ VERIFICATION = WireEnum(
 SHAPE = WireEnum("shape", _numbers(dict(common_pb2.Shape.items()), Shape, "SHAPE_"))
 STOP = WireEnum(
     "stop policy", _numbers(dict(common_pb2.StopPolicy.items()), StopPolicy, "STOP_POLICY_")
+)
+GRAMMAR = WireEnum(
+    "kind of grammar",
+    _numbers(dict(common_pb2.GrammarKind.items()), GrammarKind, "GRAMMAR_KIND_"),
 )
 FINISH = WireEnum(
     "finish reason",

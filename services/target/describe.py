@@ -35,6 +35,8 @@ def describe(
         max_sessions=max_sessions,
         tokenizer=_tokenizer(loaded),
         memory=common_pb2.Memory(**built.memory.account()),
+        has_grammars=facts.has_grammars,
+        max_logprobs=facts.max_logprobs,
     )
 
 

@@ -61,9 +61,12 @@ async def code_of(call):
 REFUSALS = {
     "a lora": (generation(adapter_id="lora"), CODE.UNIMPLEMENTED, "adapter_id"),
     "two texts": (generation(n=2), CODE.UNIMPLEMENTED, "n above 1"),
-    "log-probabilities": (generation(logprobs=0), CODE.UNIMPLEMENTED, "logprobs"),
-    "a schema": (generation(json_schema="{}"), CODE.UNIMPLEMENTED, "json_schema"),
-    "an expression": (generation(regex="a+"), CODE.UNIMPLEMENTED, "regex"),
+    "many log-probabilities": (generation(logprobs=21), CODE.INVALID_ARGUMENT, "logprobs is 21"),
+    "two grammars": (
+        generation(json_schema="{}", regex="a+"),
+        CODE.INVALID_ARGUMENT,
+        "json_schema and regex",
+    ),
     "no prompt": (pb.Generation(), CODE.INVALID_ARGUMENT, "no prompt"),
     "an empty prompt": (generation(prompt=pb.Prompt(text="")), CODE.INVALID_ARGUMENT, "empty"),
     "another model": (generation(model="gpt"), CODE.NOT_FOUND, "no model 'gpt' here, but tiny"),

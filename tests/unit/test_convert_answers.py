@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
 from slipstream.core.origins import TokenOrigin
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result, Timings
@@ -65,16 +66,25 @@ def members(kind):
     return st.lists(st.sampled_from(kind), unique=True).map(tuple)
 
 
+UNLIKELY = st.floats(max_value=0, allow_nan=False)
+TOP = st.builds(TopLogprob, st.integers(0, 2**32 - 1), UNLIKELY, st.binary(max_size=8))
+LOGPROBS = st.builds(
+    TokenLogprob, UNLIKELY, st.lists(TOP, max_size=3).map(tuple), st.binary(max_size=8)
+)
+
+
 @st.composite
-def with_origins(draw, answers):
+def told_of(draw, answers):
     answer = draw(answers)
     size = len(answer.token_ids) if draw(st.booleans()) else 0
     origins = st.lists(maybe(st.sampled_from(TokenOrigin)), min_size=size, max_size=size)
-    return replace(answer, origins=tuple(draw(origins)))
+    told = len(answer.token_ids) if draw(st.booleans()) else 0
+    logprobs = draw(st.lists(maybe(LOGPROBS), min_size=told, max_size=told))
+    return replace(answer, origins=tuple(draw(origins)), logprobs=tuple(logprobs))
 
 
 @given(
-    with_origins(
+    told_of(
         st.builds(Chunk, TEXT, COUNTS, prompt=maybe(PROMPT_INFOS))
         | st.builds(Chunk, TEXT, COUNTS, REASON, STATS, maybe(PROMPT_INFOS))
     )
@@ -83,7 +93,7 @@ def test_a_chunk_is_the_same_on_the_other_side(chunk):
     assert answered.chunk_from_pb(over_the_wire(answered.chunk_to_pb(chunk))) == chunk
 
 
-@given(with_origins(st.builds(Result, TEXT, COUNTS, REASON, STATS, PROMPT_INFOS)))
+@given(told_of(st.builds(Result, TEXT, COUNTS, REASON, STATS, PROMPT_INFOS)))
 def test_a_result_is_the_same_on_the_other_side(result):
     message = over_the_wire(answered.result_to_pb(result))
     assert answered.result_from_pb(message) == result

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.options import MAX_NODES, Mode, SpeculationOptions
 from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.stop import MAX_DRAFT_TOKENS
@@ -82,6 +84,8 @@ ASKS = st.builds(
     speculation=speculating() | st.just(SpeculationOptions(mode=Mode.OFF)),
     request_id=NAMES,
     with_origins=st.booleans(),
+    num_logprobs=maybe(st.integers(0, MAX_LOGPROBS)),
+    grammar=maybe(st.builds(Grammar, st.sampled_from(GrammarKind), SAID)),
 )
 REFS = st.builds(SessionRef, st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), st.booleans())
 GENERATIONS = st.builds(
@@ -202,11 +206,16 @@ def test_raw_messages_are_refused():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"adapter_id": "a"}, {"n": 2}, {"logprobs": 0}, {"json_schema": "{}"}, {"regex": "a*"}],
+    [{"adapter_id": "a"}, {"n": 2}],
 )
 def test_what_is_not_built_is_not_ignored(changes):
     with pytest.raises(NotBuilt, match=next(iter(changes))):
         asked.generation_from_pb(generation(**changes))
+
+
+def test_a_text_follows_one_grammar():
+    with pytest.raises(UnsupportedCombination, match="json_schema and regex"):
+        asked.generation_from_pb(generation(json_schema="{}", regex="a*"))
 
 
 def test_one_text_is_built():

@@ -175,6 +175,30 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """The limit on new tokens."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    """Not said."""
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    """A JSON schema: the text is JSON that it allows."""
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 2
+    """A regular expression, which the whole text matches."""
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
+    """In what a grammar is written."""
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+"""Not said."""
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+"""A JSON schema: the text is JSON that it allows."""
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
+"""A regular expression, which the whole text matches."""
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 @_typing.final
 class ModelIdentity(_message.Message):
     """A model as a service has it loaded, and the process that has it."""
@@ -355,6 +379,98 @@ class SamplingParams(_message.Message):
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
+class Grammar(_message.Message):
+    """What a text must follow."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    kind: Global___GrammarKind.ValueType
+    """In what it is written."""
+    text: _builtins.str
+    """The schema or the expression; at most 65,536 bytes."""
+    def __init__(
+        self,
+        *,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class TopLogprob(_message.Message):
+    """One of the likeliest tokens of a slot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """The token."""
+    logprob: _builtins.float
+    """Its log-probability."""
+    text: _builtins.bytes
+    """Its bytes, where they are known."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    """How likely a token was: log-softmax of the model's logits at temperature 1, before bias, penalties,
+    grammar and truncation.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """Of the token; unset: not known, as it was final before this call."""
+    text: _builtins.bytes
+    """The token's bytes, where they are known; they need not be whole characters."""
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+        """The likeliest tokens of its slot, by value, then by id."""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float | None = ...,
+        top: _abc.Iterable[Global___TopLogprob] | None = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "text", b"text", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
+    _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
 class SessionParams(_message.Message):
     """What an engine is told about the running request of a session."""
 
@@ -368,6 +484,8 @@ class SessionParams(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_ROOTS_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session's id, unique over all routers."""
     num_prompt_tokens: _builtins.int
@@ -380,6 +498,8 @@ class SessionParams(_message.Message):
     """Target-initialised roots a verdict carries; 1 in every other mode."""
     fence: _builtins.int
     """Fencing token: an engine that has seen a higher one for this session refuses."""
+    num_logprobs: _builtins.int
+    """Likeliest tokens told of each slot, beside its own; unset: no log-probabilities."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """The law to sample from."""
@@ -387,6 +507,10 @@ class SessionParams(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end the request."""
+
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """What the output must follow; unset: nothing. For targets that say that they can."""
 
     def __init__(
         self,
@@ -399,12 +523,16 @@ class SessionParams(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_roots: _builtins.int = ...,
         fence: _builtins.int = ...,
+        grammar: Global___Grammar | None = ...,
+        num_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "grammar", b"grammar", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "max_tokens", b"max_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_roots", b"num_roots", "sampling", b"sampling", "session_id", b"session_id", "stop_token_ids", b"stop_token_ids", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "fence", b"fence", "grammar", b"grammar", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "num_roots", b"num_roots", "sampling", b"sampling", "session_id", b"session_id", "stop_token_ids", b"stop_token_ids", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
 
 Global___SessionParams: _TypeAlias = SessionParams  # noqa: Y015
 

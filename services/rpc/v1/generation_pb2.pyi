@@ -425,11 +425,13 @@ class Generation(_message.Message):
     n: _builtins.int
     """Not built yet; anything above 1 is UNIMPLEMENTED. Number of texts."""
     logprobs: _builtins.int
-    """Not built yet; if set, UNIMPLEMENTED. Log-probabilities of this many tokens."""
+    """How likely every token was, and as many of the likeliest of its slot; at most 20. Unset: neither.
+    Not with verification target-init.
+    """
     json_schema: _builtins.str
-    """Not built yet; anything but empty is UNIMPLEMENTED. JSON schema that the text must follow."""
+    """JSON schema that the text must follow, at most 65,536 bytes; empty for none. Not with regex."""
     regex: _builtins.str
-    """Not built yet; anything but empty is UNIMPLEMENTED. Regular expression the text must match."""
+    """Regular expression that the whole text must match, at most 65,536 bytes; empty for none."""
     num_received_tokens: _builtins.int
     """Tokens of this request's output that the caller holds already, from an answer that broke off;
     only what follows them is sent. For GenerateStream, with the request_id and all else as before.
@@ -906,6 +908,7 @@ class GenerateResponse(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text, without a stop string."""
     @_builtins.property
@@ -924,6 +927,10 @@ class GenerateResponse(_message.Message):
     def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
         """Where each token came from; empty unless asked for."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """How likely each token was; empty unless asked for."""
+
     def __init__(
         self,
         *,
@@ -932,10 +939,11 @@ class GenerateResponse(_message.Message):
         prompt: Global___PromptInfo | None = ...,
         finish: Global___FinishInfo | None = ...,
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "origins", b"origins", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "origins", b"origins", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -952,6 +960,7 @@ class GenerateStreamResponse(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that follows what came before."""
     @_builtins.property
@@ -970,6 +979,10 @@ class GenerateStreamResponse(_message.Message):
     def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
         """Where each token came from; empty unless asked for."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """How likely each token was; empty unless asked for."""
+
     def __init__(
         self,
         *,
@@ -978,10 +991,11 @@ class GenerateStreamResponse(_message.Message):
         prompt: Global___PromptInfo | None = ...,
         finish: Global___FinishInfo | None = ...,
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "origins", b"origins", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "origins", b"origins", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,6 +1177,8 @@ class Limits(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
     MAX_LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Prompt and output together."""
     max_stop_strings: _builtins.int
@@ -1175,6 +1191,10 @@ class Limits(_message.Message):
     """Largest tree drafted."""
     max_logit_bias: _builtins.int
     """Tokens with a bias."""
+    max_logprobs: _builtins.int
+    """Likeliest tokens that logprobs can tell of a slot; unset: there are none."""
+    max_grammar_bytes: _builtins.int
+    """Bytes of a JSON schema or a regular expression; 0: the output can't be made to follow one."""
     def __init__(
         self,
         *,
@@ -1184,12 +1204,16 @@ class Limits(_message.Message):
         max_draft_tokens: _builtins.int = ...,
         max_nodes: _builtins.int = ...,
         max_logit_bias: _builtins.int = ...,
+        max_logprobs: _builtins.int | None = ...,
+        max_grammar_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "max_logprobs", b"max_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "max_draft_tokens", b"max_draft_tokens", "max_logit_bias", b"max_logit_bias", "max_nodes", b"max_nodes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "context_length", b"context_length", "max_draft_tokens", b"max_draft_tokens", "max_grammar_bytes", b"max_grammar_bytes", "max_logit_bias", b"max_logit_bias", "max_logprobs", b"max_logprobs", "max_nodes", b"max_nodes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_logprobs: _TypeAlias = _typing.Literal["max_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__max_logprobs: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_logprobs) -> _WhichOneofReturnType__max_logprobs | None: ...
 
 Global___Limits: _TypeAlias = Limits  # noqa: Y015
 

@@ -233,6 +233,8 @@ class Verdict(_message.Message):
     ROW_COST_FIELD_NUMBER: _builtins.int
     ROUND_S_FIELD_NUMBER: _builtins.int
     MARGINS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FORCED_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """How many of them came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -263,6 +265,14 @@ class Verdict(_message.Message):
         scores after temperature, penalties and bias, noise included; infinite for one cut off.
         """
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """Of each token, where they were asked for."""
+
+    @_builtins.property
+    def forced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the grammar forces behind the tokens, as far as it is known."""
+
     def __init__(
         self,
         *,
@@ -276,10 +286,12 @@ class Verdict(_message.Message):
         row_cost: _builtins.float | None = ...,
         round_s: _builtins.float | None = ...,
         margins: _abc.Iterable[_builtins.float] | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
+        forced: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "finish_reason", b"finish_reason", "free_rows", b"free_rows", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015
@@ -506,6 +518,8 @@ class DescribeTargetResponse(_message.Message):
     ADVERTISED_ADDRESS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    HAS_GRAMMARS_FIELD_NUMBER: _builtins.int
+    MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and output together, at most."""
     numerics: _builtins.str
@@ -516,6 +530,10 @@ class DescribeTargetResponse(_message.Message):
     """Sessions it holds at most, parked ones included."""
     advertised_address: _builtins.str
     """Address at which drafts reach it."""
+    has_grammars: _builtins.bool
+    """Whether its output can be made to follow a grammar."""
+    max_logprobs: _builtins.int
+    """Likeliest tokens that it tells of a slot; unset: it tells no log-probabilities."""
     @_builtins.property
     def identity(self) -> _common_pb2.ModelIdentity:
         """Its identity."""
@@ -549,12 +567,16 @@ class DescribeTargetResponse(_message.Message):
         advertised_address: _builtins.str = ...,
         tokenizer: Global___Tokenizer | None = ...,
         memory: _common_pb2.Memory | None = ...,
+        has_grammars: _builtins.bool = ...,
+        max_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "layout", b"layout", "memory", b"memory", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "memory", b"memory", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "identity", b"identity", "layout", b"layout", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "has_grammars", b"has_grammars", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_logprobs: _TypeAlias = _typing.Literal["max_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__max_logprobs: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_logprobs) -> _WhichOneofReturnType__max_logprobs | None: ...
 
 Global___DescribeTargetResponse: _TypeAlias = DescribeTargetResponse  # noqa: Y015
 

@@ -1,0 +1,33 @@
+"""What a text must follow: a JSON schema or a regular expression. Values; compiles nothing."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slipstream.core.errors import InvalidRequest
+
+MAX_GRAMMAR_BYTES = 1 << 16
+"""Of a schema or an expression, in UTF-8."""
+
+
+class GrammarKind(StrEnum):
+    """In what a grammar is written."""
+
+    JSON_SCHEMA = "json-schema"
+    """The text is JSON that the schema allows."""
+    REGEX = "regex"
+    """The whole text matches the expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The whole of a request's text follows it, unless its limit on tokens comes first."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        size = len(self.text.encode(errors="surrogatepass"))
+        if not 1 <= size <= MAX_GRAMMAR_BYTES:
+            raise InvalidRequest(
+                f"the {self.kind.value} has {size} bytes, but must have 1 to {MAX_GRAMMAR_BYTES}"
+            )

@@ -1,0 +1,41 @@
+"""How likely tokens were to the model. Values; knows no logits.
+
+Log-probabilities are the model's own: log-softmax of the raw logits at temperature 1, before bias,
+penalties, grammar and truncation.
+"""
+
+import math
+from dataclasses import dataclass
+
+from slipstream.core.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+"""Likeliest tokens of a slot that can be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the likeliest tokens of a slot; `text` are its bytes, where they are known."""
+
+    token_id: int
+    logprob: float
+    text: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the output, and the likeliest of its slot: by value, then by id."""
+
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+    text: bytes = b""
+    """The token's bytes, where they are known; they need not be whole characters."""
+
+    def __post_init__(self) -> None:
+        for value in (self.logprob, *(other.logprob for other in self.top)):
+            if math.isnan(value) or value > 0:
+                raise InvalidRequest(f"a log-probability is {value}, but must be 0 or less")
+
+
+Logprobs = tuple[TokenLogprob | None, ...]
+"""One for each token; None for what was final before this call, whose slots are not known."""

@@ -1,0 +1,66 @@
+"""Grammars and log-probabilities on the wire, both ways: what requests may ask for beside tokens.
+
+`x_from_pb` raises `InvalidRequest` for what is no such value.
+"""
+
+from collections.abc import Iterable
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.grammar import Grammar
+from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
+from slipstream.rpc import enums
+from slipstream.rpc.v1 import common_pb2
+
+
+def grammar_to_pb(grammar: Grammar | None) -> common_pb2.Grammar | None:
+    """None stays unset."""
+    if grammar is None:
+        return None
+    kind = enums.GRAMMAR.to_pb(grammar.kind)
+    return common_pb2.Grammar(kind=kind, text=grammar.text)  # type: ignore[arg-type]
+
+
+def grammar_from_pb(message: common_pb2.Grammar) -> Grammar:
+    """See `core.grammar.Grammar`."""
+    kind = enums.GRAMMAR.from_pb(message.kind)
+    if kind is None:
+        raise InvalidRequest("a grammar has no kind")
+    return Grammar(kind, message.text)
+
+
+def logprobs_to_pb(logprobs: Logprobs) -> list[common_pb2.TokenLogprob]:
+    """See `core.logprobs`."""
+    return [_to_pb(item) for item in logprobs]
+
+
+def known_logprobs_from_pb(
+    messages: Iterable[common_pb2.TokenLogprob],
+) -> tuple[TokenLogprob, ...]:
+    """Those of a verdict, all of which are known."""
+    found = logprobs_from_pb(messages)
+    known = tuple(item for item in found if item is not None)
+    if len(known) < len(found):
+        raise InvalidRequest("a token of a verdict has no log-probability, but others have")
+    return known
+
+
+def logprobs_from_pb(messages: Iterable[common_pb2.TokenLogprob]) -> Logprobs:
+    """See `core.logprobs`."""
+    return tuple(_from_pb(message) for message in messages)
+
+
+def _to_pb(item: TokenLogprob | None) -> common_pb2.TokenLogprob:
+    if item is None:
+        return common_pb2.TokenLogprob()
+    top = [
+        common_pb2.TopLogprob(token_id=other.token_id, logprob=other.logprob, text=other.text)
+        for other in item.top
+    ]
+    return common_pb2.TokenLogprob(logprob=item.logprob, top=top, text=item.text)
+
+
+def _from_pb(message: common_pb2.TokenLogprob) -> TokenLogprob | None:
+    if not message.HasField("logprob"):
+        return None
+    top = tuple(TopLogprob(other.token_id, other.logprob, other.text) for other in message.top)
+    return TokenLogprob(message.logprob, top, message.text)
