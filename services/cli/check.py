@@ -3,6 +3,7 @@
 What people run after an installation, and what `helm test` does. Measures nothing.
 """
 
+import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # Goes on by a rule, so that any draft, and whoever copies what was said, has something right.
 PROMPT = "one two three four five six one two three four five six one two three four"
 NUM_TOKENS = 48
+PAUSE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,14 @@ class CheckFlags:
     timeout_s: Annotated[
         float, typer.Option(help="Seconds to answer, the wait for a target included.")
     ] = 60.0
+    wait_s: Annotated[
+        float,
+        typer.Option(help="Seconds to try again for until all is well, as while services start."),
+    ] = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wait_s <= 3600:
+            raise InvalidRequest(f"wait_s is {self.wait_s:g}, but must be 0 to 3600")
 
     @property
     def mode(self) -> Mode:
@@ -53,8 +63,20 @@ def check(router: RouterFlags, flags: CheckFlags) -> None:
         raise InvalidRequest("there is nothing to check: name a router, --router HOST:PORT")
     options = _connection(router, flags)
     with closing(Client(router.router, timeout_s=flags.timeout_s, **options)) as client:
-        result = _ask(client, router.router, flags.mode)
-    typer.echo(verdict(router.router, result, is_plain=flags.no_speculation))
+        typer.echo(_patiently(client, router.router, flags))
+
+
+def _patiently(client: "Client", router: str, flags: CheckFlags) -> str:
+    """The verdict; one that is bad is given again until it is good or the patience is over."""
+    end = time.monotonic() + flags.wait_s
+    while True:
+        try:
+            result = _ask(client, router, flags.mode)
+            return verdict(router, result, is_plain=flags.no_speculation)
+        except ServiceError:
+            if time.monotonic() + PAUSE_S > end:
+                raise
+        time.sleep(PAUSE_S)
 
 
 def _ask(client: "Client", router: str, mode: Mode) -> "Result":

@@ -77,6 +77,20 @@ async def test_a_router_that_is_not_there_fails_and_one_that_is_not_named_is_no_
     assert (await check("--router", "h:1", "--plaintext", "--tls"))[0] == 2
 
 
+async def test_what_is_still_starting_is_waited_for_where_that_is_asked_for(check, model):
+    target, draft = fleet.target_worker(model), fleet.draft_worker(f"vanilla:{model}", model)
+    async with fleet.running(target, draft), fleet.routed([target], [draft]) as client:
+        await draft.stop()
+        await fleet.until(client, lambda info: fleet.num_ready(info, "draft") == 0)
+        code, said = await check("--router", client.address)
+        assert (code, said.startswith("error: ")) == (1, True)
+        waiting = asyncio.create_task(check("--router", client.address, "--wait-s", "60"))
+        await draft.start()
+        code, said = await waiting
+    assert code == 0, said
+    assert (await check("--router", "h:1", "--wait-s", "-1"))[0] == 2
+
+
 async def test_a_token_goes_to_other_machines_in_the_clear_only_if_that_is_said(check, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_TOKEN", TOKEN)
     limit = ("--timeout-s", "0.5")
