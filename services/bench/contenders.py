@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -69,7 +70,7 @@ class Contenders:
             self._load_untouched()
             return
         try:
-            with self._client(method).session() as session:
+            with self.client(method).session() as session:
                 # Everything about a request is checked when it is made; this one never runs.
                 session.stream((0,), max_tokens=1, speculation=method.options)
         except InvalidRequest as error:
@@ -78,8 +79,7 @@ class Contenders:
     def engine(self, numerics: Numerics) -> Engine:
         """The target in these numerics."""
         if numerics not in self._engines:
-            at = self._options
-            options = EngineOptions(at.dtype, numerics, at.threads, at.device)
+            options = replace(self._options, numerics=numerics)
             self._engines[numerics] = Engine.load(self._target, options)
         return self._engines[numerics]
 
@@ -108,9 +108,10 @@ class Contenders:
         if method.base == "hf":
             stop_token_ids = self.engine("fast").facts.stop_token_ids
             return GenerateTalk(self._load_untouched().model, stop_token_ids, self._sampling)
-        return _SessionTalk(self._client(method).session(), method.options, self._sampling)
+        return _SessionTalk(self.client(method).session(), method.options, self._sampling)
 
-    def _client(self, method: Method) -> Client:
+    def client(self, method: Method) -> Client:
+        """A client of the method's engines."""
         return Client.of(Embedded(self.engine(method.numerics), self._drafter(method)))
 
     def _load_untouched(self) -> LoadedModel:
@@ -122,7 +123,7 @@ class Contenders:
     def _drafter(self, method: Method) -> Drafter:
         if method.name in self._tuned:
             return self._tuned[method.name]
-        key = (method.numerics, self._draft_name(method))
+        key = (method.numerics, draft_name(method, self._draft))
         if key not in self._drafters:
             profile = self._profile if key[1] == self._draft else None
             drafter = self.engine(method.numerics).drafter(key[1], profile=profile)
@@ -131,10 +132,12 @@ class Contenders:
             self._drafters[key] = drafter
         return self._drafters[key]
 
-    def _draft_name(self, method: Method) -> str:
-        if method.base == "vanilla":
-            return f"vanilla:{method.model}"
-        return {"plain": "none", "ngram": "ngram"}.get(method.base, self._draft)
+
+def draft_name(method: Method, own: str) -> str:
+    """The draft of a method, as engines name it; `own` is that of glide and best."""
+    if method.base == "vanilla":
+        return f"vanilla:{method.model}"
+    return {"plain": "none", "ngram": "ngram"}.get(method.base, own)
 
 
 class _SessionTalk:

@@ -47,9 +47,14 @@ class LocalServices:
         if self._line is not None:
             self._line.set_delay(delay_s)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The services' processes."""
+        return tuple(self._stack.pids.values())
+
     def cpu_s(self) -> float:
         """Processor seconds that the services have used so far."""
-        return sum(map(processor_s, self._stack.pids.values()))
+        return sum(map(processor_s, self.pids))
 
     async def _start(self) -> str:
         if self._line is not None:

@@ -122,7 +122,8 @@ def _contenders(
     from slipstream.client.engine import EngineOptions
     from slipstream.models.store.resolve import resolve
 
-    options = EngineOptions(models.dtype, "fast", models.threads, models.device)
+    # Methods share engines and get the same prompts: none may find what another has read.
+    options = EngineOptions(models.dtype, "fast", models.threads, models.device, max_cached_bytes=0)
     with bars() as progress:
         for name in (models.target, *_draft_models(methods)):
             resolve(name, progress=progress)

@@ -33,6 +33,8 @@ class EngineOptions:
     threads: int | None = None
     device: str = "cpu"
     kv_memory: str = AUTO
+    max_cached_bytes: int | None = None
+    """Of that, what is kept for prompts that begin alike; None is all of it."""
 
     def __post_init__(self) -> None:
         if self.numerics not in ("invariant", "fast"):
@@ -52,7 +54,9 @@ class Engine:
         self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
         self._loaded = loaded
         self.parts = _parts(loaded)
-        limits = TargetLimits(kv_memory=options.kv_memory)
+        limits = TargetLimits(
+            kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
+        )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.rows = built.model, built.target, built.rows
         self.facts: ModelFacts = built.facts
