@@ -19,6 +19,8 @@ Seconds = Callable[[float], float]
 
 PATIENCE = 0.5
 """Part of a step that a target waits for its sessions: see `engine/gathering.py`."""
+_PUNCTUAL = 0.6
+"""Of a target's patience: who was drafted for and is back within it, is hardly ever missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def mean_values(system: System, sessions: int) -> Means:
     """Of a steady state of so many sessions."""
     if sessions < 1:
         raise InvalidRequest(f"there are {sessions} sessions, but must be at least 1")
-    if system.is_plain and (found := _in_step(system, sessions)) is not None:
+    if (found := _in_step(system, sessions)) is not None:
         return found
     means, drafted = Means(0.0, 1.0, 0.0, 0.0), 0.0
     for count in range(1, sessions + 1):
@@ -83,14 +85,19 @@ def bound(system: System, sessions: int) -> float:
 
 
 def _in_step(system: System, sessions: int) -> Means | None:
-    """Where sessions are back within a target's patience all go in every step. Exact."""
+    """Where sessions are back within a target's patience all go in every step. Exact for one
+    target; several ones that share drafts are taken for systems of their own."""
     size = max(sessions / system.targets, 1.0)
-    step_s = system.step_s(size)
-    if system.away_s > PATIENCE * step_s:
+    step_s, patience = system.step_s(size), PATIENCE
+    away_s, draft_busy = system.away_s, 0.0
+    if not system.is_plain:
+        drafted_s = system.passes * system.pass_s(max(sessions / system.drafts, 1.0))
+        away_s, patience = away_s + drafted_s, _PUNCTUAL * PATIENCE
+        draft_busy = min(sessions / system.drafts, 1.0) * drafted_s / (step_s + away_s)
+    if away_s > patience * step_s:
         return None
-    rate = sessions / (step_s + system.away_s)
-    busy = min(sessions / system.targets, 1.0) * step_s / (step_s + system.away_s)
-    return Means(rate, size, busy, 0.0)
+    busy = min(sessions / system.targets, 1.0) * step_s / (step_s + away_s)
+    return Means(sessions / (step_s + away_s), size, busy, draft_busy)
 
 
 def _one_more(system: System, count: int, before: Means, drafted: float) -> tuple[Means, float]:

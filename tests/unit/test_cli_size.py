@@ -22,9 +22,9 @@ def test_size_says_how_many_drafts_are_needed(capsys):
     assert "drafts needed" in printed(capsys, "size", "--sessions", "16")
 
 
-def test_dearer_drafts_are_needed_in_greater_number(capsys):
-    args = ("size", "--sessions", "16", "--draft-row-ms", "10", "--json", "--draft-ms")
-    cheap, dear = (json.loads(printed(capsys, *args, text)) for text in ("2", "20"))
+def test_drafts_that_suffer_from_company_are_needed_in_greater_number(capsys):
+    args = ("size", "--sessions", "16", "--draft-ms", "4", "--json", "--draft-row-ms")
+    cheap, dear = (json.loads(printed(capsys, *args, text)) for text in ("0.1", "10"))
     assert cheap["drafts_needed"] < dear["drafts_needed"]
 
 

@@ -42,6 +42,16 @@ def test_plain_rounds_are_what_the_simulator_finds():
     assert found.tokens_per_s == pytest.approx(run.tokens_per_s, rel=0.02)
 
 
+@pytest.mark.parametrize("level_s", [0.0001, 0.001, 0.002])
+def test_sessions_whose_drafts_are_quick_share_every_step_as_in_the_simulator(level_s):
+    devices = replace(DEVICES, level_s=level_s, level_row_s=0.0)
+    recording = made(Guess(0.7, 4, 96, 1), devices, num_requests=32)
+    run = simulate(recording, Fleet(8, 1), Crowd(32, 8))
+    found = estimate(devices, recording.work(), Pools(8, 1, 8))
+    assert found.tokens_per_s == pytest.approx(run.tokens_per_s, rel=0.05)
+    assert found.step_size == 8
+
+
 @pytest.mark.parametrize(("drafts", "targets", "sessions"), [(1, 1, 2), (1, 1, 8), (3, 2, 16)])
 @pytest.mark.parametrize("level_s", [0.004, 0.008, 0.02])
 def test_the_estimate_is_near_the_simulator_and_the_bound_above_it(
