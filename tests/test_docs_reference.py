@@ -1,0 +1,34 @@
+"""The pages of docs/reference say what the code says. Run as a program, it writes them anew."""
+
+from pathlib import Path
+
+import pytest
+
+from reference import cli_page, errors_page, metrics_page, protos_page, sdk_page, values_page
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+PAGES = {
+    "cli": cli_page.page,
+    "sdk": sdk_page.page,
+    "protos": protos_page.page,
+    "values": values_page.page,
+    "metrics": metrics_page.page,
+    "errors": errors_page.page,
+}
+NOTE = "<!-- Written by `make docs` out of the code; changes by hand are lost. -->\n\n"
+
+
+def written(name: str) -> str:
+    """The file of a page, as it should be."""
+    return f"{NOTE}{PAGES[name]().rstrip()}\n"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_what_the_code_says(name):
+    assert (FOLDER / f"{name}.md").read_text() == written(name), "make docs writes it anew"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name in PAGES:
+        (FOLDER / f"{name}.md").write_text(written(name))
