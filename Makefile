@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test chaos check lint package compat bench protos fmt clean
+.PHONY: help install model demo test chaos check lint package compat bench protos docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -62,9 +62,15 @@ bench: model ## speed and identity of all methods on the bundled prompts
 protos: $(READY) ## regenerate services/rpc/v1 from protos/
 	VENV=$(VENV) .ci/protos
 
+docs: $(READY) ## what is written out of the code, and all pages as a site in site/
+	$(BIN)/python tests/test_docs_options.py
+	$(BIN)/python tests/test_chart_readme.py
+	$(BIN)/python tests/test_docs_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff check --fix --select I,UP .
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above created, the model cache excepted
-	rm -rf $(VENV) $(VENV)-compat dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json
+	rm -rf $(VENV) $(VENV)-compat dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json

@@ -1,0 +1,151 @@
+"""The site of the documentation: it builds, is whole, and loads nothing from elsewhere."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+
+from reference.site_hook import with_links
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SETTINGS = ROOT / "mkdocs.yml"
+WORKFLOW = ROOT / ".github" / "workflows" / "docs.yml"
+LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+STYLES = re.compile(r"""(?:url\(|@import\s+)\s*["']?((?:https?:)?//[^"')\s]+)""")
+
+
+@dataclass
+class Found(HTMLParser):
+    """What a page loads, where it leads and what can be led to."""
+
+    loads: set[str] = field(default_factory=set)
+    links: set[str] = field(default_factory=set)
+    anchors: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.anchors |= {values[key] for key in ("id", "name") if values.get(key)}
+        if values.get(LOADING.get(tag, "")):
+            self.loads.add(values[LOADING[tag]])
+        if tag == "a" and values.get("href"):
+            self.links.add(values["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site. A warning of MkDocs is an error here."""
+    folder = tmp_path_factory.mktemp("site")
+    report = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert report.returncode == 0, report.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: parsed(path) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+
+
+def parsed(path: Path) -> Found:
+    found = Found()
+    found.feed(path.read_text(encoding="utf-8"))
+    return found
+
+
+def is_elsewhere(address: str) -> bool:
+    return bool(urlsplit(address).netloc)
+
+
+def test_no_page_loads_anything_from_another_host(site, pages):
+    loaded = [(path.name, at) for path, found in pages.items() for at in found.loads]
+    assert len(loaded) > len(pages)
+    assert [at for at in loaded if is_elsewhere(at[1])] == []
+    styles = [at for path in site.rglob("*.css") for at in STYLES.findall(path.read_text())]
+    assert styles == []
+
+
+def test_everything_that_a_page_loads_or_leads_to_is_there(pages):
+    lost = []
+    for path, found in pages.items():
+        for address in found.loads | found.links:
+            at = urlsplit(address)
+            if at.netloc or at.scheme in ("mailto", "data"):
+                continue
+            file = (path.parent / unquote(at.path)).resolve() if at.path else path
+            whole = pages[file].anchors if file in pages else set()
+            if not file.exists() or (at.fragment and unquote(at.fragment) not in whole):
+                lost.append((path.name, address))
+    assert lost == []
+
+
+def named(nav: Any) -> Iterator[str]:
+    """Files of the navigation."""
+    if isinstance(nav, str):
+        yield nav
+    for part in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from named(part)
+
+
+def test_every_page_is_in_the_navigation_once():
+    # The loader knows no tags that make Python objects, and the navigation has none.
+    (nav,) = re.findall(r"^nav:\n(?:[ \n].*\n)+", SETTINGS.read_text(), re.MULTILINE)
+    there = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+    assert sorted(named(yaml.safe_load(nav)["nav"])) == there
+
+
+def test_every_picture_of_the_pages_is_told_in_words(pages):
+    text = "".join(path.read_text() for path in DOCS.rglob("*.md"))
+    drawn = re.findall(r"!\[([^\]]*)\]\((\S+)\)", text)
+    assert drawn
+    assert [file for words, file in drawn if len(words) < 8] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("", "[a](b.md), the values (`helm/slipstream/values.yaml`)"),
+        ("https://x.example/r", "[a](b.md), [the values](https://x.example/r/helm/slipstream/values.yaml)"),
+    ],
+)  # fmt: skip
+def test_a_link_out_of_the_pages_leads_to_the_repository_or_names_the_file(url, link):
+    text = "[a](b.md), [the values](../helm/slipstream/values.yaml)"
+    assert with_links(text, "page.md", ROOT, url) == link
+
+
+def test_a_link_to_a_file_that_is_not_there_is_refused():
+    from mkdocs.exceptions import PluginError
+
+    with pytest.raises(PluginError, match="no/such.file"):
+        with_links("[a](../../no/such.file)", "how-to/page.md", ROOT, "")
+
+
+def test_the_workflow_builds_strictly_with_pinned_actions_and_may_only_read():
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    (job,) = workflow["jobs"].values()
+    assert workflow["permissions"] == {}
+    assert job["permissions"] == {"contents": "read"}
+    used = re.findall(
+        r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", WORKFLOW.read_text(), re.M
+    )
+    assert len(used) == sum("uses" in step for step in job["steps"]) == 3
+    scripts = [step["run"] for step in job["steps"] if "run" in step]
+    assert any("mkdocs build --strict" in script for script in scripts)
+    assert not any("${{" in script for script in scripts)
