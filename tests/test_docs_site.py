@@ -20,6 +20,7 @@ DOCS = ROOT / "docs"
 SETTINGS = ROOT / "mkdocs.yml"
 WORKFLOW = ROOT / ".github" / "workflows" / "docs.yml"
 LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+PINNED = r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$"
 STYLES = re.compile(r"""(?:url\(|@import\s+)\s*["']?((?:https?:)?//[^"')\s]+)""")
 
 
@@ -133,7 +134,7 @@ def test_a_link_out_of_the_pages_leads_to_the_repository_or_names_the_file(url, 
 def test_a_link_to_a_file_that_is_not_there_is_refused():
     from mkdocs.exceptions import PluginError
 
-    with pytest.raises(PluginError, match="no/such.file"):
+    with pytest.raises(PluginError, match=r"no/such\.file"):
         with_links("[a](../../no/such.file)", "how-to/page.md", ROOT, "")
 
 
