@@ -101,7 +101,7 @@ class Embedded:
             has_chat_template=bool(engine.text.chat_template),
             numerics=engine.options.numerics,
             dtype=engine.options.dtype,
-            limits=Limits(engine.facts.context_length),
+            limits=Limits.of(engine.facts),
             verifications=verification_infos({item.kind for item in drafters}),
             drafters=drafters,
         )

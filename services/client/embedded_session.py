@@ -109,7 +109,7 @@ class EmbeddedSession:
             self._draft,
             self._ports.target,
             request,
-            detokenise=self._engine.text.decode,
+            text=self._engine.text,
             clock=self._clock,
             journal=journal,
         )

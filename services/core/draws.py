@@ -28,11 +28,13 @@ def has_plain_law(sampling: SamplingParams) -> bool:
 
 
 def fits_device(session: Session) -> bool:
-    """Whether rows may draw on their own: no penalties, bias or truncation, and mode `exact`."""
+    """Whether rows may draw on their own: no penalties, bias or truncation, mode `exact`, and
+    nothing to be told but tokens."""
     sampling = session.sampling
     is_untouched = not (sampling.logit_bias or sampling.depends_on_prefix)
     is_exact = session.verification is Verification.EXACT
-    return is_exact and is_untouched and has_plain_law(sampling)
+    is_silent = session.num_logprobs is None
+    return is_exact and is_silent and is_untouched and has_plain_law(sampling)
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:

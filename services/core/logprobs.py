@@ -5,7 +5,8 @@ penalties, grammar and truncation.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from slipstream.core.errors import InvalidRequest
 
@@ -39,3 +40,19 @@ class TokenLogprob:
 
 Logprobs = tuple[TokenLogprob | None, ...]
 """One for each token; None for what was final before this call, whose slots are not known."""
+
+
+def with_texts(
+    logprobs: Logprobs, token_ids: Sequence[int], token_bytes: Callable[[int], bytes]
+) -> Logprobs:
+    """The same with the bytes of all tokens; `token_ids` are those that were chosen."""
+    return tuple(
+        None
+        if item is None
+        else TokenLogprob(
+            item.logprob,
+            tuple(replace(other, text=token_bytes(other.token_id)) for other in item.top),
+            token_bytes(token),
+        )
+        for item, token in zip(logprobs, token_ids, strict=True)
+    )

@@ -44,23 +44,3 @@ def origins_of(
             origins.append(TokenOrigin.DRAFT if is_best else TokenOrigin.RUNNER_UP)
         above = node
     return (*origins, *[TokenOrigin.TARGET] * (len(verdict.tokens) - len(path)))
-
-
-class Trail:
-    """The origins of one request's output, told as its tokens are sent: later than they are final,
-    and without those behind a stop string."""
-
-    def __init__(self, *, num_past: int, num_sent: int) -> None:
-        """`num_past` tokens were final before, and `num_sent` were sent."""
-        self._origins: list[TokenOrigin | None] = [None] * num_past
-        self._num_sent = num_sent
-
-    def add(self, origins: Origins) -> None:
-        """Of tokens that follow those before."""
-        self._origins += origins
-
-    def send(self, num_tokens: int) -> Origins:
-        """Of the next tokens that are sent."""
-        start = self._num_sent
-        self._num_sent += num_tokens
-        return tuple(self._origins[start : self._num_sent])

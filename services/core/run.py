@@ -3,21 +3,23 @@
 Knows the two ports and the loop between them; not where they live, nor the clock.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
 from slipstream.core.ending import Ending
 from slipstream.core.journal import Journal, NoJournal
+from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import Round, decode
-from slipstream.core.origins import Trail, origins_of
+from slipstream.core.origins import TokenOrigin, origins_of
 from slipstream.core.planner import Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Request
 from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.stats import Outcomes, num_copied_accepted
-from slipstream.core.text import Piece, TextStream
+from slipstream.core.text import Piece, Speller, TextStream
 from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
+from slipstream.core.trail import Trail
 from slipstream.core.types import FinishReason
 
 
@@ -31,7 +33,7 @@ class Run:
         target: Target,
         request: Request,
         *,
-        detokenise: Callable[[Sequence[int]], str],
+        text: Speller,
         clock: Clock,
         journal: Journal | None = None,
     ) -> None:
@@ -41,8 +43,11 @@ class Run:
         self._draft = TimedDraft(draft, clock)
         self._target = TimedTarget(target, clock)
         self._journal = journal or NoJournal()
-        self._stream = TextStream(detokenise, request.stop, num_sent=request.num_received)
-        self._trail = Trail(num_past=len(request.past), num_sent=request.num_received)
+        self._text = text
+        num_past, num_sent = len(request.past), request.num_received
+        self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
+        self._origins = Trail[TokenOrigin](num_past=num_past, num_sent=num_sent)
+        self._logprobs = Trail[TokenLogprob](num_past=num_past, num_sent=num_sent)
         self._outcomes = Outcomes()
         self._num_cached = 0
         self._first_s: float | None = None
@@ -81,9 +86,15 @@ class Run:
         stats: RequestStats | None = None,
         prompt: PromptInfo | None = None,
     ) -> Chunk:
-        is_asked = self._request.with_origins
-        origins = self._trail.send(len(piece.tokens)) if is_asked else ()
-        return Chunk(piece.text, piece.tokens, reason, stats, prompt, origins)
+        tokens = piece.tokens
+        origins = self._origins.send(len(tokens)) if self._request.with_origins else ()
+        logprobs = self._logprobs.send(len(tokens)) if self._tells_logprobs else ()
+        told = with_texts(logprobs, tokens, self._text.token_bytes) if logprobs else ()
+        return Chunk(piece.text, tokens, reason, stats, prompt, origins, told)
+
+    @property
+    def _tells_logprobs(self) -> bool:
+        return self._request.session.num_logprobs is not None
 
     async def _keep(
         self, at: Round, reason: FinishReason | None, start: float
@@ -104,13 +115,15 @@ class Run:
         return replace(self._journal.continuity(), num_resumed_tokens=num_resumed)
 
     def _piece(self, at: Round) -> tuple[Piece, FinishReason | None]:
+        verdict = at.verdict
         if self._request.with_origins:
-            has_roots = bool(at.plan.roots)
-            self._trail.add(origins_of(at.proposal, at.verdict, has_roots=has_roots))
-        piece = self._stream.push(at.verdict.tokens)
+            self._origins.add(origins_of(at.proposal, verdict, has_roots=bool(at.plan.roots)))
+        if self._tells_logprobs:  # a target of another version may have none to tell
+            self._logprobs.add(verdict.logprobs or (None,) * len(verdict.tokens))
+        piece = self._stream.push(verdict.tokens)
         if piece.is_stopped:
             return piece, FinishReason.STOP
-        reason = at.verdict.finish_reason
+        reason = verdict.finish_reason
         if reason is None:
             return piece, None
         rest = self._stream.finish()

@@ -7,6 +7,7 @@ for more tokens, and the tokens wait with their text.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.prompt import check_unicode
@@ -14,6 +15,18 @@ from slipstream.core.prompt import check_unicode
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240
 _INCOMPLETE = "\ufffd"
+
+
+class Speller(Protocol):
+    """What tokens are as text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; bytes that are no whole character at its end become U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token, which need not be whole characters; none where they are not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

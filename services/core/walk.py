@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.tree import TokenTree
 
 Row = Callable[[int], Tensor]
@@ -21,13 +22,15 @@ class Walk:
 
     `nodes` are the accepted nodes from the root down, `token` is the target's own after them.
     With target-initialised roots there is no such token, but the `roots` of that slot. `margins`
-    say by how much the first token beats each of the proposal's rivals.
+    say by how much the first token beats each of the proposal's rivals, `logprobs` how likely each
+    token was, where that is asked for.
     """
 
     nodes: tuple[int, ...]
     token: int | None
     roots: tuple[int, ...] = ()
     margins: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

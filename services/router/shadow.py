@@ -174,6 +174,7 @@ class _Plain:
             request.session,
             session_id=f"shadow-{secrets.token_hex(8)}",
             max_tokens=len(answered.output),  # no more memory than needed
+            num_logprobs=None,  # tokens are all that is compared
         )
         self._delta = Delta(0, request.tokens)
         self._num_same = 0

@@ -155,7 +155,7 @@ class Turns:
                 draft,
                 target,
                 request,
-                detokenise=placed.model.tokenizer.decode,
+                text=placed.model.tokenizer,
                 clock=time.perf_counter,
                 journal=written,
             )

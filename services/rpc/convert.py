@@ -244,7 +244,7 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
         message.num_cached,
         timing,
         tuple(message.margins),
-        known_logprobs_from_pb(message.logprobs),
+        known_logprobs_from_pb(message.logprobs, num_tokens=len(message.tokens)),
         tuple(message.forced),
     )
 

@@ -28,8 +28,10 @@ def replayed(
     info = PromptInfo(turn.request_id, record.model, sampling.seed, turn.num_prompt_tokens)
     piece = _rest(asked, output, detokenise)
     # What is kept are tokens, not the rounds that they came from.
-    origins = (None,) * len(piece.tokens) if asked.ask.with_origins else ()
-    return Chunk(piece.text, piece.tokens, ending.reason, ending.stats, info, origins)
+    unknown = (None,) * len(piece.tokens)
+    origins = unknown if asked.ask.with_origins else ()
+    logprobs = unknown if asked.ask.num_logprobs is not None else ()
+    return Chunk(piece.text, piece.tokens, ending.reason, ending.stats, info, origins, logprobs)
 
 
 def _rest(

@@ -1,6 +1,6 @@
 """What a call to the target may ask for, checked before anything is touched. Knows no cache."""
 
-from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
 from slipstream.core.options import MAX_NODES
 from slipstream.core.request import check_logit_bias
 from slipstream.core.types import Delta, Proposal, Session
@@ -20,6 +20,10 @@ def check_call(
         raise InvalidRequest(
             f"{session.num_roots} roots are asked for, but at most {min(MAX_NODES, vocab_size)}"
             " can be drawn"
+        )
+    if session.num_logprobs is not None and not session.verification.is_lossless:
+        raise UnsupportedCombination(
+            f"logprobs do not go with verification {session.verification.value}"
         )
     check_logit_bias(session.sampling, vocab_size)
     for token in delta.tokens:

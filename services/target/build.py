@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request import ModelFacts
 from slipstream.models.causal import CausalModel, Numerics
 from slipstream.models.kv_layout import KEY_BLOCK, round_up
@@ -74,7 +75,11 @@ def build_target(
     meter = LoadMeter(curve, max_rows=limits.max_rows)
     target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions)
     facts = ModelFacts(
-        loaded.model_id, model.vocab_size, model.context_length, stop_token_ids(loaded)
+        loaded.model_id,
+        model.vocab_size,
+        model.context_length,
+        stop_token_ids(loaded),
+        max_logprobs=MAX_LOGPROBS,
     )
     rows = RowBudget(limits.max_rows, min(model.rule.max_rows, _TILE), seconds=curve.seconds)
     return BuiltTarget(target, model, facts, plan, rows)

@@ -246,7 +246,8 @@ class LocalTarget:
         num_accepted = min(len(walk.nodes), len(final))
         self._meter.verified(num_nodes=work.num_nodes, num_accepted=num_accepted)
         verdict = Verdict(final, num_accepted, reason, held.roots, offer, work.num_cached)
-        work.verdict = replace(verdict, margins=walk.margins) if walk.margins else verdict
+        told = walk.logprobs[: len(final)]
+        work.verdict = replace(verdict, margins=walk.margins, logprobs=told)
 
     def _settle(
         self, work: Verification, walk: Walk, slots: tuple[Sequence[int], Sequence[int]]

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from slipstream.core.errors import InvalidRequest, WeightsError
 from slipstream.core.prompt import Message, check_unicode
 from slipstream.text.template import ChatTemplate, CompiledTemplate, Now
+from slipstream.text.token_bytes import TokenBytes
 from slipstream.text.vocab import vocab_hash
 
 
@@ -95,12 +96,23 @@ class TextTokenizer:
         """
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token as it is behind others; they need not be whole characters.
+
+        Special tokens have the bytes of their names, and ids that are no token's have none.
+        """
+        return self._token_bytes.of(token_id)
+
     def render(self, messages: Sequence[Message]) -> str:
         """A conversation as the chat template writes it, up to where the model is to answer.
 
         Raises `InvalidRequest` without a template, or when it refuses these messages.
         """
         return self._compiled.render(messages)
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._backend)
 
     @cached_property
     def _compiled(self) -> CompiledTemplate:

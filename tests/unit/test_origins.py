@@ -13,10 +13,11 @@ from slipstream.core.inline import finished, iterated
 from slipstream.core.lookup_draft import LookupDraft, with_copy
 from slipstream.core.ngram import NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.origins import TokenOrigin, Trail, origins_of
+from slipstream.core.origins import TokenOrigin, origins_of
 from slipstream.core.request import Ask, DraftFacts, ModelFacts, make_request
 from slipstream.core.results import Chunk, collected
 from slipstream.core.run import Run
+from slipstream.core.trail import Trail
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Shape, Verdict, Verification
 from slipstream.draft.engine import LocalDraft
@@ -116,10 +117,15 @@ def models():
     return tiny.causal(), CausalScorer(CausalModel(weights, numerics="fast"))
 
 
-def detokenised(tokens):
+class Letters:
     """A letter for each token, but every fourth one has its text with the one after it."""
-    text = "".join(chr(ord("a") + token % 26) for token in tokens)
-    return text + "\ufffd" if tokens and tokens[-1] % 4 == 0 else text
+
+    def decode(self, ids):
+        text = "".join(chr(ord("a") + token % 26) for token in ids)
+        return text + "\ufffd" if ids and ids[-1] % 4 == 0 else text
+
+    def token_bytes(self, token_id):
+        return bytes([ord("a") + token_id % 26])
 
 
 def run_of(models, ask, *, kind="vanilla", past=(), num_received=0):
@@ -129,7 +135,7 @@ def run_of(models, ask, *, kind="vanilla", past=(), num_received=0):
     request = make_request("s", PROMPT, ask, FACTS, DraftFacts(kind))
     request = replace(request, past=past, num_received=num_received)
     engine = tiny.local_target(target)
-    run = Run(draft, engine, request, detokenise=detokenised, clock=lambda: 0.0)
+    run = Run(draft, engine, request, text=Letters(), clock=lambda: 0.0)
     chunks = list(iterated(run.chunks()))
     for port in (draft, engine):
         finished(port.release("s"))
