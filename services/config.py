@@ -17,7 +17,7 @@ from slipstream.core.errors import InvalidRequest
 CACHE_VARIABLE = "SLIPSTREAM_CACHE"
 OFFLINE_VARIABLE = "SLIPSTREAM_OFFLINE"
 TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
-SECTIONS = ("target", "draft", "router", "telemetry")
+SECTIONS = ("target", "draft", "router", "http", "telemetry")
 """Tables of a configuration file: one a service, and what all of them share."""
 
 T = TypeVar("T")

@@ -96,6 +96,16 @@ class AsyncClient:
         client._watcher = watcher or ApplicationWatcher()
         return client
 
+    def with_token(self, token: str | None) -> Self:
+        """The same client for another caller, who shows this token; None shows none.
+
+        It shares the connection: closing either of the two closes both. Raises `InvalidRequest`
+        for a token in the clear, and on an embedded client.
+        """
+        client = self.of(self._backend.with_token(token), watcher=self._watcher)
+        client._defaults = self._defaults
+        return client
+
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
         check_whole(options)

@@ -53,6 +53,10 @@ class AsyncBackend(Protocol):
 
     address: str | None
 
+    def with_token(self, token: str | None) -> "AsyncBackend":
+        """The same engines over the same connection, for a caller who shows this token."""
+        ...
+
     async def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""
         ...

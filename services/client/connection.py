@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -50,6 +50,14 @@ class Connection:
     target: str
     options: ChannelOptions
     patience: Patience
+    shows_tokens: bool = True
+    """Whether a token may go there: in the clear only where that is meant."""
+
+    def with_token(self, token: str | None) -> "Connection":
+        """The same for another caller. Raises `InvalidRequest` for a token in the clear."""
+        if token is not None and not self.shows_tokens:
+            raise _in_the_clear(self.address)
+        return replace(self, options=replace(self.options, token=token))
 
     @property
     def address(self) -> str:
@@ -71,16 +79,15 @@ def connection(
     """Raises `InvalidRequest` for an address that is none, and for a token in the clear."""
     trusted = ClientTls() if tls is True else tls or None
     target = router_target(address)
-    if token is not None and tls is None and not are_local(address):
-        raise InvalidRequest(
-            f"the token would travel in the clear to {address}; pass tls, or tls=False to allow it"
-        )
+    shows_tokens = tls is not None or are_local(address)
+    if token is not None and not shows_tokens:
+        raise _in_the_clear(address)
     if trusted is not None and trusted.name is None and has_several(target):
         raise InvalidRequest(
             f"the routers are {address}, so tls must give the name that their certificates share"
         )
     options = ChannelOptions(tls=trusted, token=token, balances=True)
-    return Connection(target, options, Patience() if retries else NO_PATIENCE)
+    return Connection(target, options, Patience() if retries else NO_PATIENCE, shows_tokens)
 
 
 def error_of(error: grpc.RpcError, timeout_s: float | None) -> SlipstreamError:
@@ -102,6 +109,12 @@ def pause_after(error: grpc.RpcError, tries: Tries, request: str) -> float:
         raise known from None
     _LOG.info("%s broke off (%s), and is sent again in %.2f s", request, known, pause_s)
     return pause_s
+
+
+def _in_the_clear(address: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the token would travel in the clear to {address}; pass tls, or tls=False to allow it"
+    )
 
 
 def _is_cut(error: grpc.RpcError) -> bool:

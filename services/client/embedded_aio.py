@@ -14,7 +14,7 @@ from slipstream.client.embedded_session import Answer, Ports
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import AsyncChunkStream
 from slipstream.client.surface import Call, late
-from slipstream.core.errors import Cancelled
+from slipstream.core.errors import Cancelled, InvalidRequest
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.ports import Draft
 from slipstream.core.prompt import Prompt
@@ -58,6 +58,10 @@ class AsyncEmbedded:
             thread.close()
             raise
         return cls(engine, drafter, thread)
+
+    def with_token(self, token: str | None) -> "AsyncEmbedded":
+        """See `AsyncBackend.with_token`; nobody asks for one here."""
+        raise InvalidRequest("the engines are in this process, where nobody asks for a token")
 
     async def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""

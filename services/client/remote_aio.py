@@ -43,21 +43,49 @@ if TYPE_CHECKING:
     from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceAsyncStub
 
 
+class _Line:
+    """A channel, made by the first call; callers with different tokens may share it."""
+
+    def __init__(self, to: Connection) -> None:
+        self._to = to
+        self._channel: grpc.aio.Channel | None = None
+        self.is_closed = False
+
+    def stub(self) -> "GenerationServiceAsyncStub":
+        """Raises `SessionClosed` once it is closed."""
+        if self.is_closed:
+            raise SessionClosed("the client is closed")
+        if self._channel is None:  # here, where a loop runs
+            self._channel = connect(self._to.target, self._to.options)
+        return GenerationServiceStub(self._channel)
+
+    async def aclose(self) -> None:
+        """End it, and the calls on it."""
+        self.is_closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+
 class AsyncRemote:
     """See `AsyncBackend`. Its channel belongs to the loop of the first call."""
 
-    def __init__(self, to: Connection, timeout_s: float) -> None:
+    def __init__(self, to: Connection, timeout_s: float, *, line: _Line | None = None) -> None:
+        """`line` is that of another caller of the same routers; by default a new one."""
         self._to = to
         self.address: str | None = to.address
+        self._timeout_s = timeout_s
         self._control_s = min(timeout_s, MAX_CONTROL_S)
         self._metadata = metadata(to.options)
-        self._channel: grpc.aio.Channel | None = None
-        self._is_closed = False
+        self._line = line or _Line(to)
+
+    def with_token(self, token: str | None) -> "AsyncRemote":
+        """See `AsyncBackend.with_token`."""
+        return AsyncRemote(self._to.with_token(token), self._timeout_s, line=self._line)
 
     async def generate(self, call: Call) -> Result:
         """See `Backend.generate`."""
         answer: pb.GenerateResponse = await self._ask(
-            self._stub().Generate, unary_request(call), call.timeout_s, call.watch.headers
+            self._line.stub().Generate, unary_request(call), call.timeout_s, call.watch.headers
         )
         with understood():
             return result_from_pb(answer)
@@ -69,44 +97,35 @@ class AsyncRemote:
     async def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
         request = tokenize_request(prompt, raw=raw, model=model)
-        answer = await self._ask(self._stub().Tokenize, request, self._control_s)
+        answer = await self._ask(self._line.stub().Tokenize, request, self._control_s)
         return tuple(answer.token_ids)
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""
-        request = pb.GetModelInfoRequest(model=model)
-        return models_from(await self._ask(self._stub().GetModelInfo, request, self._control_s))
+        ask, request = self._line.stub().GetModelInfo, pb.GetModelInfoRequest(model=model)
+        return models_from(await self._ask(ask, request, self._control_s))
 
     async def server_info(self) -> ServerInfo:
         """See `Backend.server_info`."""
         request = pb.GetServerInfoRequest()
-        answer = await self._ask(self._stub().GetServerInfo, request, self._control_s)
+        answer = await self._ask(self._line.stub().GetServerInfo, request, self._control_s)
         with understood():
             return server_info_from_pb(answer)
 
     async def end_session(self, session_id: str) -> None:
         """See `Backend.end_session`. A router that can't be told forgets it in time by itself."""
-        if self._is_closed:
+        if self._line.is_closed:
             return
         request = pb.DeleteSessionRequest(session_id=session_id)
         with suppress(SessionNotFound, Unavailable, DeadlineExceeded):
-            await self._ask(self._stub().DeleteSession, request, self._control_s)
+            await self._ask(self._line.stub().DeleteSession, request, self._control_s)
 
     async def aclose(self) -> None:
         """See `Backend.close`."""
-        self._is_closed = True
-        if self._channel is not None:
-            await self._channel.close()
-
-    def _stub(self) -> "GenerationServiceAsyncStub":
-        if self._is_closed:
-            raise SessionClosed("the client is closed")
-        if self._channel is None:  # here, where a loop runs
-            self._channel = connect(self._to.target, self._to.options)
-        return GenerationServiceStub(self._channel)
+        await self._line.aclose()
 
     def _start(self, call: Call) -> Any:
-        return self._stub().GenerateStream(
+        return self._line.stub().GenerateStream(
             stream_request(call),
             timeout=call.timeout_s,
             metadata=(*self._metadata, *call.watch.headers),
@@ -127,7 +146,7 @@ class AsyncRemote:
             except grpc.RpcError as error:
                 pause_s = pause_after(error, tries, type(request).__name__)
             await asyncio.sleep(pause_s)
-            if self._is_closed:
+            if self._line.is_closed:
                 raise closed_meanwhile()
 
 

@@ -4,11 +4,12 @@ Knows neither messages nor exporters. Between services, what is not sampled is c
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from opentelemetry import trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -59,6 +60,20 @@ def parent_of(carrier: Carrier | None) -> Context | None:
     context = _PROPAGATOR.extract(headers, Context())
     is_valid = trace.get_current_span(context).get_span_context().is_valid
     return context if is_valid else None
+
+
+@contextmanager
+def within(carrier: Carrier | None) -> Iterator[None]:
+    """What is begun in here is part of the trace that was carried, if any was."""
+    context = parent_of(carrier)
+    if context is None:
+        yield
+        return
+    token = attach(context)
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 class Timeline:

@@ -1,0 +1,89 @@
+"""What the HTTP front can be told. Values only; reading them is `slipstream.config`'s part."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.client.addresses import are_local, router_target
+from slipstream.config import option
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
+from slipstream.rpc.certificates import read
+from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
+
+SECTION = "http"
+_POSITIVE = ("max_body_bytes", "timeout_s", "body_timeout_s")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """Everything the HTTP front can be told."""
+
+    router: str = option("127.0.0.1:50051", "The router, or several with commas between.")
+    listen_address: str = option("127.0.0.1:8000", "Where to listen.")
+    token_file: Path | None = option(
+        None, "A file with the token that the router is shown for callers who show none."
+    )
+    plaintext_tokens: bool = option(
+        False, "Whether callers' tokens may go to a router elsewhere without TLS."
+    )
+    default_max_tokens: int = option(
+        DEFAULT_MAX_TOKENS, "Limit on the new tokens of a chat that sets none."
+    )
+    timeout_s: float = option(600.0, "Longest time for a request.")
+    body_timeout_s: float = option(30.0, "Longest time for a request's body to arrive.")
+    max_body_bytes: int = option(4 << 20, "Largest body taken, in bytes.")
+    grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
+    tls_cert: Path | None = option(None, "Certificate to serve HTTPS with.")
+    tls_key: Path | None = option(None, "Its private key.")
+    peer_ca: Path | None = option(None, "Dial the router with TLS, trusting this certificate.")
+    peer_cert: Path | None = option(None, "Certificate to show to the router.")
+    peer_key: Path | None = option(None, "Its private key.")
+    peer_router_name: str | None = option(
+        None, "Name that routers' certificates must carry; unset, that of the address."
+    )
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
+        if not 0 <= self.grace_s <= 3600:
+            raise InvalidRequest(f"grace_s is {self.grace_s}, but must be 0 to 3600")
+        if not 1 <= self.default_max_tokens <= MAX_MAX_TOKENS:
+            raise InvalidRequest(
+                f"default_max_tokens is {self.default_max_tokens}, but must be from 1 to"
+                f" {MAX_MAX_TOKENS}"
+            )
+        router_target(self.router)
+        self.place()
+        self.tls()
+        if self.to_router() is None and not (are_local(self.router) or self.plaintext_tokens):
+            raise InvalidRequest(
+                f"the router is {self.router}, so callers' tokens would travel in the clear; give"
+                " peer_ca, or allow it with plaintext_tokens"
+            )
+
+    def place(self) -> tuple[str, int]:
+        """Host and port to listen on."""
+        host, _, port = self.listen_address.rpartition(":")
+        if not (host and port.isdecimal() and int(port) < 65536):
+            raise InvalidRequest(
+                f"listen_address is {self.listen_address!r}, but must be HOST:PORT"
+            )
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    def tls(self) -> ServerTls | None:
+        """How to serve HTTPS; None for HTTP."""
+        return server_tls(self.tls_cert, self.tls_key, None)
+
+    def to_router(self) -> ClientTls | None:
+        """How to dial the router; None for plaintext."""
+        return peer_tls(self.peer_ca, self.peer_cert, self.peer_key, self.peer_router_name)
+
+    def token(self) -> str | None:
+        """What the router is shown for callers who show nothing."""
+        if self.token_file is None:
+            return None
+        token = read(self.token_file).decode(errors="replace").strip()
+        if not token:
+            raise InvalidRequest(f"{self.token_file} has no token in it")
+        return token
