@@ -1,8 +1,8 @@
 """The law of a slot: from raw logits and the tokens before it to the scores sampled from.
 
-Bias, penalties, temperature, top-k, top-p, min-p, in that order, each on what the one before
-left over. Works on one row at a time, because only the slots that a walk visits need a law.
-Knows nothing of noise, trees or sessions.
+What a constraint allows, bias, penalties, temperature, top-k, top-p, min-p, in that order, each
+on what the one before left over. Works on one row at a time, because only the slots that a walk
+visits need a law. Knows nothing of noise, trees, sessions or grammars.
 """
 
 import math
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.candidates import argmax_first, ordered_top, places
+from slipstream.core.constraint import Constraint
 from slipstream.core.errors import ModelError
 from slipstream.core.types import SamplingParams
 
@@ -25,12 +26,19 @@ class LawContext:
 
     `prefix` is every token of the session before the slot, the path of its tree node included:
     the repetition penalty counts all of them, presence and frequency those from
-    `num_prompt_tokens` on.
+    `num_prompt_tokens` on, which are the output that a `constraint` is about. What it does not
+    allow is in no law, whatever the rest says. Its errors are those of every method.
     """
 
-    def __init__(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        num_prompt_tokens: int,
+        constraint: Constraint | None = None,
+    ) -> None:
         self._sampling = sampling
         self._num_prompt_tokens = num_prompt_tokens
+        self._constraint = constraint
 
     def scores(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
         """Unnormalised log-probabilities [V] fp32, -inf outside the law's support.
@@ -48,8 +56,9 @@ class LawContext:
         """The law as probabilities [V]; one-hot when greedy."""
         values, ids = self.support(logits, prefix)
         if self._sampling.is_greedy:
+            best = argmax_first(values)
             one_hot = torch.zeros_like(logits)
-            one_hot[argmax_first(values)] = 1
+            one_hot[best if ids is None else ids[best]] = 1
             return one_hot
         if ids is None:
             return torch.softmax(values, -1)
@@ -57,9 +66,19 @@ class LawContext:
 
     def support(self, logits: Tensor, prefix: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Scores [n] of the law's support and its ids [n], ascending; None is all of V."""
-        scores = self._penalised(logits, prefix)
+        scores, allowed = self._penalised(logits, prefix), None
+        if self._constraint is not None:
+            allowed = self._constraint.allowed(prefix[self._num_prompt_tokens :]).to(scores.device)
+            scores = scores[allowed]
         if self._sampling.is_greedy:
-            return scores, None
+            return scores, allowed
+        values, ids = self._heated(scores)
+        if allowed is not None:
+            ids = allowed if ids is None else allowed[ids]
+        return values, ids
+
+    def _heated(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Temperature and truncation of scores [n]; what is left, and its places in them."""
         best = float(scores.max())
         if not math.isfinite(best):
             raise ModelError(f"the best score of a slot is {best}, so its law is none")

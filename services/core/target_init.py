@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.candidates import argmax_first, ordered_top
+from slipstream.core.constraint import Constraint
 from slipstream.core.laws import LawContext
 from slipstream.core.noise import Purpose, gumbel, uniform
 from slipstream.core.slots import branch_test, residual
@@ -20,14 +21,22 @@ from slipstream.core.types import Proposal, Session, SparseLaw
 from slipstream.core.walk import Row, Slot, Step, Walk, descend
 
 
-def verify_forest(session: Session, prefix: Sequence[int], proposal: Proposal, row: Row) -> Walk:
+def verify_forest(
+    session: Session,
+    prefix: Sequence[int],
+    proposal: Proposal,
+    row: Row,
+    *,
+    constraint: Constraint | None = None,
+) -> Walk:
     """Keep the branch with the longest accepted run, the first among equals; draw new roots.
 
     An empty proposal keeps nothing and draws the roots of the slot after `prefix`.
     """
     tree, rows = proposal.tree, _Rows(row)
+    laws = LawContext(session.sampling, session.num_prompt_tokens, constraint)
     kept: tuple[int, ...] = ()
-    slot = _branch_slot(session, proposal)
+    slot = _branch_slot(session, laws, proposal)
     for root in tree.children(ROOT):
         below = descend(tree, root, [*prefix, tree.tokens[root]], slot, rows)
         if not kept or 1 + len(below.nodes) > len(kept):
@@ -35,18 +44,23 @@ def verify_forest(session: Session, prefix: Sequence[int], proposal: Proposal, r
     tokens = [*prefix, *(tree.tokens[node] for node in kept)]
     last = kept[-1] if kept else ROOT
     rejected = _rejected_law(proposal, last) if len(kept) > 1 else None
-    return Walk(kept, None, draw_roots(session, rows(last), tokens, rejected=rejected))
+    return Walk(kept, None, draw_roots(session, laws, rows(last), tokens, rejected=rejected))
 
 
 def draw_roots(
-    session: Session, logits: Tensor, prefix: Sequence[int], *, rejected: SparseLaw | None = None
+    session: Session,
+    laws: LawContext,
+    logits: Tensor,
+    prefix: Sequence[int],
+    *,
+    rejected: SparseLaw | None = None,
 ) -> tuple[int, ...]:
     """The next slot's roots: the best when greedy, else drawn without replacement.
 
     As many as the session asks for, or as the law supports. `rejected` is the law of a draft
     token that was just refused in that slot: the roots come from the positive part of p - q.
     """
-    laws, sampling = LawContext(session.sampling, session.num_prompt_tokens), session.sampling
+    sampling = session.sampling
     if sampling.is_greedy:
         values, ids = ordered_top(laws.scores(logits, prefix), session.num_roots)
         return _supported(values, ids)
@@ -57,10 +71,9 @@ def draw_roots(
     return _supported(*ordered_top(weights.log().add_(noise), session.num_roots))
 
 
-def _branch_slot(session: Session, proposal: Proposal) -> Slot:
+def _branch_slot(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
     """Each node of a branch is tested on its own; nothing is drawn where a test fails."""
     tree, sampling = proposal.tree, session.sampling
-    laws = LawContext(sampling, session.num_prompt_tokens)
 
     def step(node: int, logits: Tensor, tokens: Sequence[int]) -> Step:
         for child in tree.children(node):

@@ -1,0 +1,30 @@
+"""What may follow in a text that has to have a form: the seam between laws and grammars.
+
+A constraint is a function of the tokens that a request has put out, of nothing else. So every node
+of a tree has its own, and whoever goes on with a request needs no state but the tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Constraint(Protocol):
+    """The tokens that a request's output may go on with."""
+
+    def allowed(self, output: Sequence[int]) -> Tensor:
+        """Ids [n] int64, ascending, at least one, of what may follow `output`, which is all of
+        the request's own tokens before the slot.
+
+        Raises `InvalidRequest` for an output that has left the form, and where it can't be
+        followed any further.
+        """
+        ...
+
+    def forced(self, output: Sequence[int]) -> tuple[int, ...]:
+        """Tokens that the form will most likely have follow `output`; a guess, which binds nobody.
+
+        Raises what `allowed` does.
+        """
+        ...
