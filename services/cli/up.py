@@ -2,7 +2,7 @@
 
 import asyncio
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +67,10 @@ class StackFlags:
         takes_turns = self.threads is None and self.device in (None, "cpu")
         return StackPlan(target, draft, tuple(file), port, self.grace_s, takes_turns)
 
+    def http(self) -> tuple[str, ...]:
+        """The flags of an HTTP front."""
+        return tuple(_given("config", self.config))
+
     def fetch(self) -> None:
         """Get the models that are not here yet, showing what is waited for."""
         from slipstream.models.store.resolve import resolve
@@ -82,6 +86,12 @@ class PortFlags:
     """Where requests are taken."""
 
     port: Annotated[int, typer.Option(help="Of the router; 0 takes any that is free.")] = 50051
+    http: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="Also serve OpenAI's HTTP API there; 0 takes any that is free."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class KeepFlags:
 
 @with_flags
 def up(models: StackFlags, place: PortFlags, keep: KeepFlags) -> None:
-    """Run target, draft and router on this machine.
+    """Run target, draft and router on this machine, and with --http a front for OpenAI's clients.
 
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
     error. Ctrl-C or SIGTERM lets running requests finish; a second one does not.
@@ -120,6 +130,8 @@ def up(models: StackFlags, place: PortFlags, keep: KeepFlags) -> None:
     from slipstream.local.stack import Stack
 
     plan, directory = models.plan(port=place.port), keep.directory(models.config)
+    if place.http is not None:
+        plan = replace(plan, http=models.http(), http_port=place.http)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()

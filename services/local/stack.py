@@ -1,7 +1,8 @@
 """Target, draft and router as processes on this machine, and what the end of one means to the rest.
 
-Without a target or a router nothing goes on; a draft that is lost is started again, and meanwhile
-the router does without. Knows the flags that connect the three; not what they load or say.
+Without a target, a router or the HTTP front that was wanted nothing goes on; a draft that is lost
+is started again, and meanwhile the router does without. Knows the flags that connect them; not what
+they load or say.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from slipstream.local.child import Child, Say, start_child
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 ANY_PORT = "127.0.0.1:0"
+HTTP = "http"
+"""The front for OpenAI's clients, where one is wanted."""
 # Draft and target take turns on the same cores. A thread with nothing to do stops spinning soon,
 # and none moves: otherwise two that wait for each other meet on one core, for a time slice each.
 _TAKING_TURNS = {"GOMP_SPINCOUNT": "50000"}
@@ -38,10 +41,14 @@ class StackPlan:
     """What requests in flight get when the services are to stop."""
     takes_turns: bool = True
     """Whether draft and target each use all the cores of this machine."""
+    http: tuple[str, ...] | None = None
+    """Of the HTTP front; None starts none."""
+    http_port: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise InvalidRequest(f"port is {self.port}, but must be 0 to 65535")
+        for port in (self.port, self.http_port):
+            if not 0 <= port < 65536:
+                raise InvalidRequest(f"port is {port}, but must be 0 to 65535")
         if not 0 <= self.grace_s <= 3600:
             raise InvalidRequest(f"grace_s is {self.grace_s:g}, but must be 0 to 3600")
 
@@ -52,9 +59,9 @@ class StackPlan:
     def told(self, *flags: str) -> "StackPlan":
         """The same with more flags for every service, ahead of those that it has."""
         draft = None if self.draft is None else (*flags, *self.draft)
-        return replace(
-            self, target=(*flags, *self.target), draft=draft, router=(*flags, *self.router)
-        )
+        http = None if self.http is None else (*flags, *self.http)
+        target, router = (*flags, *self.target), (*flags, *self.router)
+        return replace(self, target=target, draft=draft, router=router, http=http)
 
 
 class Detour(Protocol):
@@ -71,7 +78,10 @@ class Detour(Protocol):
 
 
 class Stack:
-    """The three services. `start`, then `watch`; `stop` in any case. For one event loop."""
+    """The services and, if it is wanted, the front. For one event loop.
+
+    `start`, then `watch`; `stop` in any case.
+    """
 
     def __init__(self, plan: StackPlan, *, say: Say, detour: Detour | None = None) -> None:
         self._plan = plan
@@ -96,15 +106,18 @@ class Stack:
         flags = [part for role, address in self.engines.items() for part in (f"--{role}s", address)]
         at = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", at, (*flags, *self._plan.router))
-        return await router.ready()
+        address = await router.ready()
+        if self._plan.http is not None:
+            at = f"127.0.0.1:{self._plan.http_port}"
+            http = await self._launch(HTTP, at, ("--router", address, *self._plan.http))
+            await http.ready()
+        return address
 
     async def watch(self) -> None:
         """Start the draft anew whenever it ends. Raises `ServiceError` once another one has."""
-        tasks = [
-            asyncio.create_task(self._need("target")),
-            asyncio.create_task(self._need("router")),
-            asyncio.create_task(self._keep_draft()),
-        ]
+        needed = [role for role in ("target", "router", HTTP) if role in self._children]
+        tasks = [asyncio.create_task(self._need(role)) for role in needed]
+        tasks.append(asyncio.create_task(self._keep_draft()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
@@ -115,11 +128,11 @@ class Stack:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self, *, hurry: bool = False) -> None:
-        """End the router, then the engines; each has the grace, unless in a hurry."""
+        """End from the front to the engines; each has the grace, unless in a hurry."""
         if self._launching is not None:
             await asyncio.wait({self._launching})
         grace_s = 0.0 if hurry else self._plan.grace_s + _PATIENCE_S
-        for roles in (("router",), ("draft", "target")):
+        for roles in ((HTTP,), ("router",), ("draft", "target")):
             children = [self._children[role] for role in roles if role in self._children]
             await asyncio.gather(*(child.stop(grace_s) for child in children))
 
@@ -159,12 +172,13 @@ class Stack:
         return await asyncio.shield(launching)
 
     async def _launched(self, role: str, address: str, flags: Sequence[str]) -> Child:
-        takes_turns = self._plan.takes_turns and role != "router"
-        common = ["--address", address, "--grace-s", f"{self._plan.grace_s:g}"]
+        takes_turns = self._plan.takes_turns and role in ("target", "draft")
+        place = "--listen-address" if role == HTTP else "--address"
+        common = [place, address, "--grace-s", f"{self._plan.grace_s:g}"]
         common += _STAYING if takes_turns else ()
         child = await start_child(
             role,
-            f"slipstream.{role}",
+            "slipstream.gateway" if role == HTTP else f"slipstream.{role}",
             [*common, *flags],
             say=self._say,
             defaults=_TAKING_TURNS if takes_turns else None,
