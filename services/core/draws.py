@@ -29,12 +29,13 @@ def has_plain_law(sampling: SamplingParams) -> bool:
 
 def fits_device(session: Session) -> bool:
     """Whether rows may draw on their own: no penalties, bias or truncation, mode `exact`, and
-    nothing to be told but tokens."""
+    nothing to be told but tokens, and no grammar."""
     sampling = session.sampling
     is_untouched = not (sampling.logit_bias or sampling.depends_on_prefix)
     is_exact = session.verification is Verification.EXACT
     is_silent = session.num_logprobs is None
-    return is_exact and is_silent and is_untouched and has_plain_law(sampling)
+    is_free = session.grammar is None
+    return is_exact and is_silent and is_free and is_untouched and has_plain_law(sampling)
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:

@@ -145,8 +145,18 @@ class BatchedTarget:
             if self._asked.get(session_id) is asked:  # whoever waited is gone
                 self._end(session_id, None)
 
+    async def prepare(self, session: Session) -> None:
+        """Compile the session's grammar, if it has one, where no other session waits for it.
+
+        Raises `InvalidRequest` for one that can't be followed.
+        """
+        grammars, grammar = self._engine.grammars, session.grammar
+        if grammars is not None and grammar is not None and not grammars.knows(grammar):
+            await asyncio.to_thread(grammars.compile, grammar)
+
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
-        """See `core.ports.Target.verify`, and `run`."""
+        """See `core.ports.Target.verify`, `prepare` and `run`."""
+        await self.prepare(session)
         return (await self.run(session, delta, proposal)).value
 
     async def park(self, session_id: str) -> None:

@@ -1,7 +1,9 @@
 """The target's engine out of a loaded model, with what it says of itself."""
 
+import logging
 from dataclasses import dataclass
 
+from slipstream.core.errors import ModelMismatch
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request import ModelFacts
 from slipstream.models.causal import CausalModel, Numerics
@@ -11,11 +13,15 @@ from slipstream.models.loading import LoadedModel
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
 from slipstream.models.ranks import ALONE
 from slipstream.models.shards import own_bytes
+from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
+from slipstream.target.grammars import Grammars
 from slipstream.target.memory import KvMemory
 from slipstream.target.metering import LoadMeter
 from slipstream.target.schedule import RowBudget
 from slipstream.target.trial import learn_cost
+
+_LOG = logging.getLogger("slipstream.target")
 
 MAX_ROWS = 256
 """Of a step, where nobody says."""
@@ -73,12 +79,14 @@ def build_target(
     num_rows = min(limits.max_rows, _LEARN_ROWS)
     curve = learn_cost(model, memory.pool, max_rows=num_rows, seconds=_LEARN_S)
     meter = LoadMeter(curve, max_rows=limits.max_rows)
-    target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions)
+    grammars = grammars_of(loaded, model.vocab_size)
+    target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions, grammars=grammars)
     facts = ModelFacts(
         loaded.model_id,
         model.vocab_size,
         model.context_length,
         stop_token_ids(loaded),
+        has_grammars=grammars is not None,
         max_logprobs=MAX_LOGPROBS,
     )
     rows = RowBudget(limits.max_rows, min(model.rule.max_rows, _TILE), seconds=curve.seconds)
@@ -101,6 +109,17 @@ def plan_memory(
     memory = KvMemory(pool, limit=model.context_length, max_cached_pages=max_cached)
     plan = MemoryPlan(weight_bytes, count, layout.bytes_per_page, workspace)
     return memory, plan
+
+
+def grammars_of(loaded: LoadedModel, vocab_size: int) -> Grammars | None:
+    """What makes outputs follow grammars; None, with a warning, where the tokenizer does not
+    allow for it."""
+    try:
+        text = text_tokenizer(loaded.tokenizer)
+        return Grammars(text, vocab_size=vocab_size, stop_token_ids=stop_token_ids(loaded))
+    except ModelMismatch as error:
+        _LOG.warning("no output of %s can follow a grammar: %s", loaded.model_id, error)
+        return None
 
 
 def stop_token_ids(loaded: LoadedModel) -> frozenset[int]:

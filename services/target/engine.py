@@ -28,6 +28,7 @@ from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call, check_length
 from slipstream.target.drawing import draws_of, is_drawn
+from slipstream.target.grammars import Grammars, follower_of
 from slipstream.target.memory import KvMemory
 from slipstream.target.metering import Meter, StepTaken
 from slipstream.target.taps import KvTap
@@ -50,13 +51,16 @@ class LocalTarget:
         meter: Meter,
         *,
         max_sessions: int = 64,
+        grammars: Grammars | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`meter` says how many rows a session may have in its next round."""
+        """`meter` says how many rows a session may have in its next round; without `grammars` no
+        output can be made to follow one."""
         self._model = model
         self._memory = memory
         self._meter = meter
         self._max_sessions = max_sessions
+        self.grammars = grammars
         self._clock = clock
         self._ended = clock()
         self._held: dict[str, Held] = {}
@@ -88,11 +92,13 @@ class LocalTarget:
         check_length(session, len(tokens))
         roots = held.roots if held and tokens == before else ()
         check_proposal(session, proposal, vocab_size=model.vocab_size, roots=roots)
+        known = held.follower if held else None
+        follower = follower_of(self.grammars, session, tokens, known)
         held = held or self._new()
         # The last token is always processed again: its row says what comes next.
         cache = self._room(session, held, tokens, min(num_same, len(tokens) - 1))
         self._held[session.session_id] = held
-        held.tokens, held.roots, held.cache = tokens, roots, cache
+        held.tokens, held.roots, held.cache, held.follower = tokens, roots, cache, follower
         for tap in held.taps:
             tap.lower(cache.count)
         return Verification(session, proposal, tokens, cache, held, cache.count)
@@ -194,6 +200,7 @@ class LocalTarget:
     def _leave(self, held: Held) -> None:
         for tap in held.taps:
             tap.end()
+        held.follower = None
         if held.cache is not None:
             self._memory.close(held.cache, held.tokens)
             held.cache = None
@@ -247,7 +254,8 @@ class LocalTarget:
         self._meter.verified(num_nodes=work.num_nodes, num_accepted=num_accepted)
         verdict = Verdict(final, num_accepted, reason, held.roots, offer, work.num_cached)
         told = walk.logprobs[: len(final)]
-        work.verdict = replace(verdict, margins=walk.margins, logprobs=told)
+        forced = work.forced() if reason is None else ()
+        work.verdict = replace(verdict, margins=walk.margins, logprobs=told, forced=forced)
 
     def _settle(
         self, work: Verification, walk: Walk, slots: tuple[Sequence[int], Sequence[int]]
@@ -277,6 +285,7 @@ def _verify(share: Share, logits: Tensor) -> Walk:
         work.proposal,
         lambda node: logits[node + 1].float(),
         roots=work.held.roots,
+        constraint=work.held.follower,
     )
 
 

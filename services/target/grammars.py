@@ -2,7 +2,7 @@
 
 A grammar is compiled once, on any thread, and copied for each session that follows it. What may
 follow in an output depends on its tokens alone: a follower goes back and on to those asked about.
-Knows no logits, no laws and no requests.
+Knows no logits, no laws and no caches.
 """
 
 from collections import OrderedDict
@@ -15,8 +15,10 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
 from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.options import MAX_NODES
+from slipstream.core.types import Session
 from slipstream.text.tokenizer import TextTokenizer
 
 MAX_COMPILED = 64
@@ -144,16 +146,19 @@ class Follower:
         return ids
 
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
-        """See `core.constraint.Constraint.forced`: in the tokens that such a text is cut into."""
-        if not self.stop_token_ids.isdisjoint(output):
+        """See `core.constraint.Constraint.forced`: in the tokens that such a text is cut into; no
+        more than a tree may have, and none where the grammar can't be followed."""
+        try:
+            self.check(output)
+        except InvalidRequest:  # whoever asks for the slot is told
             return ()
-        self._follow(output)
-        return tuple(self._matcher.compute_ff_tokens())
+        return tuple(self._matcher.compute_ff_tokens()[:MAX_NODES])
 
     def check(self, output: Sequence[int]) -> None:
-        """Raises `InvalidRequest` unless the grammar allows the output so far."""
-        if self.stop_token_ids.isdisjoint(output):
-            self._follow(output)
+        """Raises `InvalidRequest` unless the grammar allows the output, which has not ended."""
+        if not self.stop_token_ids.isdisjoint(output):
+            raise InvalidRequest("nothing follows a stop token, but the output has one")
+        self._follow(output)
 
     def _found(self, output: Sequence[int]) -> Tensor:
         if not self.stop_token_ids.isdisjoint(output):
@@ -200,6 +205,25 @@ class Follower:
         raise InvalidRequest(
             f"the {self.grammar.kind.value} can't be followed beyond {count} tokens: {reason}"
         )
+
+
+def follower_of(
+    grammars: Grammars | None, session: Session, tokens: Sequence[int], known: Follower | None
+) -> Follower | None:
+    """The constraint of a session with these tokens, `known` if it was that already; None for none.
+
+    Raises `InvalidRequest` for a grammar or an output that can't be followed, `NotBuilt` where none
+    can be.
+    """
+    grammar, stops = session.grammar, session.stop_token_ids
+    if grammar is None:
+        return None
+    if grammars is None:
+        raise NotBuilt(f"a {grammar.kind.value} is given, but the target can't follow any")
+    if known is None or (known.grammar, known.stop_token_ids) != (grammar, stops):
+        known = grammars.follower(grammar, stops)
+    known.check(tokens[session.num_prompt_tokens :])
+    return known
 
 
 def _source(grammar: Grammar) -> str:

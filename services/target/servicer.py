@@ -166,6 +166,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             )
         session = session_from_pb(asked.session)
         bind(session_id=session.session_id)
+        await self._batched.prepare(session)
         lease = await self._leases.open(session.session_id, asked.session.fence)
         return session, self._sessions.begin(lease)
 

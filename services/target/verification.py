@@ -9,8 +9,10 @@ from weakref import WeakSet
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.tree import EMPTY
 from slipstream.core.types import Proposal, Session, Verdict
+from slipstream.core.types import Verification as Mode
 from slipstream.models.cache import KvCache
 from slipstream.models.rows import Part
+from slipstream.target.grammars import Follower
 from slipstream.target.taps import KvTap
 
 
@@ -25,6 +27,8 @@ class Held:
     """Target-initialised roots of the slot after the tokens."""
     taps: WeakSet[KvTap] = field(default_factory=WeakSet)
     """Readers of the cache elsewhere."""
+    follower: Follower | None = None
+    """Where the running request's output may go on, if it has to follow a grammar."""
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +58,13 @@ class Verification:
     def is_done(self) -> bool:
         """Whether there is a result."""
         return self.verdict is not None or self.error is not None
+
+    def forced(self) -> tuple[int, ...]:
+        """What the session's grammar forces behind the tokens held, where that can be of use."""
+        held, session = self.held, self.session
+        if held.follower is None or session.verification is not Mode.EXACT:
+            return ()
+        return held.follower.forced(held.tokens[session.num_prompt_tokens :])
 
     def result(self) -> Verdict:
         """The verdict. Raises the error that there is instead."""
