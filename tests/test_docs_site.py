@@ -18,6 +18,14 @@ from reference.site_hook import with_links
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SETTINGS = ROOT / "mkdocs.yml"
+FRONT = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "helm/slipstream/README.md",
+]
+"""Pages for the repository, which are no part of the site."""
 WORKFLOW = ROOT / ".github" / "workflows" / "docs.yml"
 LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
 PINNED = r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$"
@@ -117,6 +125,38 @@ def test_every_picture_of_the_pages_is_told_in_words(pages):
     drawn = re.findall(r"!\[([^\]]*)\]\((\S+)\)", text)
     assert drawn
     assert [file for words, file in drawn if len(words) < 8] == []
+
+
+def test_all_pictures_have_the_colours_of_the_site():
+    styles = {
+        re.search(r"<style>.*</style>", path.read_text(), re.DOTALL)[0]
+        for path in (DOCS / "img").glob("*.svg")
+    }
+    (style,) = styles
+    colours = re.findall(r"\.pic (\{ --ink[^}]*\})", (DOCS / "css" / "site.css").read_text())
+    assert re.findall(r"\.pic (\{ --ink[^}]*\})", style) == colours
+    assert len(set(colours)) == 2
+
+
+@pytest.mark.parametrize("page", FRONT)
+def test_links_of_pages_beside_the_site_lead_to_what_is_there(page, pages, site):
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    lost = []
+    for address in re.findall(r"\]\(([^)\s]+)\)", text):
+        at = urlsplit(address)
+        file = (ROOT / page).parent / at.path if at.path else ROOT / page
+        built = (
+            site / file.resolve().relative_to(DOCS).with_suffix(".html") if in_docs(file) else None
+        )
+        if at.netloc:
+            continue
+        if not file.exists() or (built and at.fragment and at.fragment not in pages[built].anchors):
+            lost.append(address)
+    assert lost == []
+
+
+def in_docs(path: Path) -> bool:
+    return DOCS in path.resolve().parents and path.suffix == ".md"
 
 
 @pytest.mark.parametrize(
