@@ -4,25 +4,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 
-import tiny
 from slipstream.core.cape import Budget, cape_tree
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.inline import finished, iterated
-from slipstream.core.lookup_draft import LookupDraft, with_copy
-from slipstream.core.ngram import NgramDraft
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.lookup_draft import with_copy
 from slipstream.core.origins import TokenOrigin, origins_of
-from slipstream.core.request import Ask, DraftFacts, ModelFacts, make_request
+from slipstream.core.request import Ask
 from slipstream.core.results import Chunk, collected
-from slipstream.core.run import Run
 from slipstream.core.trail import Trail
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Proposal, SamplingParams, Shape, Verdict, Verification
-from slipstream.draft.engine import LocalDraft
-from slipstream.models.causal import CausalModel
-from slipstream.models.causal_scorer import CausalScorer
+from slipstream.core.types import Proposal, SamplingParams, Verdict
+from tiny_runs import WAYS, agreeing_models, run_of
 
 DRAFT, RUNNER_UP, LOOKUP, TARGET = TokenOrigin
 CAPE = Proposal(
@@ -102,61 +94,9 @@ def test_parts_of_an_answer_without_origins_are_not_known(models):
     assert collected(mixed).origins == (None,) * num_unsaid + whole[num_unsaid:]
 
 
-FACTS = ModelFacts("tiny", tiny.VOCAB, 512, frozenset())
-PROMPT = (7, 3, 9, 7, 3, 9, 7, 3)
-
-
 @pytest.fixture(scope="module")
 def models():
-    """A target, and a draft that often agrees with it."""
-    weights = tiny.hf_model()
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for values in weights.parameters():
-            values.add_(torch.randn_like(values), alpha=0.03)
-    return tiny.causal(), CausalScorer(CausalModel(weights, numerics="fast"))
-
-
-class Letters:
-    """A letter for each token, but every fourth one has its text with the one after it."""
-
-    def decode(self, ids):
-        text = "".join(chr(ord("a") + token % 26) for token in ids)
-        return text + "\ufffd" if ids and ids[-1] % 4 == 0 else text
-
-    def token_bytes(self, token_id):
-        return bytes([ord("a") + token_id % 26])
-
-
-def run_of(models, ask, *, kind="vanilla", past=(), num_received=0):
-    """All chunks of a request on engines of its own."""
-    target, scorer = models
-    draft = LookupDraft(LocalDraft(scorer) if kind == "vanilla" else NgramDraft())
-    request = make_request("s", PROMPT, ask, FACTS, DraftFacts(kind))
-    request = replace(request, past=past, num_received=num_received)
-    engine = tiny.local_target(target)
-    run = Run(draft, engine, request, text=Letters(), clock=lambda: 0.0)
-    chunks = list(iterated(run.chunks()))
-    for port in (draft, engine):
-        finished(port.release("s"))
-    return chunks
-
-
-def speculating(**options):
-    return SpeculationOptions(mode=Mode.FORCED, **options)
-
-
-WAYS = {
-    "chain": speculating(shape=Shape.CHAIN),
-    "cape": speculating(shape=Shape.CAPE, lookup=False),
-    "lookup": speculating(shape=Shape.CAPE, lookup=True),
-    "product": speculating(shape=Shape.PRODUCT, widths=(3, 2, 1), lookup=False),
-    "dynamic": speculating(shape=Shape.DYNAMIC, lookup=False),
-    "mcsd": speculating(verification=Verification.MCSD),
-    "replacement": speculating(verification=Verification.MCSD_REPLACEMENT),
-    "roots": speculating(verification=Verification.TARGET_INIT),
-    "off": SpeculationOptions(mode=Mode.OFF),
-}
+    return agreeing_models()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
