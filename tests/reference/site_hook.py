@@ -15,6 +15,7 @@ from mkdocs.exceptions import PluginError
 
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s#]+)(#[^)\s]*)?\)")
+CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
 PICTURE = re.compile(r'<img alt="([^"]*)" src="([^":]+\.svg)" ?/?>')
 
 
@@ -29,9 +30,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 
 
 def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
-    """The page with its SVG pictures in it."""
+    """The page with its SVG pictures in it, and with bars in tables as the repository shows them."""
     del files
     folder = Path(config.docs_dir, page.file.src_uri).parent
+    html = CELL.sub(lambda at: at[0].replace("\\|", "|"), html)
     return PICTURE.sub(lambda at: drawn(folder / at[2], at[1]), html)
 
 
