@@ -18,6 +18,7 @@ from slipstream.cli.bench_flags import (
 from slipstream.cli.bench_kv import kv
 from slipstream.cli.bench_leaks import leaks
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.bench_papers import papers
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_scaling import scaling
 from slipstream.cli.bench_serve import serve
@@ -41,6 +42,7 @@ app.command()(leaks)
 app.command()(store)
 app.command()(telemetry)
 app.command()(scaling)
+app.command()(papers)
 
 
 @app.callback()

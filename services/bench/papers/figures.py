@@ -1,0 +1,102 @@
+"""From the outputs of an arm to its figures, in the papers' terms. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.bench.figures import Output
+from slipstream.core.stats import SpeculationStats
+
+DIGITS = 4
+
+
+def expected_speedup(alpha: float, num_drafted: float, cost: float) -> float:
+    """E = (1 - a^(g+1)) / ((1 - a)(g c + 1)) for chains of g tokens (GliDe, section 5; Leviathan).
+
+    `alpha` is the chance of a tested token to be accepted, `cost` a draft step's time over that
+    of a target's.
+    """
+    tokens = num_drafted + 1 if alpha == 1 else (1 - alpha ** (num_drafted + 1)) / (1 - alpha)
+    return tokens / (num_drafted * cost + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rounds of an arm: how deep they drafted, and how far they got."""
+
+    rounds: int
+    plain_rounds: int
+    nodes: int
+    depth: int
+    accepted: int
+    tested: int
+    """Slots that the target looked at: the accepted ones and the first rejected one."""
+
+
+def counts(outputs: Sequence[Output]) -> Counts:
+    """Of all outputs together; rounds without a draft count apart."""
+    parts = [out.reply.speculation for out in outputs if out.reply.speculation is not None]
+    return Counts(
+        sum(part.num_spec_steps for part in parts),
+        sum(part.num_plain_steps for part in parts),
+        sum(part.num_draft_tokens for part in parts),
+        sum(sum(part.per_step_depth) for part in parts),
+        sum(part.num_accepted_draft_tokens for part in parts),
+        sum(_tested(part) for part in parts),
+    )
+
+
+def ms_per_token(outputs: Sequence[Output]) -> float | None:
+    """Milliseconds of decoding per token after the first, which is prefill's."""
+    tokens = sum(max(len(out.reply.token_ids) - 1, 0) for out in outputs)
+    return 1000 * sum(out.reply.timings.decode_s for out in outputs) / tokens if tokens else None
+
+
+def arm_figures(outputs: Sequence[Output], plain_ms: float | None) -> dict[str, Any]:
+    """All figures of one arm; `plain_ms` is what a token of plain decoding takes.
+
+    `alpha` is accepted over tested tokens, `acceptance` accepted ones over the drafted path,
+    `cost` the time of a drafted token over that of a plain one, and `rates` are tokens per second
+    of decoding by output.
+    """
+    of, ms = counts(outputs), ms_per_token(outputs)
+    draft_ms = 1000 * sum(out.reply.timings.draft_s for out in outputs)
+    alpha = _quotient(of.accepted, of.tested)
+    cost = _quotient(_quotient(draft_ms, of.depth), plain_ms)
+    depth = _quotient(of.depth, of.rounds)
+    expected = None
+    if alpha is not None and cost is not None and depth is not None:
+        expected = expected_speedup(alpha, depth, cost)
+    return {
+        "tokens_per_s": _rounded(None if not ms else 1000 / ms),
+        "tokens_per_round": _rounded(1 + (_quotient(of.accepted, of.rounds) or 0.0)),
+        "alpha": _rounded(alpha),
+        "acceptance": _rounded(_quotient(of.accepted, of.depth)),
+        "length": _rounded(depth),
+        "nodes": _rounded(_quotient(of.nodes, of.rounds)),
+        "draft_ms": _rounded(_quotient(draft_ms, of.rounds)),
+        "cost": _rounded(cost),
+        "expected": _rounded(expected),
+        "tokens": sum(len(out.reply.token_ids) for out in outputs),
+        "rounds": of.rounds,
+        "plain_rounds": of.plain_rounds,
+        "rates": [_rounded(_rate(out)) for out in outputs],
+    }
+
+
+def _tested(part: SpeculationStats) -> int:
+    steps = zip(part.per_step_accepted, part.per_step_depth, strict=True)
+    return sum(min(accepted + 1, depth) for accepted, depth in steps)
+
+
+def _rate(output: Output) -> float | None:
+    tokens = len(output.reply.token_ids) - 1
+    return _quotient(tokens, output.reply.timings.decode_s) if tokens > 0 else None
+
+
+def _quotient(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
