@@ -30,7 +30,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
 
 
 def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
-    """The page with its SVG pictures in it, and with bars in tables as the repository shows them."""
+    """The page with its SVG pictures in it, and bars in tables as the repository shows them."""
     del files
     folder = Path(config.docs_dir, page.file.src_uri).parent
     html = CELL.sub(lambda at: at[0].replace("\\|", "|"), html)
