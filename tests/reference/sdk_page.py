@@ -80,7 +80,8 @@ def section(name: str, found: Any) -> str:
         return "\n".join([f"### {name}", "", f"`{kinds}`", ""])
     parts = [f"### {name}", ""]
     if name in MADE:
-        parts += ["```py", f"{name}{signature(found)}", "```", ""]
+        inside = "".join(f"    {part},\n" for part in parameters(found))
+        parts += ["```py", f"{name}(\n{inside})", "```", ""]
     parts += [docs(found), ""]
     parts += [*members(found)]
     return "\n".join(parts)
@@ -149,16 +150,21 @@ def attribute_docs(found: type) -> dict[str, str]:
 
 
 def signature(found: Any) -> str:
-    """Parameters and what comes back, without `self` and without the paths of modules."""
+    """Parameters and what comes back."""
+    gives = inspect.signature(found).return_annotation
+    behind = "" if gives is inspect.Signature.empty else f" -> {kind_text(gives)}"
+    return f"({', '.join(parameters(found))}){behind}"
+
+
+def parameters(found: Any) -> list[str]:
+    """Parameters as the code has them, without `self` and without the paths of modules."""
     whole = inspect.signature(found)
     kept = [at for name, at in whole.parameters.items() if name not in ("self", "cls")]
     star = [at.kind is at.KEYWORD_ONLY for at in kept]
     shown = [parameter(at) for at in kept]
     if True in star:
         shown.insert(star.index(True), "*")
-    gives = whole.return_annotation
-    behind = "" if gives is whole.empty or isinstance(found, type) else f" -> {kind_text(gives)}"
-    return f"({', '.join(shown)}){behind}"
+    return shown
 
 
 def parameter(at: inspect.Parameter) -> str:
