@@ -10,10 +10,12 @@ import typer
 
 from slipstream.cli.engine import open_client, open_embedded
 from slipstream.cli.flags import with_flags
+from slipstream.cli.logprobs import logprob_lines
 from slipstream.cli.options import LengthFlags, PlaceFlags, SamplingFlags, SpeculationFlags
 from slipstream.cli.origins import Marks
 from slipstream.cli.report import Comparison, comparison_line, result_object, stats_line
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
+from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.results import collected
 from slipstream.core.types import SamplingParams
@@ -59,6 +61,14 @@ class OutputFlags:
     origins: Annotated[
         bool, typer.Option("--origins", help="Mark every token by where it came from.")
     ] = False
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=MAX_LOGPROBS,
+            help="Tell how likely every token was, beside so many of the likeliest.",
+        ),
+    ] = None
 
     def check(self) -> None:
         """Raises `UnsupportedCombination` for what can't be printed together."""
@@ -66,6 +76,8 @@ class OutputFlags:
             raise UnsupportedCombination("--quiet prints the text alone, --json one object")
         if self.quiet and self.origins:
             raise UnsupportedCombination("--quiet prints the text alone, --origins marks as well")
+        if self.quiet and self.logprobs is not None:
+            raise UnsupportedCombination("--quiet prints the text alone, --logprobs a table")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,7 @@ class Request:
     max_tokens: int
     stop: tuple[str, ...]
     with_origins: bool
+    logprobs: int | None
 
     def options(self, **changes: Any) -> dict[str, Any]:
         """Everything but the prompt, for `Client.generate` and `Client.stream`."""
@@ -89,6 +102,7 @@ class Request:
             "max_tokens": self.max_tokens,
             "stop": self.stop,
             "with_origins": self.with_origins,
+            "logprobs": self.logprobs,
         }
         return values | changes
 
@@ -114,6 +128,7 @@ def generate(
         max_tokens=length.max_new_tokens,
         stop=tuple(length.stop),
         with_origins=output.origins,
+        logprobs=output.logprobs,
     )
     with closing(open_client(place)) as client:
         if output.compare:
@@ -162,6 +177,8 @@ def _report(result: "Result", comparison: Comparison | None, output: OutputFlags
     typer.echo()
     if output.quiet:
         return
+    if result.logprobs:
+        typer.echo("\n" + "\n".join(logprob_lines(result.logprobs)))
     line = stats_line(result.stats)
     if comparison is not None:
         line += ", " + comparison_line(result, comparison)

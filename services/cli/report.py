@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from slipstream.cli.logprobs import logprob_values
+
 if TYPE_CHECKING:
     from slipstream.core.results import RequestStats, Result
 
@@ -63,10 +65,13 @@ def result_object(result: "Result", comparison: Comparison | None) -> dict[str, 
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason.value,
         "lossless": result.lossless,
+        "request_id": result.request_id,
         "stats": stats_object(result.stats),
     }
     if result.origins:
         values["origins"] = [origin and origin.value for origin in result.origins]
+    if result.logprobs:
+        values["logprobs"] = logprob_values(result.logprobs)
     if comparison is not None:
         values["compare"] = {
             "identity": comparison.identity(result),

@@ -81,6 +81,25 @@ def test_origins_mark_every_token_behind_its_text(generate):
     assert "origins" not in json.loads(generate("--json", PROMPT)[1])
 
 
+def test_logprobs_are_a_table_below_the_text_or_values_of_the_object(generate):
+    answer = json.loads(generate("--json", "--logprobs", "2", PROMPT)[1])
+    assert len(answer["logprobs"]) == len(answer["token_ids"]) == 12
+    code, out, err = generate("--logprobs", "2", PROMPT)
+    assert (code, err) == (0, "")
+    table = out.removeprefix(answer["text"]).split("\n\n")[1].splitlines()
+    for item, token, line in zip(answer["logprobs"], answer["token_ids"], table, strict=True):
+        assert item["top"][0]["logprob"] == item["logprob"] <= 0
+        assert item["top"][0]["token_id"] == token
+        assert line.split()[0] == f"{item['logprob']:.3f}"
+        assert line.endswith(f" {item['top'][1]['logprob']:.3f}")
+    assert (
+        b"".join(bytes(item["bytes"]) for item in answer["logprobs"])
+        .decode(errors="replace")
+        .endswith(answer["text"])
+    )
+    assert "logprobs" not in json.loads(generate("--json", PROMPT)[1])
+
+
 def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens(generate):
     code, out, _ = generate("--json", "--compare", "--raw", PROMPT * 3)
     answer = json.loads(out)
@@ -197,6 +216,8 @@ BAD = [
     (["--max-draft-tokens", "1000"], "max_draft_tokens is 1000"),
     (["--quiet", "--json"], "--quiet"),
     (["--quiet", "--origins"], "--quiet"),
+    (["--quiet", "--logprobs", "0"], "--quiet"),
+    (["--logprobs", "21"], "--logprobs"),
     (["--raw", "--system", "be brief"], "--system"),
     (["--no-such-flag"], "--no-such-flag"),
 ]

@@ -69,7 +69,7 @@ def raw_laws(tokens):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(("way", "kind"), LOSSLESS)
 def test_every_way_of_speculating_tells_what_plain_decoding_does(models, way, sampling, kind):
-    ask = Ask(SAMPLINGS[sampling], 40, speculation=WAYS[way], num_logprobs=5)
+    ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS[way], num_logprobs=5)
     result = collected(run_of(models, ask, kind=kind))
     assert result.logprobs == told(models, result.token_ids, 5)
     speculation = result.stats.speculation
@@ -80,7 +80,7 @@ def test_every_way_of_speculating_tells_what_plain_decoding_does(models, way, sa
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_they_are_the_log_softmax_of_the_raw_logits(models, sampling):
-    ask = Ask(SAMPLINGS[sampling], 40, speculation=WAYS["cape"], num_logprobs=4)
+    ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS["cape"], num_logprobs=4)
     result = collected(run_of(models, ask))
     for law, token, item in zip(
         raw_laws(result.token_ids), result.token_ids, result.logprobs, strict=True
@@ -168,9 +168,9 @@ def test_rows_draw_on_their_own_unless_more_than_tokens_is_asked_for():
 
 
 def test_a_stop_string_cuts_them_with_the_tokens(models):
-    ask = Ask(max_tokens=40, speculation=WAYS["cape"], num_logprobs=1)
+    ask = Ask(max_tokens=24, speculation=WAYS["cape"], num_logprobs=1)
     whole = collected(run_of(models, ask))
-    for start in range(2, len(whole.text) - 2, 7):
+    for start in range(2, len(whole.text) - 2, 9):
         cut = collected(run_of(models, replace(ask, stop=(whole.text[start : start + 2],))))
         assert cut.logprobs == whole.logprobs[: len(cut.token_ids)]
 
