@@ -15,6 +15,8 @@ from slipstream.core.types import Delta, Plan, Proposal, Session
 
 LOOKUP = "lookup"
 """`Proposal.stopped_by` where all was copied."""
+GRAMMAR = "grammar"
+"""The same where all was forced."""
 _MAX_N = 3
 
 
@@ -113,13 +115,26 @@ def with_copy(proposal: Proposal, copy: tuple[int, ...], *, max_nodes: int) -> P
     Tokens that the draft proposed alike are shared; the others come last. Statistics are the
     draft's, so a tree that has more nodes goes without.
     """
+    room = max(max_nodes - len(proposal.tree), 0)
+    return _with_path(proposal, copy, room=room, stopped_by=LOOKUP)
+
+
+def with_forced(proposal: Proposal, forced: tuple[int, ...]) -> Proposal:
+    """`proposal` with a path of tokens that a grammar forces, joined as a copied one is."""
+    return _with_path(proposal, forced, room=len(forced), stopped_by=GRAMMAR)
+
+
+def _with_path(
+    proposal: Proposal, path: tuple[int, ...], *, room: int, stopped_by: str
+) -> Proposal:
     tree = proposal.tree
-    shared = tree.matching(copy)
-    added = copy[len(shared) : len(shared) + max(max_nodes - len(tree), 0)]
+    shared = tree.matching(path)
+    added = path[len(shared) : len(shared) + room]
     if not added:
         return proposal
     first = shared[-1] if shared else ROOT
     below = range(len(tree), len(tree) + len(added) - 1)
     whole = TokenTree((*tree.tokens, *added), (*tree.parents, first, *below))
-    stopped_by = proposal.stopped_by if len(tree) else LOOKUP
-    return replace(proposal, tree=whole, stats=(), stopped_by=stopped_by, num_copied=len(added))
+    stopped_by = proposal.stopped_by if len(tree) else stopped_by
+    num_copied = proposal.num_copied + len(added)
+    return replace(proposal, tree=whole, stats=(), stopped_by=stopped_by, num_copied=num_copied)

@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from slipstream.core.planner import Planner
+from slipstream.core.lookup_draft import with_forced
+from slipstream.core.planner import NO_PLAN, Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
 
@@ -15,9 +16,6 @@ class Round:
     plan: Plan
     proposal: Proposal
     verdict: Verdict
-
-
-NO_PLAN = Plan(max_depth=0, max_nodes=0)
 
 
 async def decode(
@@ -46,3 +44,4 @@ async def decode(
         if plan.max_depth > 0:
             proposal = await draft.propose(session, Delta.since(told_draft, tokens), plan)
             told_draft = len(tokens)
+        proposal = with_forced(proposal, planner.forced(remaining, verdict))

@@ -14,7 +14,7 @@ class TokenOrigin(StrEnum):
     RUNNER_UP = "runner-up"
     """The draft: a leaf of CaPE, or another branch of its tree."""
     LOOKUP = "lookup"
-    """Copied from the text, beside what the draft proposed."""
+    """Copied from the text, or forced by a grammar, beside what the draft proposed."""
     TARGET = "target"
     """The target's own: the prompt's first token, and those that no proposal had."""
 

@@ -39,6 +39,13 @@ DEFAULT_LOOKUP = 1
 """Shortest match that is copied where a request asks for lookup and the profile knows of none."""
 
 
+NO_PLAN = Plan(max_depth=0, max_nodes=0)
+"""A round that no draft is asked for."""
+
+MANY_FORCED = 4
+"""Forced tokens with which the draft is not asked as well: they are all but certain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Calibrated defaults of one pair of models on one machine.
@@ -175,17 +182,29 @@ class Planner:
         """The next round after `verdict`, with `remaining` tokens until the request's limit.
 
         A plan of depth 0 is a plain round: when speculation is off, does not pay, has no rows
-        to spare, or when the target's own token is the last one allowed.
+        to spare, or when the target's own token is the last one allowed. Where many tokens are
+        `forced` the draft is spared, and else leaves room for them.
         """
         self._prices.take(verdict.offer)
         if self._settings.verification is Verification.TARGET_INIT:
             return self._forest(remaining, verdict)
-        nodes = self._free_nodes(verdict)
+        num_forced = len(self.forced(remaining, verdict))
+        nodes = self._free_nodes(verdict) - num_forced
+        if num_forced >= MANY_FORCED or (num_forced and nodes < 1):
+            return NO_PLAN
         depth = min(self._depth(), remaining - 1, self._fitting_depth(nodes))
         copying = self._copying(min(nodes, remaining - 1))
         if depth < 1 or not self._speculates():
             return _without_draft(nodes, copying)
         return replace(self._shaped(depth, nodes), lookup=copying)
+
+    def forced(self, remaining: int, verdict: Verdict) -> tuple[int, ...]:
+        """What the next round may propose of the tokens that a grammar forces behind `verdict`."""
+        settings = self._settings
+        if settings.mode is Mode.OFF or settings.verification is not Verification.EXACT:
+            return ()
+        limit = min(self._free_nodes(verdict), remaining - 1, settings.longest_path)
+        return verdict.forced[: max(limit, 0)]
 
     def record(self, proposal: Proposal, verdict: Verdict) -> None:
         """Learn from a round. One in which no draft proposed anything teaches nothing.
@@ -268,5 +287,5 @@ class Planner:
 def _without_draft(nodes: int, copying: Copying | None) -> Plan:
     """A plain round, or one in which only copies are proposed: they cost no draft's time."""
     if copying is None:
-        return Plan(max_depth=0, max_nodes=0)
+        return NO_PLAN
     return Plan(copying.max_depth, nodes, lookup=replace(copying, alone=0.0))

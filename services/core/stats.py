@@ -41,7 +41,7 @@ class SpeculationStats:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """Rounds in which no draft answered, by reason; plain steps unless something was copied."""
     num_lookup_tokens: int = 0
-    """Of the draft tokens, those that only prompt lookup proposed, beside the draft."""
+    """Of the draft tokens, those that only prompt lookup or a grammar proposed."""
     num_accepted_lookup_tokens: int = 0
     """Of those, the ones that became final."""
 

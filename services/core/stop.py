@@ -12,7 +12,10 @@ from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import StopPolicy
 
-STOP_REASONS = ("depth", "nodes", "policy", "load", "eos", "lag", "memory", "lookup", "none")
+STOP_REASONS = (
+    *("depth", "nodes", "policy", "load", "eos", "lag", "memory"),
+    *("lookup", "grammar", "none"),
+)
 """What may end the drafting of a proposal: `Proposal.stopped_by`."""
 
 MAX_DRAFT_TOKENS = 40

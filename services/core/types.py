@@ -265,7 +265,7 @@ class Proposal:
     waited_s: float | None = field(default=None, compare=False)
     """Seconds that whoever asked waited for it, where that was timed."""
     num_copied: int = 0
-    """How many nodes, the last ones, no draft proposed: they were copied from the session."""
+    """How many nodes, the last ones, no draft proposed: copied from the session, or forced."""
     rivals: tuple[int, ...] = ()
     """Not of a draft: tokens that the one of the round's first slot is to be compared with."""
 

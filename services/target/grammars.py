@@ -229,7 +229,9 @@ def follower_of(
 def _source(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
-    return LLMatcher.grammar_from_json_schema(grammar.text, overrides=_JSON)  # type: ignore[arg-type]
+    # The schema `true` allows what `{}` does, which has room for options.
+    text = "{}" if grammar.text.strip() == "true" else grammar.text
+    return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]
 
 
 def _sentence(message: str) -> str:
