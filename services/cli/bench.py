@@ -7,6 +7,7 @@ import typer
 
 from slipstream.bench import report
 from slipstream.bench.methods import Method
+from slipstream.cli.bench_breakeven import breakeven
 from slipstream.cli.bench_flags import (
     CostFlags,
     ModelFlags,
@@ -19,6 +20,7 @@ from slipstream.cli.bench_kv import kv
 from slipstream.cli.bench_leaks import leaks
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.bench_papers import papers
+from slipstream.cli.bench_peers import peers
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_scaling import scaling
 from slipstream.cli.bench_serve import serve
@@ -36,12 +38,14 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 
 
 app.command()(rounds)
+app.command()(peers)
 app.command()(kv)
 app.command()(serve)
 app.command()(leaks)
 app.command()(store)
 app.command()(telemetry)
 app.command()(scaling)
+app.command()(breakeven)
 app.command()(papers)
 
 

@@ -8,6 +8,7 @@ from typer import Option
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.sizing.making import Guess, made
+from slipstream.sizing.measured import MeasuredCosts, read_measured
 from slipstream.sizing.recording import Devices, Recording, read_recording
 from slipstream.sizing.traces import recording_of
 from slipstream.telemetry.read_traces import read_spans
@@ -25,8 +26,12 @@ class RoundFlags:
         Path | None, Option(help="Rounds from a directory of trace files: see docs/sizing.md.")
     ] = None
     recording: Annotated[Path | None, Option(help="Rounds from a file that --save wrote.")] = None
+    measured: Annotated[
+        Path | None, Option(help="Costs from a file of `bench breakeven --json`.")
+    ] = None
     acceptance: Annotated[
-        float | None, Option(help="Without either: chance of each drafted token; 0.8.")
+        float | None,
+        Option(help="Without traces or recording: chance of each drafted token; 0.8."),
     ] = None
     depth: Annotated[int | None, Option(help="Tokens drafted in a round; 4.")] = None
     output_tokens: Annotated[int | None, Option(help="Of an answer; 128.")] = None
@@ -47,25 +52,34 @@ class RoundFlags:
 
     def rounds(self) -> Recording:
         """What is reckoned with. Raises `InvalidRequest` for what contradicts itself."""
+        self._check_sources()
+        if self.measured is not None:
+            found = read_measured(self.measured)
+            return made(self._guess(found), self._devices(found.devices), seed=self.seed)
         recorded = self._recorded()
         if recorded is None:
-            return made(self._guess(), self._devices(None), seed=self.seed)
+            return made(self._guess(None), self._devices(None), seed=self.seed)
         for name in ("acceptance", "depth", "output_tokens", "prompt_tokens"):
             if getattr(self, name) is not None:
                 raise InvalidRequest(_SOURCE.format(name.replace("_", "-")))
         return replace(recorded, devices=self._devices(recorded.devices))
 
+    def _check_sources(self) -> None:
+        names = ("traces", "recording", "measured")
+        told = [f"--{name}" for name in names if getattr(self, name) is not None]
+        if len(told) > 1:
+            raise InvalidRequest(f"rounds are from {' or from '.join(told)}, not from more")
+
     def _recorded(self) -> Recording | None:
-        if self.traces is not None and self.recording is not None:
-            raise InvalidRequest("rounds are from --traces or from --recording, not from both")
         if self.recording is not None:
             return read_recording(self.recording)
         return None if self.traces is None else recording_of(read_spans(self.traces))
 
-    def _guess(self) -> Guess:
+    def _guess(self, found: MeasuredCosts | None) -> Guess:
+        acceptance, depth = (0.8, 4) if found is None else (found.acceptance, found.depth)
         return Guess(
-            0.8 if self.acceptance is None else self.acceptance,
-            4 if self.depth is None else self.depth,
+            acceptance if self.acceptance is None else self.acceptance,
+            depth if self.depth is None else self.depth,
             128 if self.output_tokens is None else self.output_tokens,
             64 if self.prompt_tokens is None else self.prompt_tokens,
         )

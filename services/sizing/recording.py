@@ -159,14 +159,16 @@ def read_recording(path: Path) -> Recording:
     """What `write_recording` wrote. Raises `InvalidRequest`, which names the file."""
     try:
         head, *rest = path.read_text(encoding="utf-8").splitlines()
-        return Recording(_devices(json.loads(head)["devices"]), tuple(map(_request, rest)))
+        devices = devices_from_values(json.loads(head)["devices"])
+        return Recording(devices, tuple(map(_request, rest)))
     except OSError as error:
         raise InvalidRequest(f"{path} can't be read ({error.strerror})") from None
     except (ValueError, TypeError, LookupError, AttributeError, InvalidRequest) as error:
         raise InvalidRequest(f"{path} holds no recording ({error})") from None
 
 
-def _devices(values: dict[str, Any]) -> Devices:
+def devices_from_values(values: dict[str, Any]) -> Devices:
+    """Devices as JSON has them. Raises `InvalidRequest`, or what unknown values lead to."""
     verify: Sequence[Sequence[float]] = values["verify"]
     points = tuple((int(rows), float(seconds)) for rows, seconds in verify)
     return Devices(**{**values, "verify": points})
