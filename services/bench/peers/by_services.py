@@ -1,0 +1,73 @@
+"""Slipstream's three services in a seat: requests go through a router on this machine."""
+
+import asyncio
+from contextlib import ExitStack
+from typing import Any
+
+from slipstream.bench.peers.by_embedded import (
+    all_at_once,
+    answer_of_result,
+    methods_of,
+    own_facts,
+)
+from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
+from slipstream.bench.services import LocalServices
+from slipstream.client import AsyncClient, Client
+from slipstream.local.stack import StackPlan
+
+
+class RoutedAnswers:
+    """Methods as requests to a router."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._methods = methods_of(settings)
+        self._threads: int = settings["threads"]
+        self._opened = ExitStack()
+        try:
+            self._services = self._opened.enter_context(LocalServices(_plan(settings["stack"])))
+            self._client = self._opened.enter_context(Client(self._services.address))
+        except BaseException:
+            self._opened.close()
+            raise
+        self._runner = self._opened.enter_context(asyncio.Runner())
+        self._many: AsyncClient | None = None
+
+    def load(self, arm: str) -> None:
+        """See `Answerer`; the services are asked, and refuse what they can't do."""
+        self._client.generate((0,), max_tokens=1, speculation=self._methods[arm].options)
+
+    def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `Answerer`; all at once."""
+        options = self._methods[arm].options
+        if len(prompts) == 1:
+            prompt = tuple(prompts[0])
+            asked = self._client.generate(prompt, max_tokens=max_new_tokens, speculation=options)
+            return [answer_of_result(asked)]
+        return self._runner.run(self._together(prompts, max_new_tokens, options))
+
+    def facts(self) -> Facts:
+        """See `Answerer`."""
+        return own_facts(self._threads, *self._services.pids)
+
+    def close(self) -> None:
+        """See `Answerer`."""
+        if self._many is not None:
+            self._runner.run(self._many.aclose())
+        self._opened.close()
+
+    async def _together(self, prompts: Prompts, max_new_tokens: int, options: Any) -> list[Answer]:
+        if self._many is None:
+            self._many = AsyncClient(self._services.address)
+        return await all_at_once(self._many, prompts, max_new_tokens, options)
+
+
+def _plan(values: dict[str, Any]) -> StackPlan:
+    """The services, which keep nothing for prompts that begin alike."""
+    target = (*values["target"], "--max-parked-bytes", "0")
+    draft, router = tuple(values["draft"]), tuple(values["router"])
+    return StackPlan(target, draft, router, takes_turns=values["takes_turns"])
+
+
+def sit(settings: Settings) -> RoutedAnswers:
+    """See `seat`."""
+    return RoutedAnswers(settings)

