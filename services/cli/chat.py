@@ -51,6 +51,7 @@ def chat(
         "speculation": speculation.options(),
         "max_tokens": length.max_new_tokens,
         "stop": tuple(length.stop),
+        **length.form(),  # of every turn
     }
     console = Console(file=sys.stderr, highlight=False)
     with closing(open_client(place)) as client:

@@ -92,6 +92,7 @@ class Request:
     stop: tuple[str, ...]
     with_origins: bool
     logprobs: int | None
+    form: dict[str, str]
 
     def options(self, **changes: Any) -> dict[str, Any]:
         """Everything but the prompt, for `Client.generate` and `Client.stream`."""
@@ -104,7 +105,7 @@ class Request:
             "with_origins": self.with_origins,
             "logprobs": self.logprobs,
         }
-        return values | changes
+        return values | self.form | changes
 
 
 @with_flags
@@ -129,6 +130,7 @@ def generate(
         stop=tuple(length.stop),
         with_origins=output.origins,
         logprobs=output.logprobs,
+        form=length.form(),
     )
     with closing(open_client(place)) as client:
         if output.compare:

@@ -28,6 +28,7 @@ DEFAULT_TARGET = "smollm2-135m"
 ENGINE = "Engine"
 ROUTER = "Router"
 LENGTH = "Length"
+FORM = "Form"
 SAMPLING = "Sampling"
 SPECULATION = "Speculation"
 
@@ -153,12 +154,27 @@ class PlaceFlags:
 
 @dataclass(frozen=True, slots=True)
 class LengthFlags:
-    """When a text ends."""
+    """When a text ends, and what form it has until then."""
 
     max_new_tokens: Annotated[int, _option(LENGTH, "Most tokens to generate.")] = 128
     stop: Annotated[list[str], _option(LENGTH, "Text to stop before; repeatable.")] = field(
         default_factory=list
     )
+    json_schema: Annotated[
+        str | None, _option(FORM, "JSON schema that the text follows: a file, or the JSON itself.")
+    ] = None
+    regex: Annotated[
+        str | None, _option(FORM, "Regular expression that the whole text matches.")
+    ] = None
+
+    def form(self) -> dict[str, str]:
+        """As the SDK takes it. Raises `InvalidRequest` for a file that can't be read."""
+        form = {} if self.regex is None else {"regex": self.regex}
+        if self.json_schema is not None:
+            form["json_schema"] = _schema(self.json_schema)
+        if len(form) > 1:
+            raise UnsupportedCombination("--json-schema and --regex are given, one can be followed")
+        return form
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +261,16 @@ class SpeculationFlags:
             num_roots=self.num_roots,
             lookup=self.lookup,
         )
+
+
+def _schema(text: str) -> str:
+    if text.lstrip().startswith("{") or text.strip() in ("true", "false"):
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidRequest(f"the JSON schema {text[:80]!r} can't be read ({reason})") from None
 
 
 def _bias(text: str) -> tuple[int, float]:
