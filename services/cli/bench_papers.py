@@ -22,6 +22,7 @@ from slipstream.cli.bench_output import check_writable, figures_console, step_ba
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.options import MAX_NODES
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -139,7 +140,14 @@ def _lineup(run: PaperFlags, models: ModelFlags) -> "Lineup":
     from slipstream.client.engine import EngineOptions
     from slipstream.models.store.resolve import resolve
 
-    options = EngineOptions(models.dtype, "fast", models.threads, models.device)
+    options = EngineOptions(
+        models.dtype,
+        "fast",
+        models.threads,
+        models.device,
+        max_cached_bytes=0,
+        free_rows=MAX_NODES + 1,  # a shape is what its paper says, however dear it is here
+    )
     with bars() as progress:
         for name in filter(None, (models.target, run.vanilla)):
             resolve(name, progress=progress)

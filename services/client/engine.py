@@ -35,6 +35,8 @@ class EngineOptions:
     kv_memory: str = AUTO
     max_cached_bytes: int | None = None
     """Of that, what is kept for prompts that begin alike; None is all of it."""
+    free_rows: int | None = None
+    """Rows that a round may verify; None is what pays, as it is learnt."""
 
     def __post_init__(self) -> None:
         if self.numerics not in ("invariant", "fast"):
@@ -55,7 +57,9 @@ class Engine:
         self._loaded = loaded
         self.parts = _parts(loaded)
         limits = TargetLimits(
-            kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
+            kv_memory=options.kv_memory,
+            max_cached_bytes=options.max_cached_bytes,
+            free_rows=options.free_rows,
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.rows = built.model, built.target, built.rows

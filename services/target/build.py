@@ -17,7 +17,7 @@ from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammars import Grammars
 from slipstream.target.memory import KvMemory
-from slipstream.target.metering import LoadMeter
+from slipstream.target.metering import FixedMeter, LoadMeter, Meter
 from slipstream.target.schedule import RowBudget
 from slipstream.target.trial import learn_cost
 
@@ -49,13 +49,15 @@ class TargetLimits:
     """How much an engine holds and does at once.
 
     `kv_memory` is a budget as in `models.memory.num_pages`; `max_cached_bytes` bounds what is kept
-    of it for prompts that begin alike (None: all of it); `max_rows` are those of one step.
+    of it for prompts that begin alike (None: all of it); `max_rows` are those of one step, and
+    `free_rows` what every session is offered for a round (None: what pays, as it is learnt).
     """
 
     max_sessions: int = 64
     kv_memory: str = AUTO
     max_cached_bytes: int | None = None
     max_rows: int = MAX_ROWS
+    free_rows: int | None = None
 
 
 def build_target(
@@ -78,7 +80,9 @@ def build_target(
     memory, plan = plan_memory(model, limits, weight_bytes=weight_bytes)
     num_rows = min(limits.max_rows, _LEARN_ROWS)
     curve = learn_cost(model, memory.pool, max_rows=num_rows, seconds=_LEARN_S)
-    meter = LoadMeter(curve, max_rows=limits.max_rows)
+    meter: Meter = LoadMeter(curve, max_rows=limits.max_rows)
+    if limits.free_rows is not None:
+        meter = FixedMeter(limits.free_rows)
     grammars = grammars_of(loaded, model.vocab_size)
     target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions, grammars=grammars)
     facts = ModelFacts(

@@ -14,7 +14,7 @@ def verdict_of(judge: Judge, measured: Measured) -> Verdict:
     try:
         return judge(measured)
     except NotMeasured as error:
-        return Verdict(Outcome.NOT_COMPARABLE, f"{error}.")
+        return Verdict(Outcome.NOT_COMPARABLE, f"{_capital(str(error))}.")
 
 
 def not_comparable(why: str) -> Judge:
@@ -56,6 +56,8 @@ def more(
     def found(measured: Measured) -> tuple[bool, str]:
         ours = measured.arm(temperature, subject)[figure]
         theirs = measured.arm(temperature, base)[figure]
+        if ours is None or theirs is None:
+            raise NotMeasured(f"{what} can't be told where nothing is drafted")
         why = f"{_capital(what)}: {subject} {ours:.3f}, {base} {theirs:.3f}{_tail(note)}"
         return ours > theirs, why
 
