@@ -7,6 +7,7 @@ from slipstream.client.client import Client, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.client.surface import RequestOptions
 from slipstream.core import errors
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.origins import TokenOrigin
@@ -57,7 +58,9 @@ __all__ = [
     "SpeculationStats",
     "StopPolicy",
     "Timings",
+    "TokenLogprob",
     "TokenOrigin",
+    "TopLogprob",
     "Verification",
     "errors",
 ]

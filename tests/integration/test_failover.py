@@ -25,7 +25,7 @@ def plain(folder):
     """What the target alone writes."""
     client = Client.embedded(str(folder), "none", dtype="float32")
     return {
-        sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling)
+        sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling, logprobs=2)
         for sampling in (GREEDY, SAMPLED)
     }
 
@@ -68,13 +68,14 @@ def whole(chunks):
 async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_had(
     targets, draft, plain, sampling
 ):
-    asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED}
+    asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED, "logprobs": 2}
     async with running(*targets, draft), routed(targets, [draft]) as client:
         stream = client.stream("hello", **asked)
         begun = await read(stream, 20)
         await (await busy(targets)).stop()
         chunks = begun + await read(stream)
     assert whole(chunks) == (plain[sampling].token_ids, plain[sampling].text)
+    assert tuple(item for chunk in chunks for item in chunk.logprobs) == plain[sampling].logprobs
     stats = chunks[-1].stats
     assert stats.continuity.num_target_losses == 1
     assert stats.continuity.is_kept

@@ -30,6 +30,7 @@ from slipstream.core.errors import (
 )
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
+OFF = SpeculationOptions(mode=Mode.OFF)
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +62,13 @@ def client(request):
 
 
 def test_a_stream_adds_up_to_the_result(client):
-    asked = {"max_tokens": 20, "with_origins": True}
+    asked = {"max_tokens": 20, "with_origins": True, "logprobs": 2}
     result = client.generate("hello", **asked)
     chunks = list(client.stream("hello", **asked))
     assert "".join(chunk.text for chunk in chunks) == result.text
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
     assert tuple(origin for chunk in chunks for origin in chunk.origins) == result.origins
+    assert tuple(item for chunk in chunks for item in chunk.logprobs) == result.logprobs
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1].finish_reason is result.finish_reason is FinishReason.LENGTH
     assert chunks[-1].stats.num_output_tokens == len(result.token_ids)
@@ -78,13 +80,20 @@ def test_a_stream_adds_up_to_the_result(client):
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 def test_the_place_of_the_engines_changes_no_token(embedded, remote, sampling):
     ours, theirs = (
-        client.generate("hello", max_tokens=40, sampling=sampling, with_origins=True)
+        client.generate("hello", max_tokens=40, sampling=sampling, with_origins=True, logprobs=3)
         for client in (embedded, remote)
     )
     assert ours.token_ids == theirs.token_ids
     assert ours.text == theirs.text
     assert ours.stats.speculation == theirs.stats.speculation
     assert ours.origins == theirs.origins
+    assert ours.logprobs == theirs.logprobs
+    said = b"".join(item.text for item in ours.logprobs if not item.text.startswith(b"<|"))
+    assert said.decode(errors="replace") == ours.text  # in which special tokens are not written
+    plain = embedded.generate(
+        "hello", max_tokens=40, sampling=sampling, logprobs=3, speculation=OFF
+    )
+    assert ours.logprobs == plain.logprobs
     num_accepted = len(ours.token_ids) - ours.origins.count(TokenOrigin.TARGET)
     assert num_accepted == ours.stats.speculation.num_accepted_draft_tokens > 0
 

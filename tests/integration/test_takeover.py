@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 def plain(folder):
     client = Client.embedded(str(folder), "none", dtype="float32")
     return {
-        sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling)
+        sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling, logprobs=1)
         for sampling in (GREEDY, SAMPLED)
     }
 
@@ -84,13 +84,17 @@ def tokens(chunks):
     return tuple(token for chunk in chunks for token in chunk.token_ids)
 
 
+def logprobs(chunks):
+    return tuple(item for chunk in chunks for item in chunk.logprobs)
+
+
 def text(chunks):
     return "".join(chunk.text for chunk in chunks)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_a_broken_stream_goes_on_at_another_router(folder, server, plain, sampling):
-    name, asked = token_hex(8), {"max_tokens": NUM_TOKENS, "sampling": sampling}
+    name, asked = token_hex(8), {"max_tokens": NUM_TOKENS, "sampling": sampling, "logprobs": 1}
     async with two(folder, server) as routers:
         stream, held = await begin(routers.one, name, **asked)
         await stream.aclose()
@@ -99,6 +103,10 @@ async def test_a_broken_stream_goes_on_at_another_router(folder, server, plain, 
     stats = chunks[-1].stats
     assert stats.num_output_tokens == NUM_TOKENS
     assert stats.continuity.num_resumed_tokens >= len(tokens(held))
+    known, first = logprobs(held), stats.continuity.num_resumed_tokens
+    unknown = (None,) * (first - len(known))
+    assert logprobs(chunks) == known + unknown + plain[sampling].logprobs[first:]
+    assert known == plain[sampling].logprobs[: len(known)]
 
 
 async def test_the_newer_call_takes_a_running_request_and_the_older_one_is_aborted(folder, server):
