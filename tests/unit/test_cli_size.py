@@ -52,6 +52,48 @@ def test_what_is_told_takes_the_place_of_what_was_recorded(capsys, tmp_path):
     assert devices.curve().seconds(1) == 0.05
 
 
+MEASURED = {
+    "breakeven": {
+        "devices": {"verify": [[1, 0.02], [64, 0.05]], "level_s": 0.001, "wire_s": 0.0005},
+        "draft": {"acceptance": 0.6, "depth": 3},
+    }
+}
+
+
+def test_what_was_measured_takes_the_place_of_what_is_assumed(tmp_path):
+    path = tmp_path / "breakeven.json"
+    path.write_text(json.dumps(MEASURED))
+    found = RoundFlags(measured=path).rounds()
+    assert found.devices.curve().seconds(1) == 0.02
+    assert (found.devices.level_s, found.devices.wire_s) == (0.001, 0.0005)
+    assert max(at.depth for request in found.requests for at in request.rounds) == 3
+    told = RoundFlags(measured=path, draft_ms=7.0, depth=5).rounds()
+    assert told.devices.level_s == 0.007
+    assert max(at.depth for request in told.requests for at in request.rounds) == 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"breakeven": {"devices": {}, "draft": {"acceptance": 0.5, "depth": 4}}}',
+        json.dumps(MEASURED).replace("0.6", "1.6"),
+        json.dumps(MEASURED).replace("0.02", "-1"),
+        json.dumps(MEASURED).replace("wire_s", "unknown"),
+        json.dumps(MEASURED).replace("0.6", "null"),
+    ],
+)
+def test_a_file_that_nothing_was_measured_into_is_refused_in_a_sentence(tmp_path, capsys, text):
+    path = tmp_path / "breakeven.json"
+    path.write_text(text)
+    assert exit_code(("size", "--measured", str(path))) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and len(said.strip().splitlines()) == 1
+    assert "breakeven.json is not what `slipstream bench breakeven --json` writes" in said
+
+
 def test_simulate_plays_every_number_of_drafts_and_finds_the_knee(capsys):
     args = ("simulate", "--drafts", "0-2", "--sessions", "4", "--output-tokens", "16")
     values = json.loads(printed(capsys, *args, "--json"))
@@ -75,6 +117,8 @@ def test_users_may_come_at_a_rate(capsys):
         ("size", "--depth", "0"),
         ("size", "--traces", "x", "--recording", "y"),
         ("size", "--recording", "/no/such/file"),
+        ("size", "--measured", "/no/such/file"),
+        ("size", "--measured", "x", "--recording", "y"),
         ("simulate", "--drafts", "many"),
         ("simulate", "--drafts", "2-1"),
         ("simulate", "--targets", "0"),
