@@ -217,10 +217,11 @@ def _request_id(request: Request) -> str:
 def _token(request: Request) -> str | None:
     """What the caller shows; None for nothing. Raises `Refused`."""
     kind, _, token = request.headers.get("authorization", "").strip().partition(" ")
-    if kind and kind.lower() != _BEARER:
-        message = "the authorization must be a bearer token"
+    token = token.strip()
+    if (kind and kind.lower() != _BEARER) or not (token.isascii() and token.isprintable()):
+        message = "the authorization must be a bearer token of printable ASCII"
         raise Refused(message, code="invalid_api_key", status=401)
-    return token.strip() or None
+    return token or None
 
 
 def _carrier(request: Request) -> Carrier | None:

@@ -113,12 +113,15 @@ def _sampling(body: Shared, request_id: str) -> SamplingParams:
 
 
 def _grammar(body: Shared) -> RequestOptions:
-    if body.response_format is None:
-        return {} if body.structured_outputs is None else _structured(body.structured_outputs)
-    options = _formatted(body.response_format)
-    if options and body.structured_outputs is not None:
+    formatted: RequestOptions = {}
+    structured: RequestOptions = {}
+    if body.response_format is not None:
+        formatted = _formatted(body.response_format)
+    if body.structured_outputs is not None:
+        structured = _structured(body.structured_outputs)
+    if formatted and structured:
         raise _together("response_format", "structured_outputs")
-    return options
+    return formatted or structured
 
 
 def _formatted(form: ResponseFormat) -> RequestOptions:

@@ -203,6 +203,22 @@ async def test_a_token_goes_with_every_call(silent):
         assert silent.metadata["authorization"] == "Bearer other"
 
 
+async def test_callers_with_tokens_of_their_own_share_a_connection(silent):
+    async with AsyncClient(silent.address, token="first", model="tiny") as client:
+        other = client.with_token("other")
+        for caller, shown in ((client, "Bearer first"), (other, "Bearer other")):
+            await anext(caller.stream("hello"))
+            assert silent.metadata["authorization"] == shown
+        await anext(client.with_token(None).stream("hello"))
+        assert "authorization" not in silent.metadata
+        await other.aclose()
+        with pytest.raises(errors.SessionClosed):
+            await anext(client.stream("hello"))
+    elsewhere = AsyncClient("router.example:50051")
+    with pytest.raises(errors.InvalidRequest, match="in the clear"):
+        elsewhere.with_token("secret")
+
+
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_token_does_not_travel_in_the_clear(kind):
     for address in ("router.example:50051", "10.0.0.1:50051", "dns:///router:50051"):
