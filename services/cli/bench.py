@@ -25,6 +25,7 @@ from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_scaling import scaling
 from slipstream.cli.bench_serve import serve
 from slipstream.cli.bench_store import store
+from slipstream.cli.bench_structured import structured
 from slipstream.cli.bench_telemetry import telemetry
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
@@ -47,6 +48,7 @@ app.command()(telemetry)
 app.command()(scaling)
 app.command()(breakeven)
 app.command()(papers)
+app.command()(structured)
 
 
 @app.callback()

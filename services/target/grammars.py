@@ -61,6 +61,11 @@ class Grammars:
         self._limits = LLParserLimits(**_LIMITS)
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = Lock()
+        self._tells_forced = True
+
+    def force(self, is_on: bool) -> None:
+        """Whether followers made from now on tell what is forced; they do unless told otherwise."""
+        self._tells_forced = is_on
 
     def knows(self, grammar: Grammar) -> bool:
         """Whether it is compiled already, so that nothing of it takes long."""
@@ -82,7 +87,9 @@ class Grammars:
         """
         if not stop_token_ids:
             raise InvalidRequest(f"a {grammar.kind.value} is given, but no stop token to end with")
-        return Follower(grammar, self._matcher(grammar), self._tokenizer, stop_token_ids)
+        follower = Follower(grammar, self._matcher(grammar), self._tokenizer, stop_token_ids)
+        follower.tells_forced = self._tells_forced
+        return follower
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
@@ -128,6 +135,7 @@ class Follower:
         """`compiled` is copied before it is changed."""
         self.grammar = grammar
         self.stop_token_ids = stop_token_ids
+        self.tells_forced = True
         self._compiled = compiled
         self._matcher = compiled.deep_copy()
         self._size = tokenizer.vocab_size
@@ -148,6 +156,8 @@ class Follower:
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
         """See `core.constraint.Constraint.forced`: in the tokens that such a text is cut into; no
         more than a tree may have, and none where the grammar can't be followed."""
+        if not self.tells_forced:
+            return ()
         try:
             self.check(output)
         except InvalidRequest:  # whoever asks for the slot is told
