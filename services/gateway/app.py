@@ -26,6 +26,7 @@ from slipstream.gateway.events import Events, as_json
 from slipstream.gateway.fields import ChatRequest, CompletionRequest, R, understood
 from slipstream.gateway.openapi import described
 from slipstream.gateway.waiting import EventStream, unless_gone
+from slipstream.rpc.certificates import Reloaded
 from slipstream.telemetry.carrier import Carrier, within
 
 CLIENT_CLOSED = 499
@@ -49,7 +50,8 @@ class Front:
         self._config = config
         self._client = client
         self._probe = probe
-        self._token = config.token()
+        files = filter(None, [config.token_file])
+        self._token = Reloaded(tuple(files), config.token)
         self._wall_s = wall_s
 
     async def chat(self, request: Request) -> Response:
@@ -86,7 +88,8 @@ class Front:
         return _json({"status": "ok"})
 
     def _client_of(self, request: Request) -> AsyncClient:
-        return self._client.with_token(_token(request) or self._token)
+        self._token.refresh()
+        return self._client.with_token(_token(request) or self._token.value)
 
     async def _read(self, kind: type[R], request: Request) -> R:
         config = self._config

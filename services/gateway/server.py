@@ -5,15 +5,20 @@ import logging
 import math
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from slipstream.core.errors import Unavailable
 from slipstream.gateway.config import HttpConfig
+from slipstream.rpc.certificates import Reloaded, read_pair
+from slipstream.rpc.security import ServerTls
 
 KEEP_ALIVE_S = 75
 """Longer than the minute that proxies keep idle connections for: they end them, not we."""
+RENEW_S = 1
+"""How often, at most, the certificate is looked at."""
 _LOG = logging.getLogger("slipstream.http")
 
 
@@ -23,6 +28,7 @@ class HttpServer:
     def __init__(self, app: Any, config: HttpConfig) -> None:
         self._config = config
         tls = config.tls()
+        self._pair = None if tls is None else Reloaded((tls.cert, tls.key), lambda: _pair(tls))
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -35,6 +41,8 @@ class HttpServer:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
+                callback_notify=self._renew,
+                timeout_notify=RENEW_S,
                 ssl_certfile=None if tls is None else str(tls.cert),
                 ssl_keyfile=None if tls is None else str(tls.key),
             )
@@ -80,6 +88,12 @@ class HttpServer:
         await server.shutdown()
         await self._last()
 
+    async def _renew(self) -> None:
+        """Connections from now on are shown the certificate that is there now."""
+        context = self._server.config.ssl
+        if context is not None and self._pair is not None and self._pair.refresh():
+            context.load_cert_chain(*self._pair.value)
+
     async def _last(self) -> None:
         """Requests that run out of time let go of what they hold."""
         tasks = set(self._server.server_state.tasks)
@@ -97,3 +111,9 @@ class HttpServer:
         except OSError:
             where = self._config.listen_address
             raise Unavailable(f"the address {where} can't be listened on") from None
+
+
+def _pair(tls: ServerTls) -> tuple[Path, Path]:
+    """The files, which belong together now. Raises `InvalidRequest`."""
+    read_pair(tls.cert, tls.key)
+    return tls.cert, tls.key

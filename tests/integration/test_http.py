@@ -1,8 +1,11 @@
 """What OpenAI's own client gets from the HTTP front: the texts of the SDK, and all about them."""
 
 import asyncio
+import json
+import re
 
 import httpx2
+import jsonschema
 import openai
 import pytest
 
@@ -278,3 +281,43 @@ def test_a_completion_has_log_probabilities_in_the_older_shape(client, sdk):
     ):
         assert top[name] == logprob
         assert 2 <= len(top) <= 3
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "sure": {"type": "boolean"}},
+    "required": ["colour", "sure"],
+    "additionalProperties": False,
+}
+NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+def test_texts_follow_what_they_are_asked_to_follow(client, sdk):
+    for asked in (
+        {"response_format": NAMED},
+        {"extra_body": {"structured_outputs": {"json": SCHEMA}}},
+    ):
+        choice = chat(client, **{**LIKELY, "max_tokens": 100}, **asked).choices[0]
+        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+        assert choice.finish_reason == "stop"
+    same = sdk.generate("hello", sampling=SAMPLED, max_tokens=100, json_schema=SCHEMA)
+    assert choice.message.content == same.text
+    choices = ["yes (really)", "no.", "a|b"]
+    for seed in range(4):
+        body = {"structured_outputs": {"choice": choices}}
+        answer = completion(client, seed=seed, max_tokens=30, extra_body=body)
+        assert answer.choices[0].text in choices
+    digits = {"structured_outputs": {"regex": "[0-9]{5}"}}
+    assert re.fullmatch("[0-9]{5}", chat(client, extra_body=digits).choices[0].message.content)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {**NAMED, "json_schema": {"name": "x", "schema": {"type": "colour"}}}},
+        {"extra_body": {"structured_outputs": {"regex": "(("}}},
+    ],
+)
+def test_what_no_text_can_follow_is_refused(client, asked):
+    with pytest.raises(openai.BadRequestError):
+        chat(client, **asked)

@@ -335,3 +335,5 @@ def test_the_fronts_own_token_is_for_those_who_show_none(guarded, tmp_path):
         assert httpx2.get(f"{url}/v1/models").status_code == 200
         shown = {"authorization": f"Bearer {WRONG}"}
         assert httpx2.get(f"{url}/v1/models", headers=shown).status_code == 401
+        file.write_text(f"{WRONG} by now\n")
+        assert httpx2.get(f"{url}/v1/models").status_code == 401

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import ssl
+import time
+from contextlib import suppress
 
 import httpx2
 import openai
@@ -124,5 +126,18 @@ def test_a_front_serves_https_and_dials_its_router_with_tls(tmp_path):
             assert answer.json()["error"]["code"] == "context_length_exceeded"
             with pytest.raises(httpx2.ConnectError):
                 httpx2.get(f"{url}/health")
+            other = certificates(tmp_path / "other")
+            made.replace(other, "router.pem", "router.key")
+            renewed = ssl.create_default_context(cafile=other.ca)
+            assert until_trusted(f"{url}/nowhere", renewed).status_code == 404
         with fronted(address, timeout_s=0.2) as url:
             assert httpx2.get(f"{url}/health").status_code == 503
+
+
+def until_trusted(url, context):
+    """The answer of a front, once it shows a certificate that is trusted."""
+    until = time.monotonic() + fleet.LIMIT_S
+    while time.monotonic() < until:
+        with suppress(httpx2.ConnectError):
+            return httpx2.get(url, verify=context)
+    raise AssertionError("the certificate stays as it was")
