@@ -90,11 +90,11 @@ async def run_break_even(
     points: dict[Point, Tally] = {point: Tally() for point in plan.sweeps.distinct()}
     crowds = plan.sweeps.crowds if stand.real is not None else ()
     real: dict[int, Tally] = {sessions: Tally() for sessions in crowds}
-    tallies: dict[Subject, Tally] = {**points, **real}
+    tallies: list[tuple[Subject, Tally]] = [*points.items(), *real.items()]
     for number in range(plan.num_pairs):
-        for turn, (subject, tally) in enumerate(tallies.items()):
+        for turn, (subject, tally) in enumerate(tallies):
             run = number * len(tallies) + turn
-            await bench.pair(subject, tally, run)
+            await bench.pair(subject, tally, run, plain_first=(number + turn) % 2 == 0)
             advance(f"pair {number + 1}")
     return Measured(found, points, real)
 
@@ -110,14 +110,13 @@ class _Bench:
         self._plain_s = plain_s
         self._plain = Way(NgramDraft(), _plain_settings())
 
-    async def pair(self, subject: Subject, tally: Tally, number: int) -> None:
-        """One of the subject and one plain run, every second time in reverse."""
+    async def pair(self, subject: Subject, tally: Tally, number: int, *, plain_first: bool) -> None:
+        """One run of the subject and a plain one. Prompts and luck go by the number."""
         sessions = subject if isinstance(subject, int) else subject.setting.sessions
         prompts = self._stand.prompts_of(number, sessions)
-        way = self._way(subject)
-        ways = [("drafted", way), ("plain", self._plain)]
+        ways = [("drafted", self._way(subject)), ("plain", self._plain)]
         found: dict[str, Ran] = {}
-        for name, at in ways if number % 2 else reversed(ways):
+        for name, at in reversed(ways) if plain_first else ways:
             found[name] = await run_crowd(
                 self._stand.target,
                 at,
