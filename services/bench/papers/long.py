@@ -23,7 +23,6 @@ ARMS: Mapping[str, str] = {
     "constant": "glide",
     "heuristic": "glide+heuristic",
     "SVIP": "glide+svip",
-    "shipped default": "best+forced",
 }
 TEMPERATURES = (1.0, 0.0)
 NEVER = -100.0
