@@ -215,7 +215,9 @@ def test_the_public_surface_is_what_is_written_here():
         "SpeculationStats",
         "StopPolicy",
         "Timings",
+        "TokenLogprob",
         "TokenOrigin",
+        "TopLogprob",
         "Verification",
         "errors",
     ]

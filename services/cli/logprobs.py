@@ -24,8 +24,9 @@ def logprob_lines(logprobs: "Logprobs") -> "Iterator[str]":
 def logprob_values(logprobs: "Logprobs") -> list[dict[str, Any] | None]:
     """As JSON values; the bytes also as text, in which what is no character is U+FFFD."""
     return [
-        item
-        and {
+        None
+        if item is None
+        else {
             **_values(item),
             "top": [{"token_id": other.token_id, **_values(other)} for other in item.top],
         }
