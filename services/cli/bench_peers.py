@@ -54,6 +54,9 @@ class ArmFlags:
     llama_lookup_tokens: Annotated[
         int, Option(help="num_pred_tokens of llama.cpp's lookup; it advises 2 on CPUs, 10 on GPUs.")
     ] = 2
+    llama_repack: Annotated[
+        bool, Option(help="Let llama.cpp repack weights; its AMX kernels crash on some machines.")
+    ] = True
 
     def token(self) -> str | None:
         """What endpoints are shown. Raises `InvalidRequest` for a file that can't be read."""
@@ -193,6 +196,7 @@ def _outfit(who: ArmFlags, models: ModelFlags, plan: PeersPlan) -> "Outfit":
         who.token(),
         who.lookup_tokens,
         who.llama_lookup_tokens,
+        who.llama_repack,
     )
 
 

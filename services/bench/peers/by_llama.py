@@ -39,6 +39,9 @@ class LlamaAnswers:
         if settings["mode"] == Mode.LOOKUP:
             lookup = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
             self._draft = _Counting(lookup(num_pred_tokens=self._lookup_tokens))
+        self._repacks: bool = settings["llama_repack"]
+        if not self._repacks:
+            _switch_off_repacking(self._library.llama_cpp)
         num_slots = settings["num_positions"] + _MARGIN
         self._threads: int = settings["threads"]
         self._llama: Any = self._library.Llama(
@@ -60,7 +63,7 @@ class LlamaAnswers:
 
     def facts(self) -> Facts:
         """See `Answerer`."""
-        settings: dict[str, Any] = {"threads": self._threads}
+        settings: dict[str, Any] = {"threads": self._threads, "use_extra_bufts": self._repacks}
         if self._draft is not None:
             settings["num_pred_tokens"] = self._lookup_tokens
         versions = {"llama-cpp-python": self._library.__version__}
@@ -84,6 +87,18 @@ class LlamaAnswers:
 
     def _is_end(self, token: int) -> bool:
         return bool(self._library.llama_vocab_is_eog(self._vocab, token))
+
+
+def _switch_off_repacking(library: Any) -> None:
+    """In this process: `Llama` takes no such option, but starts from these defaults."""
+    defaults = library.llama_model_default_params
+
+    def without() -> Any:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    library.llama_model_default_params = without
 
 
 def sit(settings: Settings) -> LlamaAnswers:

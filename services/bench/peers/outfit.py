@@ -40,6 +40,7 @@ class Outfit:
     token: str | None = None
     lookup_tokens: int = LOOKUP_TOKENS
     llama_lookup_tokens: int = LLAMA_LOOKUP_TOKENS
+    llama_repack: bool = True
 
     def __post_init__(self) -> None:
         for name in ("threads", "lookup_tokens", "llama_lookup_tokens"):
@@ -88,6 +89,7 @@ def _llama(arm: Arm, outfit: Outfit) -> Mapping[str, Any]:
         "gguf": str(_gguf(outfit.target, outfit.gguf, is_full=arm.is_full)),
         "num_positions": outfit.num_positions,
         "llama_lookup_tokens": outfit.llama_lookup_tokens,
+        "llama_repack": outfit.llama_repack,
     }
 
 

@@ -1,6 +1,7 @@
 """Seats as those who ask see them: started, asked, looked at, ended. Prints nothing."""
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,11 +84,15 @@ class Seat:
         except OSError:
             line = ""
         if not line:
-            raise ServiceError(f"its process ended: {self._last_words()}")
+            raise ServiceError(f"its process ended {self._how()}: {self._last_words()}")
         said: dict[str, Any] = json.loads(line)
         if "error" in said:
             raise ServiceError(said["error"])
         return said
+
+    def _how(self) -> str:
+        code = self._process.wait()
+        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
     def _last_words(self) -> str:
         self._errors.seek(0)
