@@ -93,8 +93,8 @@ class TuningFlags:
     minutes: Annotated[
         float,
         Option(
-            help="Time for everything. With less of it fewer prompts are recorded and timed; the"
-            " sweep itself is a simulation and takes seconds."
+            help="Time for everything. With less of it fewer prompts are recorded and timed, and"
+            " costs less often; the sweep itself is a simulation and takes seconds."
         ),
     ] = 8.0
     temperature: Annotated[

@@ -13,6 +13,7 @@ from certificates import certificates
 from cluster import running
 from key_files import key as key_of
 from key_files import write_keys
+from pages import SESSIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOKEN = "open-sesame"
@@ -20,7 +21,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks():
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted({*DOCS.glob("*.md")} - set(SESSIONS)):
         text = page.read_text()
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start(1)) + 1

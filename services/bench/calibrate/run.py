@@ -70,6 +70,11 @@ class CalibrationPlan:
         SamplingParams(temperature=self.temperature, seed=self.seed)
 
     @property
+    def num_timings(self) -> int:
+        """How often each cost is timed: less often where there is little time for everything."""
+        return min(12, max(3, int(6 * self.minutes)))
+
+    @property
     def samplings(self) -> tuple[SamplingParams, SamplingParams]:
         """Greedy, and sampled."""
         return SamplingParams(), SamplingParams(temperature=self.temperature, seed=self.seed)
@@ -98,15 +103,14 @@ class Recorded:
         return len(self.greedy) + len(self.sampled)
 
 
-def measure(
-    plan: CalibrationPlan, contenders: Contenders, *, rounds: int = 12
-) -> tuple[Costs, dict[str, Any]]:
+def measure(plan: CalibrationPlan, contenders: Contenders) -> tuple[Costs, dict[str, Any]]:
     """What forwards, draft steps and plain decoding cost here, and all of it as measured."""
     limit = contenders.engine("fast").model.context_length
     timing = CostPlan(
         context=min(_CONTEXT, limit // 2),
-        rounds=rounds,
-        plain_tokens=min(32, limit // 4),
+        rounds=plan.num_timings,
+        plain_tokens=min(32, limit // 4, plan.max_new_tokens),
+        plain_rounds=-(-plan.num_timings // 4),
         plain=("plain", "plain+invariant"),
     )
     text = "\n".join(turn for question in plan.questions for turn in question.turns)
