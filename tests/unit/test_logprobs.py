@@ -125,6 +125,16 @@ def test_logits_that_are_no_law_are_the_model_s_fault(value):
         token_logprob(torch.tensor([0.0, value]), 0, 1)
 
 
+@pytest.mark.gpu
+def test_a_device_tells_what_the_host_does():
+    logits = torch.randn(50_000, generator=torch.Generator().manual_seed(1)).mul_(4)
+    here, there = (token_logprob(row, 7, 5) for row in (logits, logits.cuda()))
+    assert [other.token_id for other in there.top] == [other.token_id for other in here.top]
+    assert [there.logprob, *(other.logprob for other in there.top)] == pytest.approx(
+        [here.logprob, *(other.logprob for other in here.top)], abs=1e-5
+    )
+
+
 def test_chunks_carry_those_of_their_tokens_with_the_bytes_of_each(models):
     chunks = run_of(models, Ask(max_tokens=40, speculation=WAYS["cape"], num_logprobs=2))
     assert [len(chunk.logprobs) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks]
