@@ -20,10 +20,16 @@ Every command with its options, as `--help` shows them. Exit codes: 0 for done, 
 honoured as asked, 1 for any other failure, 130 for interrupted.
 """
 CONFIGURED = """\
-Its options are [those of its configuration](../services.md#options-of-the-{role}), each as a flag
+Its options are [those of its configuration](../services.md#{anchor}), each as a flag
 with dashes, beside `--config FILE`.
 """
-ROLES = ("target", "draft", "router")
+ROLES = {
+    "target": "options-of-the-target",
+    "draft": "options-of-the-draft",
+    "router": "options-of-the-router",
+    "http": "options-of-the-http-front",
+}
+"""Services, whose flags are not Click's, and where they are listed."""
 KINDS = {bool: "-", str: "text", int: "whole number", float: "number", Path: "path"}
 
 
@@ -67,7 +73,7 @@ def section(at: Command) -> str:
     role = at.words.removeprefix("slipstream serve ")
     parts = [f"## {at.words}", "", text_of(at), ""]
     if role in ROLES:
-        return "\n".join([*parts, CONFIGURED.format(role=role)])
+        return "\n".join([*parts, CONFIGURED.format(anchor=ROLES[role])])
     shown = [param for param in at.inner.params if not param.hidden]
     parts += ["```", usage(at), "```", ""]
     arguments = [param for param in shown if not is_option(param)]
