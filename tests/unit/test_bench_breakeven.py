@@ -14,7 +14,13 @@ import tiny
 from slipstream.bench.breakeven.costs import Calls, DraftCost, devices, time_steps
 from slipstream.bench.breakeven.crowd import AllOffered
 from slipstream.bench.breakeven.figures import break_even_figures, point_figures
-from slipstream.bench.breakeven.oracle import Delay, Luck, OracleDraft
+from slipstream.bench.breakeven.oracle import (
+    Delay,
+    Luck,
+    OracleDraft,
+    tokens_per_round,
+    typical,
+)
 from slipstream.bench.breakeven.plan import BreakEvenPlan, Point, Sweeps
 from slipstream.bench.breakeven.run import Tally, Times, run_break_even
 from slipstream.bench.breakeven.stand import Stand
@@ -45,6 +51,10 @@ def oracle(acceptance, *, seed=0, delay=None, waited=None):
         vocab_size=48,
         wait=wait,
     )
+
+
+async def no_wait(seconds):
+    """Time stands still."""
 
 
 def proposed(draft, session_id, output=(), *, depth=4):
@@ -96,6 +106,27 @@ def test_tokens_are_right_by_themselves_wherever_a_round_begins():
 @pytest.mark.parametrize(("acceptance", "right"), [(0.0, 0), (1.0, 6)])
 def test_an_oracle_may_be_right_never_or_always(acceptance, right):
     assert num_right(proposed(oracle(acceptance), "s", depth=6)) == right
+
+
+@pytest.mark.parametrize("acceptance", [0.2, 0.7, 0.95])
+def test_of_some_draws_the_most_typical_one_is_run(acceptance):
+    names, luck = ["a", "b"], Luck(acceptance, 3)
+    chosen = typical(luck, names, depth=4, num_tokens=60)
+    others = [replace(luck, seed=3 * 16 + number) for number in range(16)]
+    expected = expected_tokens(acceptance, 4)
+    far = [abs(tokens_per_round(at, names, depth=4, num_tokens=60) - expected) for at in others]
+    assert chosen in others
+    assert far[others.index(chosen)] == min(far) < 0.05 * expected
+    assert chosen == typical(luck, names, depth=4, num_tokens=60)
+
+
+def test_rounds_are_reckoned_as_the_oracle_makes_them():
+    luck, at, rounds = Luck(0.5, 2), 1, 0
+    while at <= 20:
+        draft = OracleDraft({PROMPT: ANSWER}, luck, Delay(), vocab_size=48, wait=no_wait)
+        at += num_right(proposed(draft, "s", ANSWER[:at]), at) + 1
+        rounds += 1
+    assert tokens_per_round(luck, ["s"], depth=4, num_tokens=20) == (at - 1) / rounds
 
 
 def test_a_proposal_takes_its_tokens_and_its_way():

@@ -35,7 +35,7 @@ def break_even_figures(plan: BreakEvenPlan, measured: Measured) -> dict[str, Any
         "num_identical": sum(tally.num_same for tally in tallies),
         "num_outputs": sum(tally.num_outputs for tally in tallies),
         "devices": asdict(devices),
-        "draft": _draft(plan, real),
+        "draft": _draft(plan, measured),
     }
 
 
@@ -79,9 +79,12 @@ def real_figures(sessions: int, tally: Tally, depth: int, devices: Devices) -> d
     }
 
 
-def _draft(plan: BreakEvenPlan, real: list[dict[str, Any]]) -> dict[str, Any]:
-    """How often the draft is right, and how many tokens it drafts."""
-    acceptance = real[0]["acceptance"] if real else plan.sweeps.base.acceptance
+def _draft(plan: BreakEvenPlan, measured: Measured) -> dict[str, Any]:
+    """How often the draft is right in all of its rounds, and how many tokens it drafts."""
+    acceptance: float | None = plan.sweeps.base.acceptance
+    if real := measured.real.values():
+        tokens = sum(tally.tokens for tally in real) / sum(tally.rounds for tally in real)
+        acceptance = acceptance_of(tokens, plan.depth)
     return {"acceptance": acceptance, "depth": plan.depth}
 
 

@@ -6,12 +6,14 @@ model and no clock: waiting is an argument.
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.history import apply_delta
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.sizing.making import expected_tokens
 
 Wait = Callable[[float], Awaitable[None]]
 """Lets so many seconds pass."""
@@ -37,6 +39,41 @@ class Luck:
         """Of the token at that position of the session's output."""
         drawn = random.Random(f"{self.seed} {session_id} {position}").random()
         return drawn < self.acceptance
+
+
+def tokens_per_round(
+    luck: Luck, session_ids: Sequence[str], *, depth: int, num_tokens: int
+) -> float:
+    """What rounds of these sessions make final on average, until each has so many tokens.
+
+    The first of them is the prompt's own.
+    """
+    tokens = rounds = 0
+    for session_id in session_ids:
+        at = 1
+        while at <= num_tokens:
+            right = (luck.is_right(session_id, at + ahead) for ahead in range(depth))
+            kept = sum(1 for _ in takewhile(bool, right))
+            at, rounds = at + kept + 1, rounds + 1
+        tokens += at - 1
+    return tokens / rounds
+
+
+def typical(
+    luck: Luck, session_ids: Sequence[str], *, depth: int, num_tokens: int, draws: int = 16
+) -> Luck:
+    """Of some draws the one whose rounds make most nearly as many tokens as they do on average.
+
+    A short run may be lucky, and then it says little of the time that rounds take.
+    """
+    expected = expected_tokens(luck.acceptance, depth)
+
+    def surprise(drawn: Luck) -> float:
+        of = tokens_per_round(drawn, session_ids, depth=depth, num_tokens=num_tokens)
+        return abs(of - expected)
+
+    first = luck.seed * draws
+    return min((replace(luck, seed=first + number) for number in range(draws)), key=surprise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from slipstream.bench.breakeven.costs import (
     time_steps,
 )
 from slipstream.bench.breakeven.crowd import Lengths, Ran, Way, run_crowd
-from slipstream.bench.breakeven.oracle import Delay, Luck, OracleDraft, Wait
+from slipstream.bench.breakeven.oracle import Delay, Luck, OracleDraft, Wait, typical
 from slipstream.bench.breakeven.plan import BreakEvenPlan, Point
 from slipstream.bench.breakeven.stand import Stand
 from slipstream.core.errors import InvalidRequest
@@ -114,7 +114,8 @@ class _Bench:
         """One run of the subject and a plain one. Prompts and luck go by the number."""
         sessions = subject if isinstance(subject, int) else subject.setting.sessions
         prompts = self._stand.prompts_of(number, sessions)
-        ways = [("drafted", self._way(subject)), ("plain", self._plain)]
+        names = [f"drafted-{number}-{at}" for at in range(sessions)]
+        ways = [("drafted", self._way(subject, names)), ("plain", self._plain)]
         found: dict[str, Ran] = {}
         for name, at in reversed(ways) if plain_first else ways:
             found[name] = await run_crowd(
@@ -129,15 +130,16 @@ class _Bench:
         known = [self._answers[prompt] for prompt in prompts]
         tally.add(found["drafted"], found["plain"], known)
 
-    def _way(self, subject: Subject) -> Way:
-        depth = self._plan.depth
+    def _way(self, subject: Subject, session_ids: Sequence[str]) -> Way:
+        depth, num_tokens = self._plan.depth, self._plan.num_tokens
         if isinstance(subject, int):
             assert self._stand.real is not None, "only asked where there is one"
             return Way(self._stand.real.draft, _chain_settings(depth, self._stand.real.facts))
         setting = subject.setting
+        luck = Luck(subject.acceptance, self._plan.seed)
         oracle = OracleDraft(
             self._answers,
-            Luck(subject.acceptance, self._plan.seed),
+            typical(luck, session_ids, depth=depth, num_tokens=num_tokens),
             Delay(setting.cost_ratio * self._plain_s, setting.rtt_s),
             vocab_size=self._stand.vocab_size,
             wait=self._times.wait,
