@@ -38,4 +38,4 @@ def mask_rows(trees: dict[str, dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
 
 def share(of: dict[str, Any], way: str) -> float:
     """The part of a verification's time that masks would take."""
-    return float(of[way]) / (1000 * of["round_ms"])
+    return float(of[way] / (1000 * of["round_ms"]))
