@@ -76,6 +76,7 @@ def real_figures(sessions: int, tally: Tally, depth: int, devices: Devices) -> d
         "tokens_per_round": tally.tokens_per_round,
         "acceptance": acceptance_of(tally.tokens_per_round, depth),
         "cost_ratio": level_s / devices.curve().seconds(1),
+        "rtt_ms": 0.0,
     }
 
 

@@ -56,13 +56,14 @@ def _places(values: Sequence[float], name: str) -> list[float]:
 
 
 def _draw(figures: Figures, devices: Devices, name: str, axes: Any) -> None:
+    axes.set_ylim(bottom=0)
     axes.axhline(1.0, color="grey", linewidth=1, linestyle="--")
     axes.plot(*curve(figures, devices, name), label="model", color="tab:blue")
     points = figures["sweeps"][name]
     _bars(axes, points, name, label="measured", marker="o", color="tab:orange")
-    real = [at for at in figures["real"] if name == SESSIONS or at["sessions"] == _size(figures)]
-    if real and name != RTT:
-        _bars(axes, real, name, label="the draft here", marker="*", color="tab:green")
+    real = [at for at in figures["real"] if name == SESSIONS or at[SESSIONS] == _size(figures)]
+    if real:
+        _bars(axes, real, name, label=_named(real), marker="*", color="tab:green")
     if name == ACCEPTANCE and (at := points[0]["break_even_acceptance"]) is not None:
         axes.axvline(at, color="tab:red", linewidth=1, label=f"break-even at {at:.2f}")
 
@@ -84,13 +85,20 @@ def _bars(
     )
 
 
+def _named(real: Sequence[Figures]) -> str:
+    if len(real) > 1:
+        return "the draft here"
+    accepted, cost = real[0][ACCEPTANCE], real[0][COST]
+    return f"the draft here: acceptance {accepted:.2f}, cost ratio {cost:.2f}"
+
+
 def _title(figures: Figures, name: str) -> str:
     base = figures["base"]
     others = {
         ACCEPTANCE: f"acceptance {base[ACCEPTANCE]:g}",
         COST: f"cost ratio {base[COST]:g}",
         RTT: f"round trip {base[RTT]:g} ms",
-        SESSIONS: f"{base[SESSIONS]:g} sessions",
+        SESSIONS: f"sessions {base[SESSIONS]:g}",
     }
     kept = ", ".join(text for key, text in others.items() if key != name)
     return f"{figures['depth']} drafted tokens, {kept}"
