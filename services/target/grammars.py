@@ -6,9 +6,9 @@ Knows no logits, no laws and no caches.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Never
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from slipstream.core.options import MAX_NODES
 from slipstream.core.types import Session
 from slipstream.text.tokenizer import TextTokenizer
 
-MAX_COMPILED = 64
+_T = TypeVar("_T")
+
+MAX_COMPILED = 32
 """Grammars that are kept for requests to come."""
 _MAX_SENTENCE = 240
 _NO_WAY = "NoExtension"
@@ -35,7 +37,7 @@ _JSON = {
 """One way to write a value, that in which models have seen most JSON on one line; an open choice of
 spaces would let a text go on for ever. Keywords that are not enforced are refused."""
 _LIMITS = {"max_lexer_states": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
-"""Beside the library's own: about 10 ms of work for a slot, and 40 MB for a session."""
+"""Beside the library's own: about 10 ms of work for a slot, and 40 MB for a grammar."""
 
 
 class Grammars:
@@ -87,9 +89,21 @@ class Grammars:
         """
         if not stop_token_ids:
             raise InvalidRequest(f"a {grammar.kind.value} is given, but no stop token to end with")
-        follower = Follower(grammar, self._matcher(grammar), self._tokenizer, stop_token_ids)
+        self.compile(grammar)
+        follower = Follower(grammar, self, self._tokenizer, stop_token_ids)
         follower.tells_forced = self._tells_forced
         return follower
+
+    def matcher(self, grammar: Grammar, *, is_new: bool = False) -> LLMatcher:
+        """One at the beginning of a text. Those of one grammar share what has been found out of it,
+        and the library's limits on that, unless one `is_new`; those after it share with that one.
+
+        Raises `InvalidRequest` as `compile` does.
+        """
+        if is_new:
+            with self._lock:
+                self._compiled.pop(grammar, None)
+        return self._matcher(grammar).deep_copy()
 
     def _matcher(self, grammar: Grammar) -> LLMatcher:
         with self._lock:
@@ -122,22 +136,26 @@ class Grammars:
         raise InvalidRequest(f"the {name} is too complex: {reason}")
 
 
+class _Spent(Exception):
+    """A matcher that goes no further, and why."""
+
+
 class Follower:
     """`core.constraint.Constraint` by one grammar, for one thread at a time."""
 
     def __init__(
         self,
         grammar: Grammar,
-        compiled: LLMatcher,
+        grammars: Grammars,
         tokenizer: LLTokenizer,
         stop_token_ids: frozenset[int],
     ) -> None:
-        """`compiled` is copied before it is changed."""
+        """`grammars` has compiled it, and made the `tokenizer`."""
         self.grammar = grammar
         self.stop_token_ids = stop_token_ids
         self.tells_forced = True
-        self._compiled = compiled
-        self._matcher = compiled.deep_copy()
+        self._grammars = grammars
+        self._matcher = grammars.matcher(grammar)
         self._size = tokenizer.vocab_size
         self._ends = sorted(stop_token_ids | set(tokenizer.eos_tokens))
         self._stops = torch.tensor(sorted(stop_token_ids))
@@ -149,7 +167,7 @@ class Follower:
         """See `core.constraint.Constraint.allowed`. Behind a stop token come stop tokens only."""
         if self._last is not None and self._last[0] == output:
             return self._last[1]
-        ids = self._found(output)
+        ids = self._tried(self._found, output)
         self._last = list(output), ids
         return ids
 
@@ -168,7 +186,24 @@ class Follower:
         """Raises `InvalidRequest` unless the grammar allows the output, which has not ended."""
         if not self.stop_token_ids.isdisjoint(output):
             raise InvalidRequest("nothing follows a stop token, but the output has one")
-        self._follow(output)
+        self._tried(self._follow, output)
+
+    def _tried(self, job: Callable[[Sequence[int]], _T], output: Sequence[int]) -> _T:
+        """What a job on the output gives. At the library's limits it is done again by a matcher of
+        its own: others may have used up what was shared, and whoever goes on elsewhere has none."""
+        try:
+            return job(output)
+        except _Spent:
+            self._begin(is_new=True)
+        try:
+            return job(output)
+        except _Spent as error:
+            self._begin()  # a matcher that met an error is of no use any more
+            raise InvalidRequest(str(error)) from None
+
+    def _begin(self, *, is_new: bool = False) -> None:
+        self._matcher = self._grammars.matcher(self.grammar, is_new=is_new)
+        self._past, self._last = [], None
 
     def _found(self, output: Sequence[int]) -> Tensor:
         if not self.stop_token_ids.isdisjoint(output):
@@ -177,14 +212,13 @@ class Follower:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         is_allowed = np.unpackbits(bits, count=self._size, bitorder="little")
         is_done = self._matcher.is_accepting()
-        if self._matcher.is_error():
-            self._give_up(len(output))
+        self._require_sound(output)
         is_allowed[self._ends] = 0
         if is_done:
             is_allowed[self._stops.numpy()] = 1
         ids = torch.from_numpy(np.flatnonzero(is_allowed))
         if not len(ids):
-            self._give_up(len(output))
+            raise self._spent(output, "nothing may follow")
         return ids
 
     def _follow(self, output: Sequence[int]) -> None:
@@ -199,22 +233,23 @@ class Follower:
         news = list(output[num_same:])
         num_read = self._matcher.try_consume_tokens(news)
         past += news[:num_read]
-        if self._matcher.is_error():
-            self._give_up(len(output))
+        self._require_sound(output)
         if num_read < len(news):
-            raise InvalidRequest(
+            # At its limits the library says so only where it is asked for a mask.
+            raise _Spent(
                 f"token {num_same + num_read} of the output, {news[num_read]}, does not follow the"
                 f" {self.grammar.kind.value}"
             )
 
-    def _give_up(self, count: int) -> Never:
-        """Raises `InvalidRequest`. A matcher that met an error is of no use any more."""
-        reason = _sentence(self._matcher.get_error())
-        reason = "nothing may follow" if not reason or reason.startswith(_NO_WAY) else reason
-        self._matcher, self._past, self._last = self._compiled.deep_copy(), [], None
-        raise InvalidRequest(
-            f"the {self.grammar.kind.value} can't be followed beyond {count} tokens: {reason}"
-        )
+    def _require_sound(self, output: Sequence[int]) -> None:
+        if self._matcher.is_error():
+            reason = _sentence(self._matcher.get_error())
+            is_end = reason.startswith(_NO_WAY)
+            raise self._spent(output, "nothing may follow" if is_end else reason)
+
+    def _spent(self, output: Sequence[int], reason: str) -> _Spent:
+        name = self.grammar.kind.value
+        return _Spent(f"the {name} can't be followed beyond {len(output)} tokens: {reason}")
 
 
 def follower_of(
