@@ -12,6 +12,7 @@ from slipstream.config import load_config
 from slipstream.config_values import without_none
 from slipstream.core import errors
 from slipstream.draft.config import DraftConfig
+from slipstream.gateway.config import HttpConfig
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.status import code_of
 from slipstream.target.config import TargetConfig
@@ -22,6 +23,7 @@ TABLES = {
     "target": TargetConfig,
     "draft": DraftConfig,
     "router": RouterConfig,
+    "http": HttpConfig,
     SECTION: TelemetryConfig,
 }
 """Of the configuration file: one a service, and what all of them share."""
