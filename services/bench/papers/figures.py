@@ -11,7 +11,9 @@ DIGITS = 4
 
 
 def expected_speedup(alpha: float, num_drafted: float, cost: float) -> float:
-    """E = (1 - a^(g+1)) / ((1 - a)(g c + 1)) for chains of g tokens (GliDe, section 5; Leviathan).
+    """E = (1 - a^(g+1)) / ((1 - a)(g c + 1)) for chains of g tokens.
+
+    (GliDe with a CaPE, table 1; after Leviathan et al., 2023.)
 
     `alpha` is the chance of a tested token to be accepted, `cost` a draft step's time over that
     of a target's.

@@ -16,6 +16,14 @@ FIGURE_4 = _table(
     "Vicuna-13B | 34.9 + 23.5 | 41.4 + 16.7 | 27.1 + 11.3 | 42.2 + 17.1",
     "Vicuna-33B | 51.4 + 10.3 | 45.9 + 23.5 | 41.1 + 13.5 | 54.1 + 5.4",
 )
+FIGURE_7 = _table(
+    "Figure 7: acceptance in points by the layer of Mistral-7B that is read (off the plot)",
+    "data | none | 1 | 4 | 16 | 24 | 32",
+    "GSM8K | 37 | 37 | 52 | 48 | 57 | 60",
+    "Code-Python | 44 | 46 | 57 | 55 | 62 | 63",
+    "Spider | 42 | 41 | 52 | 53 | 57 | 60",
+    "Finance-Alpaca | 40 | 41 | 48 | 51 | 55 | 56",
+)
 GLIDE_TABLE_1 = _table(
     "Table 1: acceptance in points / expected speed-up, chains of 5, speculative sampling",
     "target | draft | c | GSM8K | Finance-Alpaca | Spider | Code-Python",
@@ -51,7 +59,7 @@ CAPE_TABLE_3 = _table(
     "Vicuna-33B | 9.1 | 17.1 | 24.6 | 8.9",
 )
 EAGLE2_TABLE_1 = _table(
-    "EAGLE-2, table 1: speed over plain decoding / tau, mean of six tasks, greedy",
+    "EAGLE-2: speed over plain decoding / tau, mean of six tasks, greedy",
     "target | EAGLE | EAGLE-2",
     "Vicuna-7B | 2.78 / 3.79 | 3.39 / 4.68",
     "Vicuna-13B | 2.95 / 3.82 | 4.04 / 4.65",
@@ -59,7 +67,7 @@ EAGLE2_TABLE_1 = _table(
     "LLaMA-2-13B | 3.09 / 3.89 | 4.10 / 4.68",
 )
 SVIP_ON_EAGLE2 = _table(
-    "SVIP, section 4.6: speed over plain decoding, mean of six tasks",
+    "SVIP on EAGLE-2: speed over plain decoding, mean of six tasks",
     "target | EAGLE-2 | EAGLE-2 + SVIP",
     "LLaMA-2-7B | 3.10 | 3.16",
     "LLaMA-2-13B | 3.41 | 3.46",
