@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     return run_service(SECTION, HttpConfig, _serve, argv=argv, doc=str(__doc__))
 
 
-async def _serve(config: HttpConfig, _: Telemetry) -> None:
+async def _serve(config: HttpConfig, telemetry: Telemetry) -> None:
     try:
         from slipstream.gateway.service import Gateway  # noqa: PLC0415 - needs an extra's packages
     except ModuleNotFoundError as missing:
@@ -25,7 +25,7 @@ async def _serve(config: HttpConfig, _: Telemetry) -> None:
         raise InvalidRequest(
             f"serving HTTP needs {missing.name}: pip install 'slipstream[gateway]'"
         ) from None
-    gateway = Gateway(config)
+    gateway = Gateway(config, telemetry)
     try:
         say_ready(await gateway.start())
         await gateway.serve_until_stopped()

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 import slipstream
-from slipstream.client import AsyncClient, ModelInfo
+from slipstream.client import AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
 from slipstream.core.request import check_name
 from slipstream.gateway.answers import Chat, Completion, Envelope, Said, Style, metrics, usage
@@ -106,7 +106,7 @@ class Front:
         with within(_carrier(request)):
             if asked.stream:
                 return await self._stream(request, client, asked, style)
-            answer = client.generate(asked.prompt, **asked.options)
+            answer = client.generate(asked.prompt, **self._options(asked))
             result = await unless_gone(request.receive, answer)
         said = Said(result.text, result.logprobs)
         envelope = self._envelope(style, asked.request_id, result.prompt.model)
@@ -122,12 +122,15 @@ class Front:
         self, request: Request, client: AsyncClient, asked: Asked, style: Style
     ) -> Response:
         """The first part is waited for: until then a refusal still has a status of its own."""
-        stream = client.stream(asked.prompt, **asked.options)
+        stream = client.stream(asked.prompt, **self._options(asked))
         first = await unless_gone(request.receive, stream.__anext__())
         assert first.prompt is not None
         envelope = self._envelope(style, asked.request_id, first.prompt.model)
         events = Events(style, envelope, include_usage=asked.include_usage)
         return EventStream(events.of(stream, first), {REQUEST_ID: asked.request_id})
+
+    def _options(self, asked: Asked) -> RequestOptions:
+        return {**asked.options, "timeout_s": self._config.timeout_s}
 
     def _envelope(self, style: Style, request_id: str, model: str) -> Envelope:
         return Envelope(style.prefix + request_id, int(self._wall_s()), model)

@@ -4,10 +4,14 @@ import logging
 from contextlib import AsyncExitStack
 
 from slipstream.client import AsyncClient
+from slipstream.client.connection import connection
+from slipstream.client.remote_aio import AsyncRemote
 from slipstream.gateway.app import Front, make_app
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.server import HttpServer
 from slipstream.rpc.process import with_port
+from slipstream.telemetry.sdk_spans import SdkTelemetry
+from slipstream.telemetry.telemetry import Telemetry
 
 PROBE_S = 2.0
 """Longest time for a router to answer who asks for health."""
@@ -17,12 +21,14 @@ _LOG = logging.getLogger("slipstream.http")
 class Gateway:
     """`start` it, then `serve_until_stopped`; `stop` in any case. For one event loop."""
 
-    def __init__(self, config: HttpConfig) -> None:
+    def __init__(self, config: HttpConfig, telemetry: Telemetry | None = None) -> None:
         """Raises `InvalidRequest` for what can't be used."""
         self._config = config
         # Tokens in the clear are allowed only where that is meant.
         tls = config.to_router() or (False if config.plaintext_tokens else None)
-        client = AsyncClient(config.router, tls=tls, timeout_s=config.timeout_s)
+        to = connection(config.router, token=None, tls=tls, retries=True)
+        watcher = SdkTelemetry.of(telemetry or Telemetry())
+        client = AsyncClient.of(AsyncRemote(to, config.timeout_s), watcher=watcher)
         probe = AsyncClient(config.router, tls=tls, timeout_s=PROBE_S, retries=False)
         self._clients = (client, probe)
         self._server = HttpServer(make_app(Front(config, client, probe)), config)

@@ -24,6 +24,7 @@ from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CL
 from slipstream.telemetry.failures import CANCELLED, failed_as
 from slipstream.telemetry.genai import prompt_attributes, request_attributes, stats_attributes
 from slipstream.telemetry.metric import Instruments, Metric
+from slipstream.telemetry.telemetry import Telemetry
 
 _SCOPE = "slipstream.client"
 
@@ -46,6 +47,14 @@ class SdkTelemetry:
         self._tracer = trace.get_tracer(_SCOPE, version, tracer_provider)
         self._instruments = Instruments(metrics.get_meter(_SCOPE, version, meter_provider))
         self._clock = clock
+
+    @classmethod
+    def of(cls, telemetry: Telemetry) -> "SdkTelemetry":
+        """For a service that is itself a client, and tells of it in its own telemetry."""
+        watcher = cls.__new__(cls)
+        watcher._tracer, watcher._instruments = telemetry.tracer, telemetry.instruments
+        watcher._clock = time.perf_counter
+        return watcher
 
     def watch(self, asked: Generation, *, address: str | None, is_stream: bool) -> "SdkSpan":
         """A request that is about to be made, of the router there or of engines in this process."""

@@ -1,6 +1,7 @@
 """Who leaves an HTTP request, stops its front, or traces it: nothing is lost, and nothing stays."""
 
 import asyncio
+import json
 import signal
 import ssl
 import time
@@ -17,6 +18,7 @@ from certificates import certificates
 from fleet import draft_worker, eventually, routed, target_worker
 from http_front import async_client_of, client_of, fronted, post
 from processes import Process, has_loaded, save_long_checkpoint, up
+from slipstream.cli.main import exit_code
 from slipstream.client import Client, errors
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.service import Gateway
@@ -73,9 +75,11 @@ async def test_a_front_that_runs_out_of_grace_ends_its_requests_at_the_router(fo
                 [part async for part in stream]
 
 
-def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path):
+def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path, capsys):
     model = save_long_checkpoint(tmp_path / "tiny")
-    with up(model, "ngram", "--http", "0") as process, Client(process.ready()) as sdk:
+    traces = tmp_path / "traces"
+    flags = "--http", "0", "--traces", str(traces)
+    with up(model, "ngram", *flags) as process, Client(process.ready()) as sdk:
         line = process.until_logged("/v1 asks")
         assert line.startswith("http   |")
         url = line.split()[-3].removesuffix("/v1")
@@ -92,6 +96,11 @@ def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path):
         assert "".join(part.choices[0].text for part in parts) == expected.text
         assert parts[-1].choices[0].finish_reason == expected.finish_reason
         assert process.wait() == 0
+    request_id = parts[0].id.removeprefix("cmpl-")
+    assert exit_code(["trace", request_id, "--json", "--dir", str(traces)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    services = {span["service"].removeprefix("slipstream-") for span in told["spans"]}
+    assert (services, told["orphans"]) == ({"http", "router", "target"}, [])
 
 
 def test_a_front_loads_nothing_that_computes():

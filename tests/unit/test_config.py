@@ -157,7 +157,7 @@ def test_values_in_code_need_no_text():
 KNOWN = "is_open, least, most, name"
 BAD_FILES = [
     ("[target]\nsise = 1", r"\[target\] of .*slipstream.toml has 'sise', but known are " + KNOWN),
-    ("[targets]\nsize = 1", "has the table 'targets'; tables are draft, router, target"),
+    ("[targets]\nsize = 1", "has the table 'targets'; tables are draft, http, router, target"),
     ("size = 1", "has the key outside of a table 'size'"),
     ("target = 1", "has the key outside of a table 'target'"),
     ("[target", "is not TOML"),
