@@ -1,6 +1,5 @@
 """What each arm needs to run, and whether it is here: its seat's settings, or why it is skipped."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -53,7 +52,7 @@ def seat_settings(arm: Arm, outfit: Outfit, *, is_concurrent: bool) -> Settings:
 
     Arms of ours whose settings differ in nothing but `methods` share a seat; others have their own.
     """
-    shared = {
+    shared: dict[str, Any] = {
         "system": arm.system.value,
         "target": outfit.target,
         "dtype": outfit.dtype,
@@ -69,7 +68,7 @@ def seat_settings(arm: Arm, outfit: Outfit, *, is_concurrent: bool) -> Settings:
     return shared | _ours(arm, outfit, is_concurrent=is_concurrent)
 
 
-def _transformers(arm: Arm, outfit: Outfit) -> Mapping[str, Any]:
+def _transformers(arm: Arm, outfit: Outfit) -> dict[str, Any]:
     if arm.mode is Mode.ASSISTANT and outfit.assistant is None:
         raise NotHere("there is no assistant model; --assistant names one")
     return {
@@ -79,7 +78,7 @@ def _transformers(arm: Arm, outfit: Outfit) -> Mapping[str, Any]:
     }
 
 
-def _llama(arm: Arm, outfit: Outfit) -> Mapping[str, Any]:
+def _llama(arm: Arm, outfit: Outfit) -> dict[str, Any]:
     if find_spec("llama_cpp") is None:
         raise NotHere("llama-cpp-python is not installed: pip install 'slipstream[peers]'")
     if outfit.device != "cpu":
@@ -102,7 +101,7 @@ def _gguf(target: str, gguf: Path | None, *, is_full: bool) -> Path:
         raise NotHere(str(error)) from None
 
 
-def _ours(arm: Arm, outfit: Outfit, *, is_concurrent: bool) -> Mapping[str, Any]:
+def _ours(arm: Arm, outfit: Outfit, *, is_concurrent: bool) -> dict[str, Any]:
     assert arm.method is not None
     if arm.system is System.DISTRIBUTED:
         return {"stack": asdict(outfit.stack)}

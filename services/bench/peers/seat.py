@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from typing import Any, TextIO
 
@@ -36,7 +37,7 @@ def main(clock: Clock = time.perf_counter) -> None:
         _say(answers, {"ready": asdict(answerer.facts())})
         for line in sys.stdin:
             asked = json.loads(line)
-            said = _tried(answers, lambda at=asked: answered(answerer, at, clock))
+            said = _tried(answers, partial(answered, answerer, asked, clock))
             if said is not None:
                 _say(answers, said)
     finally:
