@@ -78,9 +78,10 @@ class HttpServer:
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Take no more connections and finish requests, at most for the grace; then end them."""
-        if self._looping is None:
+        server, looping = self._server, self._looping
+        if looping is None:
             return
-        server, self._looping, looping = self._server, None, self._looping
+        self._looping = None
         server.should_exit = True
         await asyncio.wait({looping})
         grace_s = self._config.grace_s if grace_s is None else grace_s
