@@ -235,7 +235,8 @@ class Follower:
         past += news[:num_read]
         self._require_sound(output)
         if num_read < len(news):
-            # At its limits the library says so only where it is asked for a mask.
+            self._matcher.compute_bitmask()  # at its limits the library says so here only
+            self._require_sound(output)
             raise _Spent(
                 f"token {num_same + num_read} of the output, {news[num_read]}, does not follow the"
                 f" {self.grammar.kind.value}"
