@@ -58,8 +58,8 @@ def arm_figures(outputs: Sequence[Output], plain_ms: float | None) -> dict[str, 
     """All figures of one arm; `plain_ms` is what a token of plain decoding takes.
 
     `alpha` is accepted over tested tokens, `acceptance` accepted ones over the drafted path,
-    `cost` the time of a drafted token over that of a plain one, and `rates` are tokens per second
-    of decoding by output.
+    `cost` the time of a drafted token over that of a plain one, `rates` are tokens per second of
+    decoding by output, and `by_output` has what else is told of each.
     """
     of, ms = counts(outputs), ms_per_token(outputs)
     draft_ms = 1000 * sum(out.reply.timings.draft_s for out in outputs)
@@ -83,6 +83,19 @@ def arm_figures(outputs: Sequence[Output], plain_ms: float | None) -> dict[str, 
         "rounds": of.rounds,
         "plain_rounds": of.plain_rounds,
         "rates": [_rounded(_rate(out)) for out in outputs],
+        "by_output": _by_output(outputs),
+    }
+
+
+def _by_output(outputs: Sequence[Output]) -> dict[str, list[float | None]]:
+    each = [counts([output]) for output in outputs]
+    if not any(of.rounds for of in each):
+        return {}
+    lengths = [_quotient(of.rounds + of.accepted, of.rounds) for of in each]
+    return {
+        "tokens_per_round": [_rounded(length) for length in lengths],
+        "alpha": [_rounded(_quotient(of.accepted, of.tested)) for of in each],
+        "acceptance": [_rounded(_quotient(of.accepted, of.depth)) for of in each],
     }
 
 

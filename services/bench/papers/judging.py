@@ -51,7 +51,8 @@ def faster(subject: str, base: str, temperature: float, *, note: str = "") -> Ju
 def more(
     figure: str, subject: str, base: str, temperature: float, *, what: str, note: str = ""
 ) -> Judge:
-    """Reproduced where a figure that no noise of the machine touches is larger."""
+    """Reproduced where a figure is larger, and by more than two standard errors output by output:
+    no noise of the machine touches it, but the choice of prompts does."""
 
     def found(measured: Measured) -> tuple[bool, str]:
         ours = measured.arm(temperature, subject)[figure]
@@ -59,7 +60,11 @@ def more(
         if ours is None or theirs is None:
             raise NotMeasured(f"{what} can't be told where nothing is drafted")
         why = f"{_capital(what)}: {subject} {ours:.3f}, {base} {theirs:.3f}{_tail(note)}"
-        return ours > theirs, why
+        error = measured.difference(temperature, figure, subject, base)
+        is_clear = error is None or error[0] > 2 * error[1]
+        if ours > theirs and not is_clear:
+            why = f"{why[:-1]}, which the choice of prompts may explain."
+        return ours > theirs and is_clear, why
 
     return holds(found)
 

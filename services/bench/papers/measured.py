@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 from slipstream.bench.serve.distributions import Interval, median_interval
@@ -38,6 +39,20 @@ class Measured:
         if name not in self.more:
             raise NotMeasured(f"{name} was not measured")
         return self.more[name]
+
+    def difference(
+        self, temperature: float, figure: str, subject: str, base: str
+    ) -> tuple[float, float] | None:
+        """Mean of subject less base, output by output, and its standard error; None where a figure
+        is not told by output."""
+        ours, theirs = (
+            self.arm(temperature, name).get("by_output", {}).get(figure, ())
+            for name in (subject, base)
+        )
+        found = [
+            a - b for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None
+        ]
+        return (fmean(found), stdev(found) / len(found) ** 0.5) if len(found) > 1 else None
 
     def ratio(
         self, temperature: float, subject: str, base: str, *, category: str | None = None

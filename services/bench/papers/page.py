@@ -64,7 +64,7 @@ def rendered(page: str, found: Mapping[str, Found]) -> str:
 
     summary = "\n".join(_table(_summary(found))) + "\n"
     page = _SECTION.sub(section, page)
-    return _SUMMARY.sub(lambda at: at[1] + summary + at[3], page)
+    return _SUMMARY.sub(lambda at: at[1] + summary + at[2], page)
 
 
 def section_text(name: str, found: Found) -> str:
@@ -77,8 +77,8 @@ def section_text(name: str, found: Found) -> str:
     lines += [_facts(found.environment), ""]
     for table in measured_tables(experiment, measured):
         lines += _titled(table)
-    lines += _table(verdict_table(verdicts(experiment, measured)))
-    return "\n".join(lines) + "\n"
+    lines += _titled(verdict_table(verdicts(experiment, measured)))
+    return "\n".join(lines)
 
 
 def measured_tables(experiment: Experiment, measured: Measured) -> list[Table]:
