@@ -9,12 +9,25 @@ import pytest
 import typer
 
 from slipstream.draft.config import DraftConfig
+from slipstream.gateway.config import HttpConfig
 from slipstream.router.config import RouterConfig
 from slipstream.target.config import TargetConfig
 
-ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig}
+ROLES = {
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "router": RouterConfig,
+    "http": HttpConfig,
+}
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ["train-your-own.md", "benchmarks.md", "security.md", "kubernetes.md", "sizing.md"]
+PAGES = [
+    "train-your-own.md",
+    "benchmarks.md",
+    "security.md",
+    "http.md",
+    "kubernetes.md",
+    "sizing.md",
+]
 NAMES = "train|calibrate|serve|generate|up|bench|certs|keys|size|simulate"
 INLINE = re.compile(rf"`(slipstream (?:{NAMES}) [^`]*)`")
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shlex
+from pathlib import Path
 
 import httpx2
 import jsonschema
@@ -14,6 +16,7 @@ from http_front import async_client_of, client_of, fronted, post
 from processes import save_long_checkpoint
 from slipstream.client import Client, SamplingParams
 
+PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 HELLO = [{"role": "user", "content": "hello"}]
 LIKELY = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=7)
@@ -321,3 +324,16 @@ def test_texts_follow_what_they_are_asked_to_follow(client, sdk):
 def test_what_no_text_can_follow_is_refused(client, asked):
     with pytest.raises(openai.BadRequestError):
         chat(client, **asked)
+
+
+def test_the_examples_of_the_page_run(url, capsys):
+    page = PAGE.read_text().replace("http://127.0.0.1:8000", url).replace("smollm2-135m", "tiny")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(code, PAGE.name, "exec"), names)
+    names["client"].close()
+    assert capsys.readouterr().out
+    (command,) = re.findall(r"^curl .*?(?=^```$)", page, re.MULTILINE | re.DOTALL)
+    _, address, _, header, _, body = shlex.split(command.replace("\\\n", " "))
+    kind, _, value = header.partition(": ")
+    assert httpx2.post(address, content=body, headers={kind: value}).status_code == 200
