@@ -1,0 +1,171 @@
+"""Texts follow their grammar wherever they are written: in one process, behind a router, moved."""
+
+import itertools
+import json
+import re
+
+import jsonschema
+import pytest
+
+import fleet
+from fleet import draft_worker, glide_of, routed, running, target_worker
+from slipstream.bench.structured.figures import is_proved, lines, structured_figures
+from slipstream.bench.structured.masks import mask_times_us
+from slipstream.bench.structured.run import StructuredRun, run_structured
+from slipstream.bench.structured.schemas import draw_schemas
+from slipstream.cli.main import exit_code
+from slipstream.client import (
+    AsyncClient,
+    Client,
+    Mode,
+    SamplingParams,
+    SpeculationOptions,
+    TokenOrigin,
+)
+from slipstream.client.embedded_aio import AsyncEmbedded
+from slipstream.client.engine import EngineOptions
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.types import FinishReason
+
+FORCED = SpeculationOptions(mode=Mode.FORCED, max_draft_tokens=6)
+OFF = SpeculationOptions(mode=Mode.OFF)
+SAMPLED = SamplingParams(temperature=0.9, seed=11)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "colours": {
+            "type": "array",
+            "items": {"enum": ["red", "green", "blue"]},
+            "minItems": 4,
+            "maxItems": 8,
+        },
+        "name": {"type": "string", "maxLength": 12},
+    },
+    "required": ["colours", "name"],
+    "additionalProperties": False,
+}
+REGEX = "(the (red|green|blue) (car|house), ){5,9}and so on"
+ASKED = {"max_tokens": 400, "sampling": SAMPLED}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """What the target alone writes."""
+    with Client.embedded(str(folder), "none", dtype="float32") as client:
+        return {
+            "json": client.generate("hello", json_schema=SCHEMA, **ASKED),
+            "regex": client.generate("hello", regex=REGEX, **ASKED),
+        }
+
+
+def test_an_embedded_text_follows_its_grammar_and_ends_by_itself(plain):
+    jsonschema.validate(json.loads(plain["json"].text), SCHEMA, jsonschema.Draft202012Validator)
+    assert re.fullmatch(REGEX, plain["regex"].text)
+    assert all(result.finish_reason is FinishReason.STOP for result in plain.values())
+
+
+def test_speculation_changes_no_token_and_forced_ones_save_rounds(folder, plain):
+    with Client.embedded(str(folder), str(glide_of(folder)), dtype="float32") as client:
+        options = {**ASKED, "speculation": FORCED, "with_origins": True}
+        result = client.generate("hello", regex=REGEX, **options)
+        assert result.token_ids == plain["regex"].token_ids
+        assert result.origins.count(TokenOrigin.LOOKUP) > len(result.token_ids) / 4
+        stats = result.stats.speculation
+        assert stats.num_accepted_lookup_tokens == result.origins.count(TokenOrigin.LOOKUP)
+        assert stats.stop_reasons["grammar"] > 0
+        result = client.generate("hello", regex=REGEX, **{**options, "speculation": OFF})
+        assert result.token_ids == plain["regex"].token_ids
+        assert set(result.origins) == {TokenOrigin.TARGET}
+
+
+async def test_a_text_that_moves_to_another_target_goes_on_with_its_grammar(folder, plain):
+    targets = [first := target_worker(folder), first.twin()]
+    draft = draft_worker(str(glide_of(folder)), folder)
+    async with running(*targets, draft), routed(targets, [draft]) as client:
+        stream = client.stream("hello", regex=REGEX, **ASKED, speculation=FORCED)
+        chunks = []
+        async for chunk in stream:
+            chunks.append(chunk)
+            if len(chunks) == 4:
+                loads = [(await target.load()).num_sessions for target in targets]
+                await targets[loads.index(1)].stop()
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        assert tuple(tokens) == plain["regex"].token_ids
+        assert chunks[-1].stats.continuity.num_target_losses == 1
+        result = await client.generate("hello", json_schema=SCHEMA, **ASKED)
+        assert result.token_ids == plain["json"].token_ids
+
+
+async def test_what_cannot_be_followed_is_an_invalid_argument_of_the_request_alone(folder, plain):
+    target = target_worker(folder)
+    async with running(target), routed([target]) as client:
+        assert (await client.model_info()).limits.max_grammar_bytes > 0
+        for options, reason in (
+            ({"regex": "[a"}, "unclosed character class"),
+            ({"json_schema": {"not": {}}}, "Unimplemented keys"),
+            ({"regex": "a" * 70_000}, "70000 bytes"),
+        ):
+            with pytest.raises(InvalidRequest, match=reason):
+                await client.generate("hello", max_tokens=9, **options)
+        load = await target.load()
+        assert (load.num_sessions, load.num_steps) == (0, 0)
+        result = await client.generate("hello", regex=REGEX, **ASKED)
+        assert result.token_ids == plain["regex"].token_ids
+
+
+async def test_turns_of_a_conversation_follow_their_own_grammars(folder):
+    target = target_worker(folder)
+    async with running(target), routed([target]) as client, client.session() as session:
+        first = await session.generate("one", regex="[a-c]{5}", max_tokens=20)
+        second = await session.generate("two", regex="[0-9]{3}", max_tokens=20)
+        third = await session.generate("three", max_tokens=3)
+    assert re.fullmatch("[a-c]{5}", first.text)
+    assert re.fullmatch("[0-9]{3}", second.text)
+    assert third.finish_reason is FinishReason.LENGTH
+
+
+def test_the_command_takes_a_schema_as_a_file_or_as_it_is(folder, tmp_path, capsys):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["yes", "no"]}')
+    model = ["--target", str(folder), "--draft", "none", "--dtype", "float32", "--quiet"]
+    for given in (str(schema), schema.read_text()):
+        assert exit_code(["generate", "hello", *model, "--json-schema", given]) == 0
+        assert json.loads(capsys.readouterr().out) in ("yes", "no")
+    assert exit_code(["generate", "hello", *model, "--regex", "x{3}"]) == 0
+    assert capsys.readouterr().out.strip() == "xxx"
+    assert exit_code(["generate", "hello", *model, "--regex", "x", "--json-schema", "{}"]) == 2
+    assert "one can be followed" in capsys.readouterr().err
+    assert exit_code(["generate", "hello", *model, "--json-schema", str(tmp_path / "none")]) == 2
+    assert "can't be read" in capsys.readouterr().err
+
+
+async def test_the_bench_proves_what_it_says_on_a_model_without_any_sense(folder):
+    draft = str(glide_of(folder))
+    engines = AsyncEmbedded.load(str(folder), draft, EngineOptions(dtype="float32"))
+    grammars, drawn = engines.engine.target.grammars, draw_schemas(4, 2)
+    seconds = itertools.count()
+
+    def clock():
+        return float(next(seconds))
+
+    async with AsyncClient.of(engines) as client:
+        run = StructuredRun(client, grammars.force, clock, lambda _: None, concurrency=3)
+        records = await run_structured(run, drawn, (0.0, 1.0))
+    texts = [
+        (Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema.schema)), text.result.token_ids)
+        for schema, text in zip(drawn, records[0].arms["plain"].texts, strict=True)
+    ]
+    times = mask_times_us(grammars, texts, engines.engine.facts.stop_token_ids, clock)
+    figures = structured_figures(records, times)
+    assert is_proved(figures)
+    assert figures["mask_us"]["count"] == figures["temperatures"][0]["arms"]["plain"]["num_tokens"]
+    arms = figures["temperatures"][0]["arms"]
+    assert arms["forced"]["num_rounds"] < arms["unforced"]["num_rounds"]
+    assert "24 of 24" not in lines(figures)[0]
+    assert "12 of 12 answers valid" in lines(figures)[0]
