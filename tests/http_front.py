@@ -12,6 +12,7 @@ from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.service import Gateway
 
 KEY = "sk-any"
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 @contextmanager
@@ -46,3 +47,24 @@ def post(
         headers = {"content-type": "application/json", **headers}
         return httpx2.post(url + path, content=body, headers=headers, timeout=60)
     return httpx2.post(url + path, json=body, headers=headers, timeout=60)
+
+
+def chat(client: openai.OpenAI, messages: Any = HELLO, **asked: Any) -> Any:
+    """A chat's answer, or its stream; a short one unless `asked` says otherwise."""
+    given = {"model": "tiny", "messages": messages, "max_tokens": 12, **asked}
+    return client.chat.completions.create(**given)
+
+
+def completion(client: openai.OpenAI, prompt: Any = "hello", **asked: Any) -> Any:
+    """The same of a completion."""
+    given = {"model": "tiny", "prompt": prompt, "max_tokens": 12, **asked}
+    return client.completions.create(**given)
+
+
+def error_in(answer: httpx2.Response) -> dict[str, Any]:
+    """What is wrong, in the only form that it may have."""
+    assert answer.headers["content-type"] == "application/json"
+    error: dict[str, Any]
+    (error,) = answer.json().values()
+    assert list(error) == ["message", "type", "param", "code"]
+    return error

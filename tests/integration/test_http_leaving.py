@@ -16,7 +16,7 @@ from background import served
 from bad_routers import Failing, Scripted, first_chunk, register
 from certificates import certificates
 from fleet import draft_worker, eventually, routed, target_worker
-from http_front import async_client_of, client_of, fronted, post
+from http_front import HELLO, async_client_of, client_of, fronted, post
 from processes import Process, has_loaded, save_long_checkpoint, up
 from slipstream.cli.main import exit_code
 from slipstream.client import Client, errors
@@ -24,7 +24,6 @@ from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.service import Gateway
 from slipstream.rpc.server import ServerOptions
 
-HELLO = [{"role": "user", "content": "hello"}]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
