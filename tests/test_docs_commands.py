@@ -12,6 +12,7 @@ from slipstream.draft.config import DraftConfig
 from slipstream.gateway.config import HttpConfig
 from slipstream.router.config import RouterConfig
 from slipstream.target.config import TargetConfig
+from slipstream.telemetry.config import TelemetryConfig
 
 ROLES = {
     "target": TargetConfig,
@@ -27,10 +28,15 @@ PAGES = [
     "http.md",
     "kubernetes.md",
     "sizing.md",
+    "papers.md",
 ]
-NAMES = "train|calibrate|serve|generate|up|bench|certs|keys|size|simulate"
-INLINE = re.compile(rf"`(slipstream (?:{NAMES}) [^`]*)`")
-BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EVERY_PAGE = sorted(
+    str(page.relative_to(DOCS))
+    for page in DOCS.rglob("*.md")
+    if "reference" not in page.relative_to(DOCS).parts  # which is made of the commands themselves
+)
+INLINE = re.compile(r"`(slipstream [a-z]+ [^`]*)`")
+BLOCK = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def lines(page):
@@ -42,12 +48,12 @@ def lines(page):
 
 def command(words):
     """The options of the command that the first words name, and what is left of them."""
-    from slipstream.cli import bench, calibrate, main, train
+    from slipstream.cli import bench, calibrate, main, ray, train
 
-    groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app}
+    groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app, "ray": ray.app}
     if words[0] == "serve":
-        config = ROLES[words[1]]
-        return {f"--{at.name.replace('_', '-')}" for at in fields(config)}, words[2:]
+        options = [*fields(ROLES[words[1]]), *fields(TelemetryConfig)]
+        return {"--config", *(f"--{at.name.replace('_', '-')}" for at in options)}, words[2:]
     found = typer.main.get_command(groups.get(words[0], main.app))
     words = words[1:] if words[0] in groups else words
     while hasattr(found, "commands"):
@@ -55,7 +61,7 @@ def command(words):
     return {name for at in found.params for name in (*at.opts, *at.secondary_opts)}, words
 
 
-@pytest.mark.parametrize("line", [line for page in PAGES for line in lines(page)])
+@pytest.mark.parametrize("line", [line for page in EVERY_PAGE for line in lines(page)])
 def test_a_command_of_a_page_has_the_options_it_is_given(line):
     known, words = command(shlex.split(line, comments=True)[1:])
     given = {word for word in words if word.startswith("--")}
