@@ -25,7 +25,7 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parents[1]
 SESSIONS = (ROOT / "docs/quick-start.md", *sorted((ROOT / "docs/how-to").glob("*.md")))
 """The pages of which every block runs."""
-LIMIT_S = 240.0
+LIMIT_S = 480.0
 END_S = 30.0
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUNS = ("sh", "python")

@@ -52,7 +52,8 @@ def command(words):
 
     groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app, "ray": ray.app}
     if words[0] == "serve":
-        options = [*fields(ROLES[words[1]]), *fields(TelemetryConfig)]
+        roles = [ROLES[words[1]]] if words[1] != "ROLE" else ROLES.values()  # any will do
+        options = [at for kind in (*roles, TelemetryConfig) for at in fields(kind)]
         return {"--config", *(f"--{at.name.replace('_', '-')}" for at in options)}, words[2:]
     found = typer.main.get_command(groups.get(words[0], main.app))
     words = words[1:] if words[0] in groups else words

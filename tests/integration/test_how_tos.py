@@ -41,6 +41,7 @@ def bring(page: Path, tools: Path) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.timeout(600)  # what hangs is ended before that, and told of
 @pytest.mark.parametrize("page", pages.SESSIONS, ids=lambda page: page.stem)
 def test_a_page_runs_as_it_stands_prints_what_it_shows_and_stops_what_it_starts(
     real_model, page, checkout, tools
