@@ -25,6 +25,8 @@ ARMS: Mapping[str, str] = {
     "SVIP": "glide+svip",
 }
 TEMPERATURES = (1.0, 0.0)
+TURN = 32
+"""Tokens of an output before the next one's turn."""
 NEVER = -100.0
 """The bias of a token that is not to come."""
 _GRAM = 8
@@ -86,10 +88,10 @@ def _measure(
             writings[name] = _open(plan, lineup, name, temperature)
             writings[name].begin()
         for number, mark in enumerate(range(PIECE, plan.long_tokens + 1, PIECE)):
-            for name in _turned(list(ARMS), number):
-                writings[name].reach(mark)
-                found[name]["tokens"].append(len(writings[name].tokens) - writings[name].first)
-                found[name]["seconds"].append(round(writings[name].seconds, 4))
+            _reach(writings, mark, turned=number)
+            for name, writing in writings.items():
+                found[name]["tokens"].append(len(writing.tokens) - writing.first)
+                found[name]["seconds"].append(round(writing.seconds, 4))
             advance(f"long, {mark} tokens")
         for name, writing in writings.items():
             found[name]["repeated"] = [
@@ -100,6 +102,15 @@ def _measure(
         for writing in writings.values():
             writing.close()
     return found
+
+
+def _reach(writings: Mapping[str, Writing], mark: int, *, turned: int) -> None:
+    """Have all of them reach `mark` in short turns, so that no drift of the machine favours one."""
+    names = list(writings)
+    for number, count in enumerate(range(mark - PIECE + TURN, mark + 1, TURN)):
+        start = (turned + number) % len(names)
+        for name in names[start:] + names[:start]:
+            writings[name].reach(count)
 
 
 def share_repeated(tokens: Sequence[int]) -> float:
@@ -125,8 +136,3 @@ def _open(plan: PapersPlan, lineup: Lineup, name: str, temperature: float) -> Wr
         tuple(prompt), sampling=sampling, max_tokens=plan.long_tokens, speculation=method.options
     )
     return Writing(session, stream)
-
-
-def _turned(names: list[str], by: int) -> list[str]:
-    start = by % len(names)
-    return names[start:] + names[:start]

@@ -9,7 +9,7 @@ from slipstream.core.errors import InvalidRequest
 MARKS = (128, 256, 512, 1024, 2048, 4096)
 """Lengths at which the speed of one long output is read off."""
 PIECE = 128
-"""Tokens of an arm of it before the next arm's turn."""
+"""Tokens of it after which all arms' times are noted."""
 
 
 @dataclass(frozen=True, slots=True)
