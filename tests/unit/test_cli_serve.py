@@ -61,6 +61,12 @@ def test_asking_a_router_never_loads_torch():
     assert refused.stderr == "error: the address is 'nonsense', but must be HOST:PORT\n"
 
 
+def test_serving_http_never_loads_torch():
+    refused = without_torch("serve", "http", "--router", "router.example:50051")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "in the clear" in refused.stderr.splitlines()[-1]
+
+
 def test_a_service_has_its_own_help(capsys):
     with pytest.raises(SystemExit) as ended:
         exit_code(["serve", "router", "--help"])
@@ -84,6 +90,7 @@ def test_a_role_that_does_not_exist_is_refused(capsys):
 BAD_UP = [
     (["--port", "65536"], "port is 65536, but must be 0 to 65535"),
     (["--port", "-1"], "port is -1"),
+    (["--http", "65536"], "port is 65536"),
     (["--grace-s", "-1"], "grace_s is -1"),
     (["--model", "no-such-model"], "'no-such-model'"),
     (["--draft", "vanilla:no-such-model", "--model", "no-such-model"], "'no-such-model'"),
