@@ -72,7 +72,7 @@ def _object(rng: random.Random, depth: int) -> Made:
         "required": required,
         "additionalProperties": False,
     }
-    parts = sum(len(name) + len('"": , ') + longest for name, (_, longest) in made.items())
+    parts = sum(len(name) + len('"":,') + longest for name, (_, longest) in made.items())
     return schema, parts + len("{}")
 
 
@@ -80,7 +80,7 @@ def _array(rng: random.Random, depth: int) -> Made:
     items, longest = _value(rng, depth + 1)
     least, most = rng.randint(0, 2), rng.randint(2, 3)
     schema = {"type": "array", "items": items, "minItems": least, "maxItems": most}
-    return schema, most * (longest + len(", ")) + len("[]")
+    return schema, most * (longest + len(",")) + len("[]")
 
 
 def _any_of(rng: random.Random, depth: int) -> Made:
