@@ -11,13 +11,12 @@ from transformers import GenerationConfig
 
 from slipstream.bench.peers.arms import Mode
 from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
-from slipstream.core.errors import InvalidRequest
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 from slipstream.target.build import stop_token_ids
 
 
 class TransformersAnswers:
-    """One mode of `generate`. Several prompts are one batch, padded on the left."""
+    """One mode of `generate`. Several prompts are a batch, padded on the left, where that goes."""
 
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(settings["threads"])
@@ -39,20 +38,10 @@ class TransformersAnswers:
         """See `Answerer`; all is loaded."""
 
     def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
-        """See `Answerer`."""
-        if len(prompts) > 1 and self._mode is not Mode.PLAIN:
-            raise InvalidRequest(f"{arm} takes one prompt at a time")
-        self._num_forwards = 0
-        tokens, mask = self._padded(prompts)
-        with torch.inference_mode():
-            out = self._model.generate(
-                tokens,
-                attention_mask=mask,
-                generation_config=self._config(max_new_tokens),
-                assistant_model=self._assistant,
-            )
-        width = tokens.shape[1]
-        return [self._answer(row) for row in out[:, width:].tolist()]
+        """See `Answerer`. Modes that speculate take one prompt at a time."""
+        if self._mode is Mode.PLAIN:
+            return self._together(prompts, max_new_tokens)
+        return [at for ids in prompts for at in self._together([ids], max_new_tokens)]
 
     def facts(self) -> Facts:
         """See `Answerer`."""
@@ -64,6 +53,19 @@ class TransformersAnswers:
 
     def close(self) -> None:
         """See `Answerer`."""
+
+    def _together(self, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        self._num_forwards = 0
+        tokens, mask = self._padded(prompts)
+        with torch.inference_mode():
+            out = self._model.generate(
+                tokens,
+                attention_mask=mask,
+                generation_config=self._config(max_new_tokens),
+                assistant_model=self._assistant,
+            )
+        width = tokens.shape[1]
+        return [self._answer(row) for row in out[:, width:].tolist()]
 
     def _count(self, *_: object) -> None:
         self._num_forwards += 1
