@@ -50,7 +50,7 @@ def path(monkeypatch):
 
 def test_everybody_answers_the_same_prompts_with_the_same_tokens(pair, asked, tmp_path, capsys):
     file, page, plots = tmp_path / "peers.json", tmp_path / "peers.md", tmp_path / "plots"
-    arms = "hf,hf-lookup,hf-assistant,plain+invariant,glide+cape,glide+depth=9,best"
+    arms = "hf,hf-assistant,plain+invariant,glide+cape,glide+depth=9,best"
     out = ["--json", str(file), "--markdown", str(page), "--plot", str(plots)]
     how = ["--arms", arms, "--concurrency", "1,2", "--concurrent-limit", "2"]
     assert exit_code(["bench", "peers", *pair, *asked, *how, *out]) == 0
@@ -62,8 +62,8 @@ def test_everybody_answers_the_same_prompts_with_the_same_tokens(pair, asked, tm
     figures = json.loads(file.read_text())["peers"]
     assert figures["whole"]
     alone, together = figures["levels"]
-    assert list(alone["arms"]) == ["hf", "hf-lookup", "plain+invariant", "glide+cape", "best"]
-    assert list(together["arms"]) == ["hf", "hf-lookup", "best"]
+    assert list(alone["arms"]) == ["hf", "plain+invariant", "glide+cape", "best"]
+    assert list(together["arms"]) == ["hf", "best"]
     for level in (alone, together):
         for of in level["arms"].values():
             assert of["tokens"] == 24
