@@ -24,7 +24,7 @@ def save_charts(figures: Figures, folder: Path) -> list[Path]:
         draw = partial(_bars, level)
         written += _saved(folder / f"peers-{at}", draw, title=title, x=_SPEED, y="")
         if level["base"] and level["best"] and at == 1:
-            title = f"{level['best']} and the fastest others, by category"
+            title = f"{level['best']} and the others, by category"
             draw = partial(_categories, level)
             label = f"over {level['base']}"
             written += _saved(folder / "peers-categories", draw, title=title, x="", y=label)
@@ -54,9 +54,10 @@ def _bars(level: Figures, axes: Any) -> None:
 
 
 def _categories(level: Figures, axes: Any) -> None:
-    """Ratios of the best of ours and of those that are not ours, next to each other."""
+    """Ratios of the best of ours and of those that are not ours; the base is the line at 1."""
     arms = level["arms"]
-    names = [level["best"], *(name for name, of in arms.items() if not of["is_ours"])]
+    others = [name for name, of in arms.items() if not of["is_ours"] and name != level["base"]]
+    names = [level["best"], *others]
     categories = list(arms[level["best"]]["categories"])
     width = 0.8 / len(names)
     for number, name in enumerate(names):
