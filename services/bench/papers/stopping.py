@@ -96,7 +96,7 @@ SVIP_RULE = Experiment(
 
 LONG = Experiment(
     "long",
-    "Long outputs: 128 to 4,096 tokens",
+    "Long outputs",
     "SVIP (EMNLP 2025; the figures are those of its first version)",
     claims=(
         Claim(
