@@ -115,7 +115,7 @@ def _facts(of: Mapping[str, Any]) -> str:
     return (
         f"{of['num_prompts']} prompts of {of['prompts']}, {of['max_new_tokens']} tokens each;"
         f" target {of['target']}, {of['dtype']}, {of['threads']} threads of {of['processor']}"
-        f" ({of['num_processors']} processors), {of['device']}; code {of['git_commit'][:12]}."
+        f" ({of['num_processors']} processors), {of['device']}; code {(of['git_commit'] or of['slipstream'])[:12]}."
     )
 
 
