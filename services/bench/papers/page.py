@@ -112,10 +112,11 @@ def _summary(found: Mapping[str, Found]) -> Table:
 
 
 def _facts(of: Mapping[str, Any]) -> str:
+    code = (of["git_commit"] or of["slipstream"])[:12]
     return (
         f"{of['num_prompts']} prompts of {of['prompts']}, {of['max_new_tokens']} tokens each;"
         f" target {of['target']}, {of['dtype']}, {of['threads']} threads of {of['processor']}"
-        f" ({of['num_processors']} processors), {of['device']}; code {(of['git_commit'] or of['slipstream'])[:12]}."
+        f" ({of['num_processors']} processors), {of['device']}; code {code}."
     )
 
 
