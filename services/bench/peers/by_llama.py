@@ -50,6 +50,8 @@ class LlamaAnswers:
             n_threads=self._threads,
             n_threads_batch=self._threads,
             draft_model=self._draft,
+            # It keeps the logits of every token with a draft, but makes room for them only if told.
+            logits_all=self._draft is not None,
             verbose=False,
         )
         self._vocab = self._library.llama_model_get_vocab(self._llama.model)
