@@ -59,11 +59,12 @@ def more(
         theirs = measured.arm(temperature, base)[figure]
         if ours is None or theirs is None:
             raise NotMeasured(f"{what} can't be told where nothing is drafted")
-        why = f"{_capital(what)}: {subject} {ours:.3f}, {base} {theirs:.3f}{_tail(note)}"
         error = measured.difference(temperature, figure, subject, base)
         is_clear = error is None or error[0] > 2 * error[1]
-        if ours > theirs and not is_clear:
-            why = f"{why[:-1]}, which the choice of prompts may explain."
+        doubt = (
+            ", which the choice of prompts may explain" if ours > theirs and not is_clear else ""
+        )
+        why = f"{_capital(what)}: {subject} {ours:.3f}, {base} {theirs:.3f}{doubt}{_tail(note)}"
         return ours > theirs and is_clear, why
 
     return holds(found)
