@@ -127,6 +127,13 @@ def test_a_lead_is_kept_where_it_holds_at_every_length():
     assert not is_lead_kept(Measured({}, {"1": {**arms, "SVIP": late}}, []))[0]
 
 
+def test_texts_that_are_too_short_show_nothing_of_long_ones():
+    arms = {name: writing([1.0, 2.0]) for name in ("plain", "constant", "SVIP")}
+    short = Measured({}, {"0": arms, "1": arms}, [])
+    for claim in EXPERIMENTS["long"].claims:
+        assert verdict_of(claim.judge, short).outcome is Outcome.NOT_COMPARABLE
+
+
 def test_slicing_is_cheaper_only_where_it_is_for_every_tree():
     tree = {"nodes": 4, "sliced": 10.0, "rebuilt": 20.0, "round_ms": 1.0}
     trees = {"a": tree, "b": {**tree, "sliced": 30.0}}

@@ -77,7 +77,7 @@ TARGET_INIT = Experiment(
                 BRANCHES,
                 "MCSD 4x2x2x1",
                 1,
-                note="four branches of five tokens; the published gain is of a static tree of roots",
+                note="four branches of five tokens; the published gain is of a static tree",
             ),
         ),
         Claim(

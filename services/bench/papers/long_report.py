@@ -30,6 +30,11 @@ def piecewise(of: Mapping[str, Piece], subject: str, base: str) -> list[float]:
     return [ours / theirs for ours, theirs in pairs]
 
 
+def is_whole(measured: Measured) -> bool:
+    """Whether all texts got as long as the paper's tables are compared up to."""
+    return all(marks(measured.extra(at))[-1] == MARKS[-1] for at in ("0", "1"))
+
+
 def is_lead_kept(measured: Measured) -> tuple[bool, str]:
     """Whether SVIP is ahead of a constant length at every mark of the sampled output."""
     of = measured.extra("1")

@@ -74,7 +74,7 @@ def section_text(name: str, found: Found) -> str:
     for table in experiment.published:
         lines += _titled(table)
     lines += ["Measured here:", "", "```", found.environment["command"], "```", ""]
-    lines += [_facts(found.environment), ""]
+    lines += [_facts(experiment, found.environment), ""]
     for table in measured_tables(experiment, measured):
         lines += _titled(table)
     lines += _titled(verdict_table(verdicts(experiment, measured)))
@@ -111,11 +111,11 @@ def _summary(found: Mapping[str, Found]) -> Table:
     return Table("", ("experiment", "claim", "verdict"), tuple(rows))
 
 
-def _facts(of: Mapping[str, Any]) -> str:
+def _facts(experiment: Experiment, of: Mapping[str, Any]) -> str:
     code = (of["git_commit"] or of["slipstream"])[:12]
+    asked = f"{of['num_prompts']} prompts of {of['prompts']}, {of['max_new_tokens']} tokens each; "
     return (
-        f"{of['num_prompts']} prompts of {of['prompts']}, {of['max_new_tokens']} tokens each;"
-        f" target {of['target']}, {of['dtype']}, {of['threads']} threads of {of['processor']}"
+        f"{asked if experiment.settings else ''}target {of['target']}, {of['dtype']}, {of['threads']} threads of {of['processor']}"
         f" ({of['num_processors']} processors), {of['device']}; code {code}."
     )
 

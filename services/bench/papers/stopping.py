@@ -4,12 +4,13 @@ from slipstream.bench.papers.experiment import (
     Arm,
     Claim,
     Experiment,
+    Judge,
     Outcome,
     Setting,
     Verdict,
 )
-from slipstream.bench.papers.judging import faster, holds, not_comparable, ratio_text
-from slipstream.bench.papers.long_report import is_lead_kept, is_repetition_faster
+from slipstream.bench.papers.judging import Holds, faster, holds, not_comparable, ratio_text
+from slipstream.bench.papers.long_report import is_lead_kept, is_repetition_faster, is_whole
 from slipstream.bench.papers.measured import Measured
 from slipstream.bench.papers.published import (
     DECISION_WIDTHS,
@@ -94,6 +95,18 @@ SVIP_RULE = Experiment(
     by_category=True,
 )
 
+
+def _of_whole_texts(found: Holds) -> Judge:
+    """A judge of what only long texts can show."""
+
+    def judge(measured: Measured) -> Verdict:
+        if is_whole(measured):
+            return holds(found)(measured)
+        return Verdict(Outcome.NOT_COMPARABLE, f"{found(measured)[1]} These texts are too short.")
+
+    return judge
+
+
 LONG = Experiment(
     "long",
     "Long outputs",
@@ -102,12 +115,12 @@ LONG = Experiment(
         Claim(
             "SVIP's lead over a constant length holds however long the output gets.",
             "long outputs",
-            holds(is_lead_kept),
+            _of_whole_texts(is_lead_kept),
         ),
         Claim(
             "Long greedy outputs repeat themselves, which inflates the speed-up.",
             "long outputs",
-            holds(is_repetition_faster),
+            _of_whole_texts(is_repetition_faster),
         ),
         Claim(
             "At 4,096 tokens SVIP is at 1.33 to 1.96 times plain decoding (temperature 1).",
