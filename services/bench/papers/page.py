@@ -115,7 +115,8 @@ def _facts(experiment: Experiment, of: Mapping[str, Any]) -> str:
     code = (of["git_commit"] or of["slipstream"])[:12]
     asked = f"{of['num_prompts']} prompts of {of['prompts']}, {of['max_new_tokens']} tokens each; "
     return (
-        f"{asked if experiment.settings else ''}target {of['target']}, {of['dtype']}, {of['threads']} threads of {of['processor']}"
+        f"{asked if experiment.settings else ''}target {of['target']}, {of['dtype']},"
+        f" {of['threads']} threads of {of['processor']}"
         f" ({of['num_processors']} processors), {of['device']}; code {code}."
     )
 
