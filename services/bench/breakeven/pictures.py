@@ -56,7 +56,6 @@ def _places(values: Sequence[float], name: str) -> list[float]:
 
 
 def _draw(figures: Figures, devices: Devices, name: str, axes: Any) -> None:
-    axes.set_ylim(bottom=0)
     axes.axhline(1.0, color="grey", linewidth=1, linestyle="--")
     axes.plot(*curve(figures, devices, name), label="model", color="tab:blue")
     points = figures["sweeps"][name]
@@ -66,6 +65,7 @@ def _draw(figures: Figures, devices: Devices, name: str, axes: Any) -> None:
         _bars(axes, real, name, label=_named(real), marker="*", color="tab:green")
     if name == ACCEPTANCE and (at := points[0]["break_even_acceptance"]) is not None:
         axes.axvline(at, color="tab:red", linewidth=1, label=f"break-even at {at:.2f}")
+    axes.set_ylim(bottom=0)  # last: what is drawn afterwards would no longer be made room for
 
 
 def _bars(
