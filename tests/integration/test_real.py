@@ -21,7 +21,7 @@ PROMPTS = Path(__file__).parents[2] / "services" / "data" / "prompts.jsonl"
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=3)
 STYLES = ("", "Answer briefly: ")
-NUM_PROMPTS = 28
+NUM_PROMPTS = 20
 NUM_TOKENS = 48
 
 # A pairwise covering set of draft, shape, stop policy and law.
