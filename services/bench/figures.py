@@ -115,41 +115,54 @@ def method_figures(comparison: Comparison) -> dict[str, Any]:
 def figures(comparison: Comparison) -> dict[str, Any]:
     """One R: speed, acceptance and identity, of all outputs together."""
     outputs, plain = comparison.outputs, comparison.plain
-    counts = _counts(outputs)
+    counts = count(outputs)
     decode_s = _sum(outputs, lambda reply: reply.timings.decode_s)
     return {
         "tokens_per_s": _total_rate(outputs),
         "ratio": _quotient(_total_rate(outputs), _total_rate(plain)),
         "ratio_decode": _quotient(_decode_rate(outputs), _decode_rate(plain)),
-        "mean_acceptance_length": 1 + (_quotient(counts.accepted, counts.steps) or 0.0),
-        "draft_acceptance_rate": _quotient(counts.accepted, counts.drafted) or 0.0,
-        "drafted_tokens": counts.drafted,
+        "mean_acceptance_length": 1 + (_quotient(counts.accepted, counts.rounds) or 0.0),
+        "draft_acceptance_rate": _quotient(counts.accepted, counts.nodes) or 0.0,
+        "drafted_tokens": counts.nodes,
         "outputs": len({output.key for output in outputs}),
-        **_identity(comparison, counts.drafted),
+        **_identity(comparison, counts.nodes),
         "tokens": int(_sum(outputs, lambda reply: len(reply.token_ids))),
-        "rounds": counts.steps,
-        "plain_rounds": counts.plain_steps,
+        "rounds": counts.rounds,
+        "plain_rounds": counts.plain_rounds,
         "draft_share": _quotient(_sum(outputs, lambda reply: reply.timings.draft_s), decode_s),
         "verify_share": _quotient(_sum(outputs, lambda reply: reply.timings.verify_s), decode_s),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
-    steps: int
-    plain_steps: int
-    drafted: int
+class Counts:
+    """Rounds of a method: how deep they drafted, and how far they got."""
+
+    rounds: int
+    plain_rounds: int
+    nodes: int
+    depth: int
     accepted: int
+    tested: int
+    """Slots that the target looked at: the accepted ones and the first rejected one."""
 
 
-def _counts(outputs: Sequence[Output]) -> _Counts:
+def count(outputs: Sequence[Output]) -> Counts:
+    """Of all outputs together; rounds without a draft count apart."""
     parts = [out.reply.speculation for out in outputs if out.reply.speculation is not None]
-    return _Counts(
+    return Counts(
         sum(part.num_spec_steps for part in parts),
         sum(part.num_plain_steps for part in parts),
         sum(part.num_draft_tokens for part in parts),
+        sum(sum(part.per_step_depth) for part in parts),
         sum(part.num_accepted_draft_tokens for part in parts),
+        sum(_tested(part) for part in parts),
     )
+
+
+def _tested(part: SpeculationStats) -> int:
+    steps = zip(part.per_step_accepted, part.per_step_depth, strict=True)
+    return sum(min(accepted + 1, depth) for accepted, depth in steps)
 
 
 def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:

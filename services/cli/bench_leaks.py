@@ -11,7 +11,7 @@ from typer import Option
 
 from slipstream.cli.bench_flags import LimitOption, OutputFlags, PromptFlags, PromptsOption
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
-from slipstream.cli.engine import fetched
+from slipstream.cli.engine import load_async
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags
 
@@ -64,7 +64,7 @@ def leaks(visits: VisitFlags, engine: EngineFlags, output: OutputFlags) -> None:
     """
     check_writable(output)
     plan = visits.plan()
-    engines = _load(engine)
+    engines = load_async(engine)
     with step_bar(1 + len(plan.parts)) as advance:
         course, about = asyncio.run(_measure(plan, engines, advance))
     figures = course.figures()
@@ -73,16 +73,6 @@ def leaks(visits: VisitFlags, engine: EngineFlags, output: OutputFlags) -> None:
     write(output, {"environment": environment, "leaks": figures})
     if not course.is_clean:
         raise typer.Exit(1)
-
-
-def _load(flags: EngineFlags) -> "AsyncEmbedded":
-    from slipstream.client.embedded_aio import AsyncEmbedded
-    from slipstream.client.engine import EngineOptions
-
-    with fetched(flags) as options:
-        names = options.pop("target", DEFAULT_TARGET), options.pop("draft", "glide")
-        profile = options.pop("profile", None)
-        return AsyncEmbedded.load(*names, EngineOptions(**options), profile=profile)
 
 
 async def _measure(

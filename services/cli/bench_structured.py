@@ -12,7 +12,7 @@ from typer import Option
 
 from slipstream.cli.bench_flags import OutputFlags
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
-from slipstream.cli.engine import fetched
+from slipstream.cli.engine import load_async
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags
 from slipstream.core.errors import InvalidRequest
@@ -53,7 +53,7 @@ def structured(flags: StructuredFlags, engine: EngineFlags, output: OutputFlags)
 
     check_writable(output)
     drawn = flags.drawn()
-    engines = _load(engine)
+    engines = load_async(engine)
     num_batches = -(-len(drawn) // max(flags.concurrency, 1))
     with step_bar(num_batches * len(_TEMPERATURES)) as advance:
         records = asyncio.run(_measure(flags, drawn, engines, advance))
@@ -63,16 +63,6 @@ def structured(flags: StructuredFlags, engine: EngineFlags, output: OutputFlags)
     write(output, {"environment": _environment(engine, flags), "structured": figures})
     if not is_proved(figures):
         raise typer.Exit(1)
-
-
-def _load(flags: EngineFlags) -> "AsyncEmbedded":
-    from slipstream.client.embedded_aio import AsyncEmbedded
-    from slipstream.client.engine import EngineOptions
-
-    with fetched(flags) as options:
-        names = options.pop("target", DEFAULT_TARGET), options.pop("draft", "glide")
-        profile = options.pop("profile", None)
-        return AsyncEmbedded.load(*names, EngineOptions(**options), profile=profile)
 
 
 async def _measure(

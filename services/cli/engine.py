@@ -9,6 +9,7 @@ from slipstream.cli.progress import bars
 
 if TYPE_CHECKING:
     from slipstream.client import Client
+    from slipstream.client.embedded_aio import AsyncEmbedded
 
 
 def open_client(place: PlaceFlags) -> "Client":
@@ -37,6 +38,17 @@ def fetched(flags: EngineFlags, **changes: str) -> Iterator[dict[str, Any]]:
             resolve(draft.removeprefix("vanilla:"), progress=progress)
         progress.step(f"loading {target}")
         yield options
+
+
+def load_async(flags: EngineFlags) -> "AsyncEmbedded":
+    """Engines for an asyncio client in this process."""
+    from slipstream.client.embedded_aio import AsyncEmbedded
+    from slipstream.client.engine import EngineOptions
+
+    with fetched(flags) as options:
+        names = options.pop("target", DEFAULT_TARGET), options.pop("draft", "glide")
+        profile = options.pop("profile", None)
+        return AsyncEmbedded.load(*names, EngineOptions(**options), profile=profile)
 
 
 def remote_options(flags: RouterFlags) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """From the outputs of an arm to its figures, in the papers' terms. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from slipstream.bench.figures import Output
-from slipstream.core.stats import SpeculationStats
+from slipstream.bench.figures import Output, count
 
 DIGITS = 4
 
@@ -22,32 +20,6 @@ def expected_speedup(alpha: float, num_drafted: float, cost: float) -> float:
     return tokens / (num_drafted * cost + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Rounds of an arm: how deep they drafted, and how far they got."""
-
-    rounds: int
-    plain_rounds: int
-    nodes: int
-    depth: int
-    accepted: int
-    tested: int
-    """Slots that the target looked at: the accepted ones and the first rejected one."""
-
-
-def counts(outputs: Sequence[Output]) -> Counts:
-    """Of all outputs together; rounds without a draft count apart."""
-    parts = [out.reply.speculation for out in outputs if out.reply.speculation is not None]
-    return Counts(
-        sum(part.num_spec_steps for part in parts),
-        sum(part.num_plain_steps for part in parts),
-        sum(part.num_draft_tokens for part in parts),
-        sum(sum(part.per_step_depth) for part in parts),
-        sum(part.num_accepted_draft_tokens for part in parts),
-        sum(_tested(part) for part in parts),
-    )
-
-
 def ms_per_token(outputs: Sequence[Output]) -> float | None:
     """Milliseconds of decoding per token after the first, which is prefill's."""
     tokens = sum(max(len(out.reply.token_ids) - 1, 0) for out in outputs)
@@ -61,7 +33,7 @@ def arm_figures(outputs: Sequence[Output], plain_ms: float | None) -> dict[str, 
     `cost` the time of a drafted token over that of a plain one, `rates` are tokens per second of
     decoding by output, and `by_output` has what else is told of each.
     """
-    of, ms = counts(outputs), ms_per_token(outputs)
+    of, ms = count(outputs), ms_per_token(outputs)
     draft_ms = 1000 * sum(out.reply.timings.draft_s for out in outputs)
     alpha = _quotient(of.accepted, of.tested)
     cost = _quotient(_quotient(draft_ms, of.depth), plain_ms)
@@ -88,7 +60,7 @@ def arm_figures(outputs: Sequence[Output], plain_ms: float | None) -> dict[str, 
 
 
 def _by_output(outputs: Sequence[Output]) -> dict[str, list[float | None]]:
-    each = [counts([output]) for output in outputs]
+    each = [count([output]) for output in outputs]
     if not any(of.rounds for of in each):
         return {}
     lengths = [_quotient(of.rounds + of.accepted, of.rounds) for of in each]
@@ -97,11 +69,6 @@ def _by_output(outputs: Sequence[Output]) -> dict[str, list[float | None]]:
         "alpha": [_rounded(_quotient(of.accepted, of.tested)) for of in each],
         "acceptance": [_rounded(_quotient(of.accepted, of.depth)) for of in each],
     }
-
-
-def _tested(part: SpeculationStats) -> int:
-    steps = zip(part.per_step_accepted, part.per_step_depth, strict=True)
-    return sum(min(accepted + 1, depth) for accepted, depth in steps)
 
 
 def _rate(output: Output) -> float | None:
