@@ -20,6 +20,11 @@ TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
 SECTIONS = ("target", "draft", "router", "http", "telemetry")
 """Tables of a configuration file: one a service, and what all of them share."""
 
+_ISA_VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE"),
+)
+
 T = TypeVar("T")
 _MASK = "***"
 
@@ -53,6 +58,17 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
 def traces_dir(env: Mapping[str, str] | None = None) -> Path:
     """Where `slipstream up` keeps traces: beside the models, or in `SLIPSTREAM_CACHE`."""
     return _cache_dir(os.environ if env is None else env, "traces")
+
+
+def measurements_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Return where measurements of this machine are kept, beside the models."""
+    return _cache_dir(os.environ if env is None else env, "measured")
+
+
+def instruction_limits(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that keep libraries from some of the processor's instructions."""
+    env = os.environ if env is None else env
+    return {name: env[name] for name in _ISA_VARIABLES if name in env}
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:

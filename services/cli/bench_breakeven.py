@@ -67,7 +67,7 @@ class BreakEvenFlags:
         str,
         Option(help="Measured as well: glide, vanilla:MODEL, a directory of GliDe weights, none."),
     ] = "glide"
-    dtype: Annotated[str, Option(help="bfloat16, float16 or float32.")] = "bfloat16"
+    dtype: Annotated[str, Option(help="auto, bfloat16, float16 or float32.")] = "auto"
     threads: Annotated[int | None, Option(help="CPU threads; default: torch's choice.")] = None
     device: Annotated[str, Option(help="cpu, cuda or cuda:N.")] = "cpu"
     prompts: PromptsOption = None

@@ -40,7 +40,7 @@ class ModelFlags:
     draft: Annotated[
         str, Option(help="Draft of glide and best: glide, or a directory of GliDe weights.")
     ] = "glide"
-    dtype: Annotated[str, Option(help="bfloat16, float16 or float32.")] = "bfloat16"
+    dtype: Annotated[str, Option(help="auto, bfloat16, float16 or float32.")] = "auto"
     threads: Annotated[int | None, Option(help="CPU threads; default: torch's choice.")] = None
     device: Annotated[str, Option(help="cpu, cuda or cuda:N.")] = "cpu"
     profile: Annotated[

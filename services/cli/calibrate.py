@@ -40,7 +40,7 @@ class PairFlags:
     draft: Annotated[str, Option(help="glide, a directory of GliDe weights, or vanilla:MODEL.")] = (
         "glide"
     )
-    dtype: Annotated[str, Option(help="bfloat16, float16 or float32.")] = "bfloat16"
+    dtype: Annotated[str, Option(help="auto, bfloat16, float16 or float32.")] = "auto"
     numerics: Annotated[Numerics, Option(help="invariant, as is served by default, or fast.")] = (
         Numerics.INVARIANT
     )

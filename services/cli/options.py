@@ -54,7 +54,7 @@ class EngineFlags:
         ),
     ] = None
     dtype: Annotated[
-        str | None, _option(ENGINE, "bfloat16, float16 or float32.", default="bfloat16")
+        str | None, _option(ENGINE, "auto, bfloat16, float16 or float32.", default="auto")
     ] = None
     numerics: Annotated[
         str | None,

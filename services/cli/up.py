@@ -32,7 +32,7 @@ class StackFlags:
         str,
         typer.Option(help="glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."),
     ] = "glide"
-    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")] = None
     numerics: Annotated[str | None, typer.Option(help="invariant or fast.")] = None
     threads: Annotated[int | None, typer.Option(help="CPU threads of target and draft, each.")] = (
         None

@@ -67,7 +67,7 @@ class AsyncClient:
         target: str = "smollm2-135m",
         draft: str = "glide",
         *,
-        dtype: str = "bfloat16",
+        dtype: str = "auto",
         numerics: str = "invariant",
         threads: int | None = None,
         device: str = "cpu",

@@ -77,7 +77,7 @@ class Client:
         target: str = "smollm2-135m",
         draft: str = "glide",
         *,
-        dtype: str = "bfloat16",
+        dtype: str = "auto",
         numerics: str = "invariant",
         threads: int | None = None,
         device: str = "cpu",

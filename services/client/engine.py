@@ -16,6 +16,7 @@ from slipstream.draft.build import (
 )
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.causal import Numerics
+from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide_target import TargetParts, target_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.memory import AUTO, check_budget
@@ -28,7 +29,7 @@ from slipstream.text.tokenizer import TextTokenizer
 class EngineOptions:
     """How the models of an embedded engine are loaded and run."""
 
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     numerics: Numerics = "invariant"
     threads: int | None = None
     device: str = "cpu"
@@ -55,6 +56,7 @@ class Engine:
         self.tokenizer_hash = loaded.tokenizer_hash
         self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
         self._loaded = loaded
+        self.dtype = dtype_name(loaded.model.dtype)
         self.parts = _parts(loaded)
         limits = TargetLimits(
             kv_memory=options.kv_memory,
@@ -91,7 +93,7 @@ class Engine:
             self.tokenizer_hash,
             self.parts,
             self.target,
-            options.dtype,
+            self.dtype,
             options.device,
             self.facts.context_length,
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from slipstream.core.row_costs import num_paying
 from slipstream.core.tree import TokenTree
 
 PAPER_TABLE = (7, 7, 7, 5, 5, 5, 3, 3, 1, 1)
@@ -20,29 +21,43 @@ the paper's array ends one short of it.
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A runner-up in a tree: its node, the chain position (from 0) beside which it stands, and
-    its rank among that position's candidates (from 0)."""
-
-    node: int
-    position: int
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
 class Budget:
-    """How many leaves to spend: `table` per chain position, `max_nodes` for the whole tree.
+    """How many nodes to spend: `table` leaves per chain position, `max_nodes` for the whole tree.
 
-    A leaf whose chance to be reached and right is below `min_value` is not worth its row.
+    `prices` are what the tree's first, second … node costs, in tokens; () where nodes are free.
     """
 
     max_nodes: int
     table: tuple[int, ...] = PAPER_TABLE
-    min_value: float = 0.0
+    prices: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.table or min(self.table) < 0:
             raise ValueError(f"the CaPE table is {self.table}, but needs counts of 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A drafted chain: its tokens, and at each position the runner-ups, best or first drawn first.
+
+    `top_probs` are the draft's of each slot's most likely token. `acceptances` are the estimated
+    probabilities that a position's own token is accepted if the one before it is, and `probs` the
+    draft's of its runner-ups; both None where candidates are draws, of which none may be preferred
+    for the token that it is.
+    """
+
+    tokens: Sequence[int]
+    runner_ups: Sequence[Sequence[int]]
+    top_probs: Sequence[float]
+    acceptances: Sequence[float] | None = None
+    probs: Sequence[Sequence[float]] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.runner_ups) != len(self.tokens) or len(self.top_probs) != len(self.tokens):
+            raise ValueError(
+                f"a chain of {len(self.tokens)} has {len(self.runner_ups)} candidate lists and"
+                f" {len(self.top_probs)} probabilities"
+            )
 
 
 def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
@@ -55,60 +70,45 @@ def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
     return table[min(max(int(top_prob * len(table)), 0), len(table) - 1)]
 
 
-def cape_tree(
-    chain: Sequence[int],
-    candidates: Sequence[Sequence[int]],
-    *,
-    top_probs: Sequence[float],
-    budget: Budget,
-    probs: Sequence[Sequence[float]] | None = None,
-) -> TokenTree:
-    """The chain, then its leaves by position and rank. See `cape_leaves`."""
-    leaves = cape_leaves(chain, candidates, top_probs=top_probs, budget=budget, probs=probs)
-    tokens = [*chain, *(candidates[leaf.position][leaf.rank] for leaf in leaves)]
-    parents = [*range(-1, len(chain) - 1), *(leaf.position - 1 for leaf in leaves)]
-    return TokenTree(tuple(tokens), tuple(parents))
+def cape_tree(chain: Chain, budget: Budget) -> TokenTree:
+    """Return the chain, then its leaves by position and rank, as far as they are worth their time.
 
-
-def cape_leaves(
-    chain: Sequence[int],
-    candidates: Sequence[Sequence[int]],
-    *,
-    top_probs: Sequence[float],
-    budget: Budget,
-    probs: Sequence[Sequence[float]] | None = None,
-) -> tuple[Leaf, ...]:
-    """The leaves of `cape_tree`, in node order.
-
-    `candidates[i]` are the runner-ups of chain position i, best (or first drawn) first, the
-    chain's token excluded. Where the budget is short, the leaves most likely to be reached and
-    right are kept: the product of `top_probs` before the position, times the leaf's own
-    probability. Each position keeps its first ones. Give no `probs` when the candidates are
-    draws: how many stay must not depend on which they are.
+    Nodes are taken in the order of their estimated probability to become final, as long as they
+    bring more than they cost. Draws keep their whole chain, and each position its first leaves.
     """
-    if len(candidates) != len(chain) or len(top_probs) != len(chain):
-        raise ValueError(
-            f"a chain of {len(chain)} has {len(candidates)} candidate lists and"
-            f" {len(top_probs)} probabilities"
-        )
-    if len(chain) > budget.max_nodes:
-        raise ValueError(f"the chain has {len(chain)} tokens, but {budget.max_nodes} nodes fit")
+    if chain.acceptances is None and len(chain.tokens) > budget.max_nodes:
+        raise ValueError(f"the chain has {len(chain.tokens)} tokens, {budget.max_nodes} nodes fit")
+    nodes = sorted(_ranked(chain, budget))[: budget.max_nodes]
+    count = num_paying([-node[0] for node in nodes], budget.prices)
+    if chain.acceptances is None:
+        count = max(count, len(chain.tokens))
+    places = sorted((rank > 0, position, rank) for _, position, rank in nodes[:count])
+    tokens = [
+        chain.runner_ups[position][rank - 1] if rank else chain.tokens[position]
+        for _, position, rank in places
+    ]
+    return TokenTree(tuple(tokens), tuple(position - 1 for _, position, _ in places))
+
+
+def _ranked(chain: Chain, budget: Budget) -> list[tuple[float, int, int]]:
+    """For every node its negated value, its position and its rank there, 0 for the chain's."""
     ranked: list[tuple[float, int, int]] = []
     reach = 1.0
-    for position, top_prob in enumerate(top_probs):
-        count = min(runner_ups(top_prob, budget.table), len(candidates[position]))
-        own = probs[position][:count] if probs is not None else _guessed(top_prob, count)
-        value = math.inf
-        for rank, prob in enumerate(own):
-            value = min(value, reach * prob)
+    for position, top_prob in enumerate(chain.top_probs):
+        own = top_prob if chain.acceptances is None else chain.acceptances[position]
+        value = reach * own if chain.acceptances is not None else math.inf
+        ranked.append((-value, position, 0))
+        count = min(runner_ups(top_prob, budget.table), len(chain.runner_ups[position]))
+        for rank, share in enumerate(_shares(chain, position, count), 1):
+            value = min(value, reach * (1 - own) * share)
             ranked.append((-value, position, rank))
-        reach *= top_prob
-    worth = [leaf for leaf in ranked if -leaf[0] >= budget.min_value]
-    kept = sorted(worth)[: budget.max_nodes - len(chain)]
-    places = sorted((position, rank) for _, position, rank in kept)
-    return tuple(Leaf(len(chain) + index, *place) for index, place in enumerate(places))
+        reach *= own
+    return ranked
 
 
-def _guessed(top_prob: float, count: int) -> list[float]:
-    """What the rest of the mass may give each runner-up: half, a quarter, and so on."""
-    return [max(1 - top_prob, 0.0) * 0.5 ** (rank + 1) for rank in range(count)]
+def _shares(chain: Chain, position: int, count: int) -> list[float]:
+    """Of the probability that the slot's first candidate leaves, what each runner-up has."""
+    if chain.probs is None:
+        return [0.5 ** (rank + 1) for rank in range(count)]
+    rest = max(1 - chain.top_probs[position], 1e-6)
+    return [min(prob / rest, 1.0) for prob in chain.probs[position][:count]]

@@ -4,8 +4,10 @@ Pure arithmetic on lengths and counts; knows no tokens, no draft and no tree.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from slipstream.core.errors import InvalidRequest
 
@@ -21,14 +23,12 @@ _GROUPS = (2, 3, 6)
 class Copying:
     """What a round may copy.
 
-    Matches of at least `shortest` tokens count. A copy has up to `max_depth` tokens, each with a
-    chance of at least `worth` to become final: what its row costs, in plain rounds. With a copy of
-    which `alone` tokens or more are expected to become final, the draft is not asked; at 0 never.
+    Matches of at least `shortest` tokens count, and a copy has up to `max_depth` tokens. With a
+    copy of which `alone` tokens or more are expected to become final, the draft is not asked.
     """
 
     shortest: int
     max_depth: int
-    worth: float = 0.0
     alone: float = math.inf
 
     def __post_init__(self) -> None:
@@ -37,9 +37,8 @@ class Copying:
                 f"copying {self.max_depth} tokens behind matches of {self.shortest}: both must be"
                 " at least 1"
             )
-        for name in ("worth", "alone"):
-            if not getattr(self, name) >= 0:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        if not self.alone >= 0:
+            raise InvalidRequest(f"alone is {self.alone}, but must be 0 or more")
 
 
 class Chances:
@@ -59,16 +58,9 @@ class Chances:
         assumed = PRIOR_WEIGHT * match / (match + 2)
         return (assumed + self._kept[group]) / (PRIOR_WEIGHT + self._tried[group])
 
-    def reaches(self, match: int, copying: Copying) -> tuple[float, ...]:
-        """The chance of each token worth copying behind a match; their sum is what is expected."""
-        reaches: list[float] = []
-        reach = 1.0
-        while len(reaches) < copying.max_depth:
-            reach *= self.of(match + len(reaches))
-            if reach < copying.worth:
-                break
-            reaches.append(reach)
-        return tuple(reaches)
+    def reaches(self, match: int, max_depth: int) -> tuple[float, ...]:
+        """Return the probability of each token behind a match to become final."""
+        return tuple(accumulate((self.of(match + at) for at in range(max_depth)), operator.mul))
 
     def learn(self, match: int, copied: Sequence[int], became: Sequence[int]) -> None:
         """Take in which tokens `became` final where `copied` were expected behind a match."""

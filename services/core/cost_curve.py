@@ -1,9 +1,10 @@
 """What a forward of many rows costs: seconds by rows, sessions and keys read. Pure arithmetic.
 
-Learnt from a few timed forwards, then kept up to date by what real steps took. Knows no clock and
-no model; a clock that it is lent is only ever read around the forwards of `learn`.
+Learnt from a few timed forwards, then kept up to date by what real steps took. Whatever is recorded,
+the answer stays above 0 and finite: it is a hint, and a machine that was busy must not spoil it.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 
-_LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_FIRST = (1, 8, 16, 32, 4, 2, 64)
+"""What to time first: trees are mostly small."""
 CROWD = 8
 """Sessions of the one forward at the start that tells what a session adds."""
 _PASSES = 5
@@ -20,7 +23,10 @@ _LEAST = 4
 _GAIN = 0.1
 """Part of a surprise that is believed; the rest may be chance."""
 _LARGEST_SURPRISE = 0.5
-"""Of a prediction: no step, such as one whose processor was taken away, counts for more."""
+"""Of what the rows alone should take: no step, such as one whose processor was taken away, counts
+for more."""
+_LARGEST_DRIFT = 100.0
+"""How many times faster or slower than at the start a forward may be held to be."""
 _DOUBT_ALL = 0.3
 """How far off the whole curve may be, as a part of it: the machine is shared, and grows hot."""
 _DOUBT_POINT = 0.05
@@ -36,7 +42,7 @@ Forward = Callable[[int, int], object]
 class Budget:
     """How long to learn: `seconds` in all, though a few forwards are run in any case."""
 
-    seconds: float = 0.5
+    seconds: float = 1.5
     max_rows: int = 128
 
 
@@ -54,13 +60,15 @@ class CostCurve:
         rows = [at for at, _ in points]
         if len(points) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
             raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
-        if not all(seconds > 0 for _, seconds in points) or session_s < 0:
-            raise InvalidRequest("a forward took no time")
+        if not all(0 < seconds < math.inf for _, seconds in points) or not session_s >= 0:
+            raise InvalidRequest("the time of a forward is not above 0, or no number")
         self._rows = rows
         self._own = [seconds for _, seconds in points]
+        self._bounds = [(at / _LARGEST_DRIFT, at * _LARGEST_DRIFT) for at in self._own]
         self._tile = tile
         self._scale = 1.0
-        self._session_s = float(session_s)
+        # A forward of several sessions never takes longer than one for each of them.
+        self._session_s = min(float(session_s), self._own[0])
         self._key_s = 0.0
         self._level()
 
@@ -77,15 +85,17 @@ class CostCurve:
         return self._scale * self._alone(rows) + others
 
     def record(self, rows: int, sessions: int = 1, keys: int = 0, *, seconds: float) -> None:
-        """Take in what a step took.
+        """Take in what a step took; what is no time is left out.
 
         Every term takes the part of the surprise that it is as uncertain of: mostly the speed of
         the whole, seldom the shape. (One step of a Kalman filter whose doubts stay as they are.)
         """
-        expected = self.seconds(rows, sessions, keys)
-        limit = _LARGEST_SURPRISE * expected
-        surprise = _GAIN * min(max(seconds - expected, -limit), limit)
+        if not seconds >= 0:
+            return
         base, first = self._scale * self._alone(rows), self._own[0] * self._scale
+        limit = _LARGEST_SURPRISE * base
+        expected = self.seconds(rows, sessions, keys)
+        surprise = _GAIN * min(max(seconds - expected, -limit), limit)
         doubts = {
             "all": (base * _DOUBT_ALL) ** 2,
             "point": (base * _DOUBT_POINT) ** 2,
@@ -94,22 +104,27 @@ class CostCurve:
         }
         share = {name: surprise * doubt / sum(doubts.values()) for name, doubt in doubts.items()}
         if sessions > 1:
-            self._session_s = max(self._session_s + share["session"] / (sessions - 1), 0.0)
+            self._session_s = _within(
+                self._session_s + share["session"] / (sessions - 1), 0.0, first
+            )
         if keys:
-            self._key_s = max(self._key_s + share["keys"] / keys, 0.0)
+            self._key_s = _within(self._key_s + share["keys"] / keys, 0.0, first)
         self._bend(rows, 1 + share["point"] / base)
-        self._scale *= 1 + share["all"] / base
+        scale = self._scale * (1 + share["all"] / base)
+        self._scale = _within(scale, 1 / _LARGEST_DRIFT, _LARGEST_DRIFT)
 
     def _bend(self, rows: int, factor: float) -> None:
         """Scale the points next to `rows`, the nearer the more."""
-        at, weight = self._place(self._within(rows)[0])
-        self._own[at] *= 1 + (factor - 1) * (1 - weight)
-        self._own[at + 1] *= 1 + (factor - 1) * weight
+        at, weight = self._place(self._inside(rows)[0])
+        for point, part in ((at, 1 - weight), (at + 1, weight)):
+            self._own[point] = _within(
+                self._own[point] * (1 + (factor - 1) * part), *self._bounds[point]
+            )
         self._level()
 
     def _alone(self, rows: int) -> float:
         """Of one session's rows, at the speed of the start."""
-        inside, beyond_s = self._within(rows)
+        inside, beyond_s = self._inside(rows)
         at, weight = self._place(inside)
         return beyond_s + (1 - weight) * self._seconds[at] + weight * self._seconds[at + 1]
 
@@ -119,7 +134,7 @@ class CostCurve:
         low, high = self._rows[at : at + 2]
         return at, (rows - low) / (high - low)
 
-    def _within(self, rows: int) -> tuple[float, float]:
+    def _inside(self, rows: int) -> tuple[float, float]:
         """Rows within the points that cost as much, but for so many seconds."""
         last = self._rows[-1]
         if rows <= last:
@@ -145,20 +160,32 @@ class CostCurve:
         self._seconds = [total / count for total, count in blocks for _ in range(count)]
 
 
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What `CostCurve` is made of: (rows, seconds) of one session, and what every other adds."""
+
+    points: tuple[tuple[int, float], ...]
+    session_s: float = 0.0
+
+
 def learn(
     forward: Forward, clock: Clock, *, tile: int | None = None, budget: Budget | None = None
-) -> CostCurve:
+) -> Costs:
     """Time forwards of rising size, over and over while `budget` lasts; the fastest of each count.
 
     A first forward warms up. `tile` is as in `CostCurve`.
     """
     best = _fastest(forward, clock, tile, budget or Budget())
     crowd_s = best.pop((CROWD, CROWD), None)
-    points = sorted((rows, seconds) for (rows, _), seconds in best.items())
+    points = tuple(sorted((rows, seconds) for (rows, _), seconds in best.items()))
     if crowd_s is None:
-        return CostCurve(points, tile=tile)
+        return Costs(points)
     more_s = crowd_s - CostCurve(points, tile=tile).seconds(CROWD)
-    return CostCurve(points, tile=tile, session_s=max(more_s, 0.0) / (CROWD - 1))
+    return Costs(points, max(more_s, 0.0) / (CROWD - 1))
 
 
 def _fastest(
@@ -198,6 +225,7 @@ def ladder(tile: int | None, max_rows: int) -> tuple[int, ...]:
 
 
 def _urgency(tile: int | None) -> Callable[[int], tuple[int, int]]:
-    """One row, a whole tile and the next one come first: the others only refine them."""
-    firsts = [1, tile, tile + 1, 2 * tile] if tile else [1, 32, 64, 16]
+    """Small trees, and both sides of the first step, come first: the others only refine them."""
+    steps = (tile, tile + 1, 2 * tile) if tile else ()
+    firsts = tuple(dict.fromkeys((*_FIRST[:3], *steps, *_FIRST[3:])))
     return lambda rows: (firsts.index(rows) if rows in firsts else len(firsts), rows)

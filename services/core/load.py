@@ -9,12 +9,17 @@ from collections.abc import Callable
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.offer import Offer
+from slipstream.core.row_costs import RowCosts
 
 MAX_ROWS = 128
 """Of one session: the largest tree and its root."""
-_ALONE = 2.0
-"""Plain rounds that a round of a session may cost which has the target to itself. Its profile was
-calibrated for that and knows better what rows are worth."""
+_ALONE = 4.0
+"""Plain rounds that a round of a session may cost which has the target to itself. It weighs costs
+against the probabilities of its own nodes, which nobody else knows."""
+_POINTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Batched tokens whose costs are told, beside both sides of a staircase's steps."""
+_SHORT_STEP = 8
+"""A staircase with shorter steps counts as a slope."""
 _PLAIN = 1.01
 """What plain rounds count for: drafting has costs that nobody can time."""
 _BETTER = 1.03
@@ -155,7 +160,7 @@ class Allowance:
         if sessions == 1:
             most = min(limit, curve.tile or limit)
             self._rows = max(rows for rows in range(1, most + 1) if cost(rows) <= _ALONE)
-            return Offer(self._rows)
+            return self._offer(curve, cost, sessions, keys)
         draft = draft_s / _plain_s(curve, sessions, keys)
         speeds = {1: _PLAIN}
         for rows in range(2, limit + 1):
@@ -168,8 +173,27 @@ class Allowance:
             self._probes.reset()
         elif cost(2) < 2 and self._probes.is_due():  # two rows bring two tokens at most
             rows = 2
-        row_cost = (cost(rows) - 1) / (rows - 1) if rows > 1 else 0.0
-        return Offer(rows, max(row_cost, 0.0), _plain_s(curve, sessions, keys))
+        return self._offer(curve, cost, sessions, keys, rows=rows)
+
+    def _offer(
+        self,
+        curve: CostCurve,
+        cost: Callable[[int], float],
+        sessions: int,
+        keys: float,
+        *,
+        rows: int | None = None,
+    ) -> Offer:
+        """What the rows cost, step by step of the staircase, if it has any."""
+        rows = self._rows if rows is None else rows
+        step = (curve.tile or 0) // sessions
+        steps = range(step, rows, step) if step >= _SHORT_STEP else ()
+        points, most = [(1, 1.0)], 1.0
+        for at in sorted({*_POINTS, *steps, *(at + 1 for at in steps), rows}):
+            if 1 < at <= rows:
+                most = max(most, cost(at))
+                points.append((at, most))
+        return Offer(rows, _plain_s(curve, sessions, keys), RowCosts(tuple(points)))
 
 
 def _cost(curve: CostCurve, sessions: int, keys: float) -> Callable[[int], float]:

@@ -10,6 +10,8 @@ from slipstream.core.copying import LONGEST_MATCH, Chances, Copying
 from slipstream.core.history import apply_delta
 from slipstream.core.ngram import Lookup
 from slipstream.core.ports import Draft
+from slipstream.core.row_costs import num_paying
+from slipstream.core.stop import TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session
 
@@ -27,8 +29,8 @@ class _Copy:
     start: int = 0
     match: int = 0
     tokens: tuple[int, ...] = ()
-    expected: float = 0.0
-    """How many of them should become final."""
+    reaches: tuple[float, ...] = ()
+    """Probabilities of the tokens to become final."""
 
 
 class _Past:
@@ -58,14 +60,13 @@ class _Past:
         match = 0 if position is None else self.lookup.match(position, LONGEST_MATCH)
         if position is None or match < copying.shortest:
             return _Copy()
-        reaches = self._chances.reaches(match, copying)
-        tokens = self.lookup.copy(position, len(reaches))
+        tokens = self.lookup.copy(position, copying.max_depth)
         for index, token in enumerate(tokens):
             if token in session.stop_token_ids:
                 tokens = tokens[: index + 1]
                 break
-        expected = sum(reaches[: len(tokens)])
-        self._copy = _Copy(len(self.lookup.tokens), match, tuple(tokens), expected)
+        reaches = self._chances.reaches(match, len(tokens))
+        self._copy = _Copy(len(self.lookup.tokens), match, tuple(tokens), reaches)
         return self._copy
 
 
@@ -90,10 +91,11 @@ class LookupDraft:
         if copying is None:
             return await self._asked(past, session, plan)
         copy = past.copy(session, copying)
-        if copy.expected >= copying.alone:
-            return with_copy(Proposal(), copy.tokens, max_nodes=plan.max_nodes)
+        alone = num_paying(copy.reaches, plan.row_prices)
+        if sum(copy.reaches[:alone]) >= copying.alone:
+            return with_copy(Proposal(), copy.tokens[:alone], max_nodes=plan.max_nodes)
         proposal = await self._asked(past, session, replace(plan, lookup=None))
-        return with_copy(proposal, copy.tokens, max_nodes=plan.max_nodes)
+        return with_copy(proposal, _paying(copy, proposal, plan), max_nodes=plan.max_nodes)
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
@@ -107,6 +109,13 @@ class LookupDraft:
         proposal = await self._draft.propose(session, news, plan)
         past.num_told = num_tokens
         return proposal
+
+
+def _paying(copy: _Copy, proposal: Proposal, plan: Plan) -> tuple[int, ...]:
+    """The tokens of a copy that are worth their time beside what is proposed already."""
+    num_shared = len(proposal.tree.matching(copy.tokens))
+    prices = plan.row_prices[len(proposal.tree) :]
+    return copy.tokens[: num_shared + num_paying(copy.reaches[num_shared:], prices)]
 
 
 def with_copy(proposal: Proposal, copy: tuple[int, ...], *, max_nodes: int) -> Proposal:
@@ -135,6 +144,7 @@ def _with_path(
     first = shared[-1] if shared else ROOT
     below = range(len(tree), len(tree) + len(added) - 1)
     whole = TokenTree((*tree.tokens, *added), (*tree.parents, first, *below))
-    stopped_by = proposal.stopped_by if len(tree) else stopped_by
+    is_draft_s = len(tree) or proposal.stopped_by == TOO_DEAR
+    stopped_by = proposal.stopped_by if is_draft_s else stopped_by
     num_copied = proposal.num_copied + len(added)
     return replace(proposal, tree=whole, stats=(), stopped_by=stopped_by, num_copied=num_copied)

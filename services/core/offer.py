@@ -4,24 +4,22 @@ import math
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.row_costs import RowCosts
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the target has for a session's next round.
+    """What the target has for a session's next round: up to `rows` tokens, the pending one's too.
 
-    Up to `rows` rows, the pending token's included. Each but the first costs `row_cost` plain
-    rounds, and a plain round takes `round_s` seconds; None: as the profile says.
+    A plain round takes `round_s` seconds, and one of more tokens what `costs` says; None: unknown.
     """
 
     rows: int
-    row_cost: float | None = None
     round_s: float | None = None
+    costs: RowCosts | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise InvalidRequest(f"{self.rows} rows are offered, but every round has one")
-        for name in ("row_cost", "round_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidRequest(f"an offer's {name} is {value}, not 0 or more")
+        if self.round_s is not None and not 0 <= self.round_s < math.inf:
+            raise InvalidRequest(f"an offer's round_s is {self.round_s}, not 0 or more")

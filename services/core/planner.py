@@ -24,7 +24,7 @@ from slipstream.core.options import (
 )
 from slipstream.core.prices import Prices
 from slipstream.core.stats import num_copied_accepted
-from slipstream.core.stop import MAX_DRAFT_TOKENS, HeuristicLength, make_stop
+from slipstream.core.stop import MAX_DRAFT_TOKENS, TOO_DEAR, HeuristicLength, make_stop
 from slipstream.core.types import (
     Plan,
     Proposal,
@@ -48,12 +48,12 @@ MANY_FORCED = 4
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Calibrated defaults of one pair of models on one machine.
+    """Calibrated defaults of one pair of models.
 
-    `step_cost` is the time of a draft step, and `row_cost` that of one more row to verify, both
-    over that of a plain round; `calibration` is what the draft's confidence is worth. Greedy
-    requests and sampled ones agree with a draft differently, hence a threshold and a calibration
-    for each. What followed an earlier match of `lookup` tokens or more is copied (0: nothing is),
+    `calibration` maps the draft's confidence to the probability of acceptance. Greedy requests and
+    sampled ones agree with a draft differently, hence a threshold and a calibration for each. The
+    time of a draft step, `step_cost`, and that of one more token to verify, `row_cost`, both over
+    that of a plain round, belong to a machine: None is what is measured there. What followed an earlier match of `lookup` tokens or more is copied (0: nothing is),
     and the draft is not asked where `lookup_alone` copied tokens are expected to be kept.
     """
 
@@ -63,8 +63,8 @@ class Profile:
     threshold_sampled: float | None = None
     max_depth: int = 8
     max_nodes: int = 31
-    step_cost: float = 0.05
-    row_cost: float = 0.0
+    step_cost: float | None = None
+    row_cost: float | None = None
     lookup: int = 0
     lookup_alone: float = 4.0
     cape_table: tuple[int, ...] = PAPER_TABLE
@@ -77,8 +77,8 @@ class Profile:
         if not 1 <= self.max_nodes <= MAX_NODES:
             raise InvalidRequest(f"a profile's max_nodes is {self.max_nodes}, not 1 to 127")
         for name in ("step_cost", "row_cost", "lookup", "lookup_alone"):
-            if not 0 <= getattr(self, name) < math.inf:
-                value = getattr(self, name)
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
                 raise InvalidRequest(f"a profile's {name} is {value}, not 0 or more")
         if self.shape in (Shape.PRODUCT, Shape.FORK):
             raise InvalidRequest(f"a profile's shape is {self.shape.value}, which needs a request")
@@ -111,9 +111,10 @@ class Settings:
     widths: tuple[int, ...]
     verification: Verification
     num_roots: int
-    step_cost: float
-    row_cost: float
+    step_cost: float | None
+    row_cost: float | None
     lookup: Copying | None
+    step_s: float | None = None
 
     @property
     def longest_path(self) -> int:
@@ -128,8 +129,9 @@ def resolve(
     drafter: str,
     has_decision_model: bool,
     temperature: float = 0.0,
+    step_s: float | None = None,
 ) -> Settings:
-    """Fill `options` from `profile`. Raises `UnsupportedCombination` where they do not fit."""
+    """Fill `options` from `profile`; a draft step takes `step_s` seconds, if known. Raises `UnsupportedCombination` where they do not fit."""
     check_combination(options, drafter, has_decision_model=has_decision_model)
     verification = options.verification or Verification.EXACT
     stop = fitting_stop(options, profile.stop, drafter=drafter)
@@ -150,6 +152,7 @@ def resolve(
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
         lookup=_copying(options, profile, drafter=drafter),
+        step_s=step_s,
     )
 
 
@@ -161,7 +164,7 @@ def _copying(options: SpeculationOptions, profile: Profile, *, drafter: str) -> 
     nodes = options.max_nodes or profile.max_nodes
     depth = options.max_draft_tokens or min(nodes, MAX_DRAFT_TOKENS)
     shortest = profile.lookup or DEFAULT_LOOKUP
-    return Copying(shortest, depth, profile.row_cost, profile.lookup_alone)
+    return Copying(shortest, depth, alone=profile.lookup_alone)
 
 
 class Planner:
@@ -172,7 +175,9 @@ class Planner:
         cap = settings.max_draft_tokens
         self._length = HeuristicLength(min(HeuristicLength().length, cap), cap)
         self._backoff = Backoff()
-        self._prices = Prices(step_cost=settings.step_cost, row_cost=settings.row_cost)
+        self._prices = Prices(
+            step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
+        )
 
     @property
     def settings(self) -> Settings:
@@ -195,7 +200,7 @@ class Planner:
         depth = min(self._depth(), remaining - 1, self._fitting_depth(nodes))
         copying = self._copying(min(nodes, remaining - 1))
         if depth < 1 or not self._speculates():
-            return _without_draft(nodes, copying)
+            return _without_draft(nodes, copying, self._row_prices(nodes))
         return replace(self._shaped(depth, nodes), lookup=copying)
 
     def forced(self, remaining: int, verdict: Verdict) -> tuple[int, ...]:
@@ -207,20 +212,21 @@ class Planner:
         return verdict.forced[: max(limit, 0)]
 
     def record(self, proposal: Proposal, verdict: Verdict) -> None:
-        """Learn from a round. One in which no draft proposed anything teaches nothing.
+        """Learn from a round. One in which no draft was asked teaches nothing.
 
         The draft is judged by what it proposed itself, as if nothing had been copied beside it.
         """
         tree = proposal.drafted
         depth = max(tree.depths(), default=0)
-        if depth == 0 or proposal.fallback is not None:
+        if proposal.fallback is not None or (depth == 0 and proposal.stopped_by != TOO_DEAR):
             return
         copied = num_copied_accepted(proposal, verdict)
-        self._length = self._length.after(all_accepted=verdict.num_accepted - copied == depth)
+        if depth:
+            all_accepted = verdict.num_accepted - copied == depth
+            self._length = self._length.after(all_accepted=all_accepted)
         if verdict.finish_reason is None:  # a last round is cut short for reasons of its own
-            prices = self._prices
-            prices.drafted(depth, proposal.waited_s)
-            cost = 1 + depth * prices.step + len(tree) * prices.row
+            drafting = self._prices.drafted(max(depth, 1), proposal.waited_s)
+            cost = drafting + self._prices.round(len(tree))
             self._backoff.record((len(verdict.tokens) - copied) / cost)
 
     def _copying(self, limit: int) -> Copying | None:
@@ -228,14 +234,21 @@ class Planner:
         copying = self._settings.lookup
         if copying is None or limit < 1:
             return None
-        worth = max(copying.worth, self._worth() or 0.0)
-        return replace(copying, max_depth=min(copying.max_depth, limit), worth=worth)
+        return replace(copying, max_depth=min(copying.max_depth, limit))
 
-    def _worth(self) -> float | None:
-        """What a row costs under load, in tokens: those that its time brings elsewhere."""
-        if not self._prices.is_loaded:
-            return None
-        return min(self._prices.row * max(self._backoff.gain, 1.0), 1.0)
+    def _row_prices(self, nodes: int) -> tuple[float, ...]:
+        """What each of a round's nodes costs, in tokens: those that its time would bring otherwise.
+
+        Speculation that is forced has its shape whatever it costs.
+        """
+        if self._settings.mode is Mode.FORCED:
+            return ()
+        return tuple(self._speed * cost for cost in self._prices.nodes(nodes))
+
+    @property
+    def _speed(self) -> float:
+        """Tokens that come about in the time of a plain round, as this request goes."""
+        return max(self._backoff.gain, 1.0)
 
     def _speculates(self) -> bool:
         if self._settings.mode is Mode.AUTO:
@@ -271,7 +284,8 @@ class Planner:
         return self._shaped(max(depth, 1), nodes, roots)
 
     def _shaped(self, depth: int, nodes: int, roots: tuple[int, ...] = ()) -> Plan:
-        settings = self._settings
+        settings, prices = self._settings, self._row_prices(nodes)
+        step = self._speed * self._prices.step + sum(prices) / max(nodes, 1)
         return Plan(
             max_depth=depth,
             max_nodes=nodes,
@@ -280,12 +294,14 @@ class Planner:
             threshold=settings.threshold,
             widths=settings.widths[:depth],
             roots=roots,
-            worth=self._worth(),
+            worth=min(step, 1.0) if prices else None,
+            row_prices=prices,
         )
 
 
-def _without_draft(nodes: int, copying: Copying | None) -> Plan:
+def _without_draft(nodes: int, copying: Copying | None, prices: tuple[float, ...]) -> Plan:
     """A plain round, or one in which only copies are proposed: they cost no draft's time."""
     if copying is None:
         return NO_PLAN
-    return Plan(copying.max_depth, nodes, lookup=replace(copying, alone=0.0))
+    copying = replace(copying, alone=0.0)
+    return Plan(copying.max_depth, nodes, lookup=copying, row_prices=prices)

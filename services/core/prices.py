@@ -1,50 +1,73 @@
-"""What a draft step and a row to verify cost now, in plain rounds. Pure arithmetic.
+"""What a draft step and a token to verify cost now, in plain rounds. Pure arithmetic.
 
-Alone with its engines a request goes by what was calibrated; under load by what it is offered, and
-by how long it waits for its drafts.
+Both are what was measured where the request runs, unless a profile that the user named pins them.
 """
 
 from slipstream.core.offer import Offer
+from slipstream.core.row_costs import RowCosts
+
+DEFAULT_STEP_COST = 0.05
+"""Of a draft that has not been timed."""
+DEFAULT_ROW_COST = 0.01
+"""Of a target that says nothing of its costs."""
 
 
 class Prices:
-    """Of one request, from verdict to verdict."""
+    """The costs of one request's rounds, from verdict to verdict."""
 
     WEIGHT = 0.2
     LARGEST_RISE = 4.0
     """A wait that is so many times the usual one, or more, counts as so many."""
 
-    def __init__(self, *, step_cost: float, row_cost: float) -> None:
-        self._step_cost = self._step = step_cost
-        self._row_cost = row_cost
-        self._offer: Offer | None = None
+    def __init__(
+        self,
+        *,
+        step_cost: float | None = None,
+        row_cost: float | None = None,
+        step_s: float | None = None,
+    ) -> None:
+        """`step_cost` and `row_cost`, in plain rounds, hold whatever is measured; `step_s` is what
+        a draft step took at the start, in seconds."""
+        self._step_cost = step_cost
+        self._pinned = None if row_cost is None else RowCosts.straight(row_cost)
+        self._costs = self._pinned or RowCosts.straight(DEFAULT_ROW_COST)
+        self._step_s = step_s
+        self._round_s: float | None = None
         self._has_drafted = False
 
     @property
-    def row(self) -> float:
-        """Of one more row."""
-        offered = self._offer.row_cost if self._offer else None
-        return self._row_cost if offered is None else offered
-
-    @property
     def step(self) -> float:
-        """Of one draft step."""
-        return self._step if self.is_loaded else self._step_cost
+        """Plain rounds that a draft step takes."""
+        if self._step_cost is not None:
+            return self._step_cost
+        if self._step_s is None or not self._round_s:
+            return DEFAULT_STEP_COST
+        return self._step_s / self._round_s
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the engines have others to serve."""
-        return self._offer is not None and self._offer.row_cost is not None
+    def round(self, num_nodes: int) -> float:
+        """Return the plain rounds that verifying so many nodes takes."""
+        return self._costs.of(1 + num_nodes)
+
+    def nodes(self, count: int) -> tuple[float, ...]:
+        """Return what the first, second … of `count` nodes adds to that."""
+        return self._costs.nodes(count)
 
     def take(self, offer: Offer | None) -> None:
         """Go by another offer from now on."""
-        self._offer = offer
+        if offer is not None:
+            self._round_s = offer.round_s or self._round_s
+            self._costs = self._pinned or offer.costs or self._costs
 
-    def drafted(self, depth: int, waited_s: float | None) -> None:
-        """A proposal of so many steps took so long. The first one of a request also reads it."""
-        round_s = self._offer.round_s if self._offer else None
-        if self._has_drafted and waited_s is not None and round_s:
-            cost = waited_s / round_s / depth
-            limit = self.LARGEST_RISE * max(self._step, 0.01)
-            self._step += self.WEIGHT * (min(cost, limit) - self._step)
-        self._has_drafted = True
+    def drafted(self, num_steps: int, waited_s: float | None) -> float:
+        """Learn that a proposal of so many steps took so long; return its cost in plain rounds.
+
+        A request's first proposal reads the prompt as well: it is counted as the others are.
+        """
+        is_first, self._has_drafted = not self._has_drafted, True
+        if is_first or waited_s is None or not self._round_s or self._step_cost is not None:
+            return num_steps * self.step
+        step_s = waited_s / max(num_steps, 1)
+        usual_s = step_s if self._step_s is None else self._step_s
+        step_s = min(step_s, self.LARGEST_RISE * max(usual_s, 0.01 * self._round_s))
+        self._step_s = usual_s + self.WEIGHT * (step_s - usual_s)
+        return min(waited_s, step_s * max(num_steps, 1)) / self._round_s

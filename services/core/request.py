@@ -48,13 +48,15 @@ class ModelFacts:
 class DraftFacts:
     """What a draft says of itself: its kind, calibrated defaults and abilities.
 
-    `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for.
+    `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for;
+    `step_s` is what a draft step took when it was loaded, in seconds.
     """
 
     kind: str
     profile: Profile = field(default_factory=Profile)
     has_decision_model: bool = False
     max_lag: int | None = None
+    step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ def draft_settings(
         drafter=kind,
         has_decision_model=draft.has_decision_model,
         temperature=temperature,
+        step_s=draft.step_s,
     )
 
 

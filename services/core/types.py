@@ -195,7 +195,9 @@ class Plan:
     lookup: Copying | None = None
     """What may be copied beside the draft. No draft sees it: `LookupDraft` acts on it."""
     worth: float | None = None
-    """Least chance to become final that makes a node worth its row; None: as calibrated."""
+    """Least probability of a path that makes another draft step pay; None: any."""
+    row_prices: tuple[float, ...] = ()
+    """What the round's first, second … node costs, in tokens; () where nodes are free."""
 
     @property
     def draft_depth(self) -> int:

@@ -15,10 +15,12 @@ from slipstream.draft.engine import NUM_PAGES, Feed, KvSource, LocalDraft
 from slipstream.draft.memory import DraftMemory, Needs
 from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
 from slipstream.draft.slots import Score
+from slipstream.draft.trial import step_seconds
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.chaining import GlideChains
 from slipstream.models.decision import DECISION_NAME, load_decision
+from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide_config import WEIGHTS_NAME
 from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_scorer import GlideScorer
@@ -38,8 +40,8 @@ _ROWS = 256
 """Of a pass, as far as its workspace is accounted."""
 # Of drafts that nobody has calibrated: an entropy bound and the paper's leaves need no measurement.
 _UNTUNED: Mapping[str, Profile] = {
-    "glide": Profile(max_nodes=15, row_cost=0.01, lookup=1),
-    "vanilla": Profile(shape=Shape.CHAIN, step_cost=0.5, max_depth=5),
+    "glide": Profile(max_nodes=15, lookup=1),
+    "vanilla": Profile(shape=Shape.CHAIN, max_depth=5),
 }
 
 
@@ -57,7 +59,7 @@ class DraftTarget:
     tokenizer_hash: str | None
     parts: TargetParts | None
     source: KvSource
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
     device: str = "cpu"
     context_length: int | None = None
     memory: DraftMemory = field(default_factory=DraftMemory)
@@ -69,7 +71,8 @@ class Drafter:
 
     `layers` are the target layers whose keys and values it reads; `tokenizer_hash` and
     `vocab_size` are its own where it is a model; `context_length` is what it can take, None for
-    anything that the target can; `memory` is what it takes, if it is a model.
+    anything that the target can; `memory` is what it takes and `dtype` the element type of its
+    weights, if it is a model.
     """
 
     draft: Draft
@@ -79,6 +82,7 @@ class Drafter:
     vocab_size: int | None = None
     context_length: int | None = None
     memory: MemoryPlan | None = None
+    dtype: str = ""
 
     @property
     def kind(self) -> str:
@@ -112,7 +116,8 @@ class DraftModel:
         Raises what `read_profile` does.
         """
         if self.folder is not None and (path := self.folder / PROFILE_NAME).is_file():
-            return read_profile(path, self.pair)
+            # Costs in it are those of the machine that it was made on.
+            return replace(read_profile(path, self.pair), step_cost=None, row_cost=None)
         return self.untuned_profile()
 
     def untuned_profile(self) -> Profile:
@@ -157,7 +162,8 @@ class DraftModel:
             raise InvalidRequest(
                 "a profile's stop is decision, but the draft has no decision model"
             )
-        facts = DraftFacts(self.kind, profile, self.decision is not None, lag)
+        step_s = step_seconds(self.scorer, self.layers, name=self._identity())
+        facts = DraftFacts(self.kind, profile, self.decision is not None, lag, step_s)
         return Drafter(
             self.draft(profile),
             facts,
@@ -166,7 +172,13 @@ class DraftModel:
             self.vocab_size,
             self.context_length,
             self.memory,
+            dtype_name(self.scorer.layout.dtype),
         )
+
+    def _identity(self) -> str:
+        """What the time of a step depends on, beside the machine."""
+        weights = " ".join(digest[:12] for digest in self.pair.weights_sha256.values())
+        return f"{self.pair.draft} {weights} {self.scorer.layout.dtype}"
 
 
 def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None) -> Drafter:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.cape import Budget, cape_tree
-from slipstream.core.stop import Stop
+from slipstream.core.cape import Budget, Chain, cape_tree
+from slipstream.core.stop import TOO_DEAR, Stop
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Verification
 from slipstream.draft.growth import Growing, Grown, Growth
@@ -33,13 +33,16 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> Grown:
     """
     path = yield from _follow(growth, plan, stop, num_candidates=1 + max(growth.cape_table))
     is_drawn = growth.session.verification is not Verification.EXACT
-    tree = cape_tree(
-        [slot.tokens[0] for slot in path.slots],
-        [slot.tokens[1:] for slot in path.slots],
-        top_probs=[slot.top_prob for slot in path.slots],
-        budget=Budget(plan.max_nodes, growth.cape_table, _worth(growth, plan)),
-        probs=None if is_drawn else [slot.probs[1:] for slot in path.slots],
+    slots = path.slots
+    chain = Chain(
+        [slot.tokens[0] for slot in slots],
+        [slot.tokens[1:] for slot in slots],
+        [slot.top_prob for slot in slots],
+        None if is_drawn else [growth.acceptance(slot) for slot in slots],
+        None if is_drawn else [slot.probs[1:] for slot in slots],
     )
+    tree = cape_tree(chain, Budget(plan.max_nodes, growth.cape_table, plan.row_prices))
+    path = path if len(tree) else _Path(slots, TOO_DEAR)
     return _proposal(growth, tree, path)
 
 
@@ -64,12 +67,7 @@ def _end(growth: Growth, plan: Plan, stop: Stop, slots: Sequence[Slot]) -> str |
         return "lag" if limit == growth.max_depth else "depth"
     if stop.should_stop(growth.signal(slot, depth, path_prob)):
         return "policy"
-    return "load" if plan.worth is not None and path_prob < plan.worth else None
-
-
-def _worth(growth: Growth, plan: Plan) -> float:
-    """Least chance that makes a leaf worth its row."""
-    return growth.row_cost if plan.worth is None else plan.worth
+    return TOO_DEAR if plan.worth is not None and path_prob < plan.worth else None
 
 
 def _proposal(growth: Growth, tree: TokenTree, path: _Path) -> Proposal:

@@ -43,7 +43,7 @@ class DraftConfig:
     target_model: str = option(
         "smollm2-135m", "The target that a GliDe draft is for; of no use to the others."
     )
-    dtype: str = option("bfloat16", "Element type of the weights: bfloat16, float16 or float32.")
+    dtype: str = option("auto", "Element type of the weights: auto, bfloat16, float16 or float32.")
     device: str = option("cpu", "Where the draft runs: cpu, cuda or cuda:N.")
     threads: int | None = option(None, "CPU threads to compute with; unset, every core.")
     pin_threads: bool = option(

@@ -38,6 +38,8 @@ def describe(
         has_decision_model=drafter.facts.has_decision_model,
         profile=_profile(drafter.facts.profile),
         max_sessions=max_sessions,
+        step_s=drafter.facts.step_s,
+        dtype=drafter.dtype,
     )
     if drafter.memory is not None:
         answer.memory.CopyFrom(common_pb2.Memory(**drafter.memory.account()))
@@ -74,8 +76,8 @@ def _profile(profile: Profile) -> draft_pb2.DraftProfile:
         threshold_sampled=profile.threshold_sampled,
         max_depth=profile.max_depth,
         max_nodes=profile.max_nodes,
-        step_cost=profile.step_cost,
-        row_cost=profile.row_cost,
+        step_cost=profile.step_cost or 0.0,
+        row_cost=profile.row_cost or 0.0,
         lookup=profile.lookup,
         lookup_alone=profile.lookup_alone,
     )

@@ -12,6 +12,7 @@ from slipstream.core.errors import Cancelled, CapacityError, InvalidRequest, NoR
 from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.planner import Profile
+from slipstream.core.prices import DEFAULT_STEP_COST
 from slipstream.core.stop import Stop, make_stop
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.chains import grow_cape, grow_chain
@@ -279,7 +280,7 @@ class LocalDraft:
             plan.stop,
             plan.threshold,
             max_depth=plan.draft_depth or plan.max_depth,
-            cost_ratio=self._profile.step_cost,
+            cost_ratio=self._profile.step_cost or plan.worth or DEFAULT_STEP_COST,
             calibration=self._profile.calibration_at(temperature),
         )
 

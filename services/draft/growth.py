@@ -77,7 +77,6 @@ class Growth:
         self._prefix = prefix
         self._reader = reader
         self.cape_table = profile.cape_table
-        self.row_cost = profile.row_cost
         self._calibration = profile.calibration_at(session.sampling.temperature)
         self._depths: list[int] = []
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from slipstream.models.kv_layout import round_up
+from slipstream.models.operators import flash_attention, has_flash_attention, plain_attention
 from slipstream.models.paged import Lanes
 from slipstream.models.rows import Look, Rows
 
 _VECTOR = 64
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows | Lanes, scale: float) -> Tensor:
@@ -55,18 +55,14 @@ def _past_weight(log_mass: Tensor, own: Tensor, scale: float) -> Tensor:
 
 def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[Tensor, Tensor]:
     """Outputs [r, kv_heads, group, d] and log masses [r, kv_heads, group] over earlier keys."""
-    num_rows, num_kv, group, dim = query.shape
-    if look.num_padding:
-        query = torch.cat([query, query[: look.num_padding]])
+    num_kv = query.shape[1]
     if look.slots is None:
         seen = layer[:, look.base : look.base + look.width]
     else:
         seen = layer.index_select(1, look.slots)
     keys, values = seen.unsqueeze(0).split(num_kv, 1)
-    stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
-    out, mass = _kernel(stacked, keys, values, look.mask, scale)
-    past = out.view(num_kv, -1, group, dim).transpose(0, 1)[:num_rows]
-    log_mass = mass.view(num_kv, -1, group).transpose(0, 1)[:num_rows]
+    look_at = apart if look.is_apart else together
+    past, log_mass = look_at(query, keys, values, look.mask, scale)
     if look.has_first:
         # Position 0 has nothing before it: its result is its own value alone.
         past[0] = 0.0
@@ -74,13 +70,40 @@ def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[
     return past, log_mass
 
 
+def together(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return attention of r rows [r, kv_heads, group, d], and its log masses [r, kv_heads, group].
+
+    Keys and values are [1, kv_heads, width, d]. The rows of mask [1, 1, m * group, width] behind
+    the query's own, if m is above r, are those of padding.
+    """
+    num_rows, num_kv, group, dim = query.shape
+    padding = mask.shape[2] // group - num_rows
+    if padding:
+        query = torch.cat([query, query[:1].expand(padding, -1, -1, -1)])
+    stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
+    out, mass = _kernel(stacked, keys, values, mask, scale)
+    past = out.view(num_kv, -1, group, dim).transpose(0, 1)[:num_rows]
+    return past, mass.view(num_kv, -1, group).transpose(0, 1)[:num_rows]
+
+
+def apart(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return what `together` does, every row computed on its own; mask [r, 1, group, width].
+
+    Slower for many rows, and a row's bits can't depend on how many there are.
+    """
+    num_rows = len(query)
+    keys, values = keys.expand(num_rows, -1, -1, -1), values.expand(num_rows, -1, -1, -1)
+    return _kernel(query, keys, values, mask, scale)
+
+
 def _kernel(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Attention [b, kv, m, d] and the log of its softmax denominators [b, kv, m]."""
-    if query.device.type == "cpu":
-        out, mass = _flash(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
-        return out, mass
-    scores = (query.float() @ keys.float().transpose(-1, -2)).mul_(scale) + mask
-    mass = torch.logsumexp(scores, -1)
-    return torch.exp(scores - mass.unsqueeze(-1)) @ values.float(), mass
+    has_flash = query.device.type == "cpu" and has_flash_attention(query.dtype)
+    attention = flash_attention if has_flash else plain_attention
+    return attention(query, keys, values, mask, scale)

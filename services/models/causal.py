@@ -25,6 +25,7 @@ from slipstream.models.leading import Followers, Leader
 from slipstream.models.paged import Lanes
 from slipstream.models.pool import SCRATCH_ROWS, KvPool
 from slipstream.models.products import Products
+from slipstream.models.query_probe import query_rule
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.rows import Part, RowPlanner, Rows
 from slipstream.models.shards import localise
@@ -101,7 +102,8 @@ class CausalModel:
         self._leader: Leader | None = None
         self.layout = _layout(model, self._body, ranks)
         group = self.config.num_attention_heads // self.layout.num_kv_heads
-        self._planner = RowPlanner(self.layout, group, is_invariant=is_invariant)
+        queries = query_rule(self.layout, group, is_invariant=is_invariant)
+        self._planner = RowPlanner(self.layout, group, is_invariant=is_invariant, rule=queries)
         self._shaped = self._with_shapes(group, has_shapes)
         self._check(type(model).__name__, expected)
 

@@ -1,8 +1,8 @@
-"""Which row counts give the same bits in a matrix product. Measured at load, not assumed.
+"""Which row counts give a row the same bits, in a matrix product. Measured, not assumed.
 
-In bfloat16 the last bit of a row depends on the kernel that a library picks for the number
-of rows. Within a range of row counts the kernel, and with it the order of additions, is the
-same; products that stay in that range are batch-invariant.
+The last bit of a row depends on the kernel that a library picks for the number of rows, and at
+times on the row's place among them. Within a range of row counts the kernel, and with it the order
+of additions, is the same; what stays in that range is batch-invariant.
 """
 
 from collections.abc import Callable
@@ -28,12 +28,16 @@ class RowRule:
 
 
 def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
-    """The widest range of row counts around 16 that agrees bit for bit.
+    """Return the widest range of row counts around 16 that agrees bit for bit.
 
     `product` maps [rows, in] to [rows, out]; `example` holds at least 128 rows of inputs. Where
-    even neighbouring counts disagree, every product is padded to exactly 16 rows.
+    even neighbouring counts disagree, every product is padded to exactly 16 rows; where a row's
+    bits depend on its place among 16, rows are multiplied one by one.
     """
     reference = torch.cat([product(part) for part in example[:128].split(_FALLBACK)])
+    turned = torch.cat([product(part.roll(1, 0)) for part in example[:128].split(_FALLBACK)])
+    if not torch.equal(turned, _rolled(reference)):
+        return RowRule(1, 1)
     agrees = {rows: _agrees(product, example, reference, rows) for rows in _PROBED}
     around = _PROBED.index(_FALLBACK)
     low = high = around
@@ -44,6 +48,11 @@ def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
     if low > 1:
         return RowRule(_FALLBACK, _FALLBACK)
     return RowRule(_PROBED[low], _PROBED[high])
+
+
+def _rolled(reference: Tensor) -> Tensor:
+    """Rows in each block of 16 one place further, the last one first."""
+    return torch.cat([part.roll(1, 0) for part in reference.split(_FALLBACK)])
 
 
 def _agrees(

@@ -1,41 +1,24 @@
-"""A matrix product with its weight packed once. Knows nothing of what it multiplies."""
+"""A matrix product with its weight packed once, where the device has such a product."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_PACK_ROWS = 16
-
-
-def can_pack(weight: Tensor) -> bool:
-    """Whether this build has oneDNN's packed product for this weight (on a CPU)."""
-    ops = torch.ops.mkldnn
-    return (
-        weight.dtype in (torch.bfloat16, torch.float32)
-        and weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and hasattr(ops, "_reorder_linear_weight")
-        and hasattr(ops, "_linear_pointwise")
-    )
+from slipstream.models.operators import has_packed_linear, pack_weight, packed_linear
 
 
 class PackedLinear:
-    """`x @ weight.T + bias` for x [rows, in], about twice as fast as `F.linear` on a CPU.
+    """`x @ weight.T + bias` for x [rows, in], about twice as fast as `F.linear` on most CPUs.
 
-    `F.linear` lays a weight out anew in every call; here that is done once.
+    `F.linear` lays a weight out anew in every call; oneDNN's packed product does that once. Where
+    there is none for the weight's dtype and device, `F.linear` multiplies.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
-        self.is_packed = can_pack(weight)
-        if self.is_packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
-        self.weight = weight
+        self.is_packed = weight.device.type == "cpu" and has_packed_linear(weight.dtype)
+        self.weight = pack_weight(weight) if self.is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.is_packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self.weight, self.bias, "none", [], ""
-            )
-            return out
+            return packed_linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)

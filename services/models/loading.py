@@ -18,6 +18,7 @@ from transformers import (
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.quiet import quiet_transformers
 from slipstream.models.shards import require_split
 from slipstream.models.store.catalog import CATALOG
@@ -27,8 +28,6 @@ from slipstream.models.store.hub import brief
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
 from slipstream.text.vocab import vocab_hash
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -48,7 +47,7 @@ class LoadedModel:
 def load_target_parts(
     name: str,
     *,
-    dtype: str = "bfloat16",
+    dtype: str = AUTO,
     device: str = "cpu",
     progress: Progress | None = None,
     num_ranks: int = 1,
@@ -59,7 +58,8 @@ def load_target_parts(
     Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
     shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
     """
-    torch_dtype, torch_device = parse_dtype(dtype), parse_device(device)
+    torch_device = parse_device(device)
+    torch_dtype = choose_dtype(dtype, torch_device)
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     with quiet_transformers(reads_gguf=gguf is not None):
@@ -108,13 +108,6 @@ def short_name(name: str) -> str:
             return known.alias
     path = Path(name).expanduser()
     return path.resolve().name if path.exists() else name
-
-
-def parse_dtype(name: str) -> torch.dtype:
-    """Raises `InvalidRequest` for one that models are not loaded in."""
-    if name not in DTYPES:
-        raise InvalidRequest(f"the dtype is {name!r}, but must be one of {', '.join(DTYPES)}")
-    return DTYPES[name]
 
 
 def parse_device(name: str) -> torch.device:

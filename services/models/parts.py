@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.causal import context_length
+from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.glide_target import TargetParts, target_parts
 from slipstream.models.loading import (
     find_sources,
     load_target_parts,
     load_tokenizer,
     parse_device,
-    parse_dtype,
     require_causal,
     require_same_vocabulary,
     short_name,
@@ -48,17 +48,16 @@ class LoadedParts:
 
 
 def load_parts(
-    name: str, *, dtype: str = "bfloat16", device: str = "cpu", progress: Progress | None = None
+    name: str, *, dtype: str = AUTO, device: str = "cpu", progress: Progress | None = None
 ) -> LoadedParts:
     """The parts of a target by alias, path or hub id: those of `target_parts`, bit for bit.
 
     Raises what `load_target_parts` raises, and `ModelMismatch` for a target without rotary
     positions.
     """
-    parse_dtype(dtype)
-    parse_device(device)
+    torch_dtype = choose_dtype(dtype, parse_device(device))
     folder, gguf = find_sources(resolve(name, progress=progress))
-    if gguf is None and (found := _read(folder, dtype, device)):
+    if gguf is None and (found := _read(folder, torch_dtype, device)):
         return found.named(name)
     loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
     parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
@@ -77,13 +76,13 @@ class _Found:
         return LoadedParts(self.parts, short_name(name), tokenizer_hash, self.context_length)
 
 
-def _read(folder: Path, dtype: str, device: str) -> _Found | None:
+def _read(folder: Path, dtype: torch.dtype, device: str) -> _Found | None:
     """The parts by their names in the files; None where they are not plain tensors there."""
     config = require_causal(folder)
     if getattr(config, "quantization_config", None) is not None:
         return None
     with quiet_transformers(reads_gguf=False):
-        skeleton = _skeleton(config, parse_dtype(dtype))
+        skeleton = _skeleton(config, dtype)
         tokenizer = load_tokenizer(folder, None)
     tables = _tables(folder, skeleton, config, device)
     rotary: Any = getattr(skeleton.get_decoder(), "rotary_emb", None)

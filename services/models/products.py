@@ -8,6 +8,7 @@ from torch import Tensor
 
 from slipstream.models.invariance import RowRule, probe_rows, tiled
 from slipstream.models.linear import PackedLinear
+from slipstream.models.machine import this_machine
 from slipstream.models.shards import join_of
 
 _ANY = RowRule(1, 1 << 30)
@@ -39,10 +40,28 @@ class Products:
             return packed
         if weight.shape not in self._seen:
             self._seen.add(weight.shape)
-            noise = torch.Generator().manual_seed(0)
-            example = torch.randn(128, weight.shape[1], generator=noise).to(weight)
-            self.rule = self.rule.meet(probe_rows(packed, example))
+            self.rule = self.rule.meet(_rule(packed, weight))
         return lambda x: tiled(packed, x, self.rule)
+
+
+def _rule(product: PackedLinear, weight: Tensor) -> RowRule:
+    """What was found of products of this form on this machine, or is now."""
+
+    def measure() -> list[int]:
+        noise = torch.Generator().manual_seed(0)
+        example = torch.randn(128, weight.shape[1], generator=noise).to(weight)
+        found = probe_rows(product, example)
+        return [found.min_rows, found.max_rows]
+
+    if weight.device.type != "cpu":
+        return RowRule(*measure())
+    name = f"rows {weight.shape[0]}x{weight.shape[1]} {weight.dtype}"
+    return RowRule(*this_machine().recall(name, measure, is_valid=_is_rule))
+
+
+def _is_rule(value: Any) -> bool:
+    numbers = isinstance(value, list) and len(value) == 2 and all(type(at) is int for at in value)
+    return numbers and 1 <= value[0] <= value[1]
 
 
 def _stacked_bias(linears: Sequence[Any]) -> Tensor | None:

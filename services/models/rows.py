@@ -15,9 +15,7 @@ from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
 from slipstream.models.cache import KvCache
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-
-_QUERY_BLOCK = 32
-"""Query rows per block of the CPU kernel; a last block of a single row has other bits."""
+from slipstream.models.queries import ANY_QUERIES, QueryRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +38,19 @@ class Look:
     """Rows `start`..`stop`-1 look back on `width` slots: neighbours from `base` on, or `slots`
     [width], where positions or ancestors are scattered.
 
-    `mask` is additive, [1, 1, (rows + num_padding) * group, width], for query heads in groups per
-    key head. `has_first` says that row `start` is at position 0 and has nothing to look back on.
+    `mask` is additive, [1, 1, (rows + padding) * group, width], for query heads in groups per key
+    head, or [rows, 1, group, width] where each row `is_apart` (see `attention.py`). `has_first`
+    says that row `start` is at position 0 and has nothing to look back on.
     """
 
     start: int
     stop: int
     width: int
     mask: Tensor
-    num_padding: int = 0
     base: int = 0
     slots: Tensor | None = None
     has_first: bool = False
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +103,16 @@ class RowPlanner:
     position only, so that its bits depend on neither the batch nor the rest of the tree.
     """
 
-    def __init__(self, layout: KvLayout, group: int, *, is_invariant: bool) -> None:
-        """`group` is the number of query heads per key head."""
+    def __init__(
+        self, layout: KvLayout, group: int, *, is_invariant: bool, rule: QueryRule = ANY_QUERIES
+    ) -> None:
+        """`group` is the number of query heads per key head; `rule` says which numbers of rows may
+        look back together."""
         self._dtype = layout.dtype
         self._device = layout.device
         self._group = group
         self._is_invariant = is_invariant
+        self._rule = rule
 
     def plan(self, parts: Sequence[Part]) -> Rows:
         """Rows for all parts of a forward; their caches share a pool and have room for `end`."""
@@ -148,7 +151,8 @@ class RowPlanner:
         while start < len(rows):
             width = self._width(rows[start].position)
             stop = start + 1
-            while stop < len(rows) and rows[stop].line == rows[start].line:
+            most = min(len(rows), start + self._rule.max_rows)
+            while stop < most and rows[stop].line == rows[start].line:
                 if self._is_invariant and self._width(rows[stop].position) != width:
                     break
                 stop += 1
@@ -163,10 +167,7 @@ class RowPlanner:
         ).unsqueeze(1)
         mask = torch.zeros(len(group), width, dtype=self._dtype, device=self._device)
         mask.masked_fill_(hidden, float("-inf"))
-        padding = int(len(group) * self._group % _QUERY_BLOCK == 1)
-        if padding:
-            mask = torch.cat([mask, mask[:1]])
-        mask = mask.repeat_interleave(self._group, 0)[None, None]
+        mask = self._rule.shaped(mask, self._group)
         base, line = part.cache.base(width), group[0].line
         slots = None
         if line is not None or base is None:
@@ -177,7 +178,7 @@ class RowPlanner:
             slots[part.end : part.end + len(seen)] = self._long(seen)
         has_first = group[0].position == 0
         stop = start + len(group)
-        return Look(start, stop, width, mask, padding, base or 0, slots, has_first)
+        return Look(start, stop, width, mask, base or 0, slots, has_first, self._rule.is_apart)
 
 
 def lay_out(parts: Sequence[Part]) -> list[Layout]:

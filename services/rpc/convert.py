@@ -9,6 +9,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.offer import Offer
+from slipstream.core.row_costs import RowCosts
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
     Delta,
@@ -112,6 +113,7 @@ def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
         roots=plan.roots,
         feed=feed,
         worth=plan.worth,
+        row_prices=plan.row_prices,
     )
 
 
@@ -126,6 +128,7 @@ def plan_from_pb(message: draft_pb2.Plan) -> Plan:
         widths=tuple(message.widths),
         roots=tuple(message.roots),
         worth=message.worth if message.HasField("worth") else None,
+        row_prices=tuple(message.row_prices),
     )
 
 
@@ -230,7 +233,13 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
     """Fields of a verdict; what is None stays unset."""
     if offer is None:
         return {}
-    return {"free_rows": offer.rows, "row_cost": offer.row_cost, "round_s": offer.round_s}
+    points = offer.costs.points[1:] if offer.costs else ()
+    return {
+        "free_rows": offer.rows,
+        "round_s": offer.round_s,
+        "cost_tokens": [at for at, _ in points],
+        "costs": [cost for _, cost in points],
+    }
 
 
 def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
@@ -250,13 +259,24 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
 
 
 def _offer_from_pb(message: target_pb2.Verdict) -> Offer | None:
+    """The offer; None for one that can't be, as a hint must not fail a round."""
     if not message.HasField("free_rows"):
         return None
-    return Offer(
-        message.free_rows,
-        message.row_cost if message.HasField("row_cost") else None,
-        message.round_s if message.HasField("round_s") else None,
-    )
+    try:
+        return Offer(
+            message.free_rows,
+            message.round_s if message.HasField("round_s") else None,
+            _costs_from_pb(message),
+        )
+    except InvalidRequest:
+        return None
+
+
+def _costs_from_pb(message: target_pb2.Verdict) -> RowCosts | None:
+    if not message.costs or len(message.costs) != len(message.cost_tokens):
+        return None
+    points = zip(message.cost_tokens, message.costs, strict=True)
+    return RowCosts(((1, 1.0), *points))
 
 
 def timing_to_pb(timing: ReplyTiming) -> common_pb2.ReplyTiming:

@@ -1,5 +1,7 @@
 """What targets and drafts say of themselves, from the wire; checked before anybody relies on it."""
 
+import math
+
 from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.planner import Profile
@@ -49,7 +51,8 @@ def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
     except InvalidRequest as error:
         raise HandshakeError(f"its profile can't be used: {error}") from None
     max_lag = message.max_lag if message.HasField("max_lag") else None
-    return DraftFacts(message.kind, profile, message.has_decision_model, max_lag)
+    step_s = message.step_s if 0 < message.step_s < math.inf else None
+    return DraftFacts(message.kind, profile, message.has_decision_model, max_lag, step_s)
 
 
 def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
@@ -63,8 +66,8 @@ def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
         ),
         max_depth=message.max_depth or defaults.max_depth,
         max_nodes=message.max_nodes or defaults.max_nodes,
-        step_cost=message.step_cost,
-        row_cost=message.row_cost,
+        step_cost=message.step_cost or None,
+        row_cost=message.row_cost or None,
         lookup=message.lookup,
         lookup_alone=message.lookup_alone,
     )

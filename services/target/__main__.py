@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from slipstream import __version__
@@ -11,7 +12,8 @@ from slipstream.core.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import Numerics
 from slipstream.models.cores import Cores, load_on
-from slipstream.models.loading import load_target_parts
+from slipstream.models.dtypes import choose_dtype, dtype_name
+from slipstream.models.loading import load_target_parts, parse_device
 from slipstream.rpc.process import BAD_INPUT, FAILED, run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
@@ -36,6 +38,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
+    # Decided once, so that all ranks of a target that is split agree on it.
+    dtype = dtype_name(choose_dtype(config.dtype, parse_device(config.device)))
+    config = replace(config, dtype=dtype)
     with start_crew(config, _lost) as crew:
         await _serve_with(crew, config, telemetry)
 

@@ -28,7 +28,7 @@ MAX_ROWS = 256
 _TILE = 32
 """Rows that are worth filling up where no product has a size of its own."""
 _LEARN_ROWS = 128
-_LEARN_S = 0.5
+_LEARN_S = 1.5
 """Time that is spent at the start on what steps cost."""
 
 
@@ -79,7 +79,8 @@ def build_target(
         model.lead(team.followers)
     memory, plan = plan_memory(model, limits, weight_bytes=weight_bytes)
     num_rows = min(limits.max_rows, _LEARN_ROWS)
-    curve = learn_cost(model, memory.pool, max_rows=num_rows, seconds=_LEARN_S)
+    name = f"costs of {loaded.path} {weight_bytes} {model.dtype} {numerics}"
+    curve = learn_cost(model, memory.pool, max_rows=num_rows, seconds=_LEARN_S, name=name)
     meter: Meter = LoadMeter(curve, max_rows=limits.max_rows)
     if limits.free_rows is not None:
         meter = FixedMeter(limits.free_rows)

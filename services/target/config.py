@@ -32,7 +32,7 @@ class TargetConfig:
         None, "Where drafts and routers reach it; unset, where it listens."
     )
     model: str = option("smollm2-135m", "An alias, a path or OWNER/NAME of the hub.")
-    dtype: str = option("bfloat16", "Element type of the weights: bfloat16, float16 or float32.")
+    dtype: str = option("auto", "Element type of the weights: auto, bfloat16, float16 or float32.")
     device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
     numerics: str = option(
         "invariant",

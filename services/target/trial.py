@@ -1,17 +1,31 @@
-"""Forwards of a model before anybody is served, to learn what they cost. Keeps nothing."""
+"""Forwards of a model before anything is served, to learn what they cost on this machine."""
 
+import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from slipstream.core.cost_curve import CROWD, Budget, CostCurve, learn
+from slipstream.core.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv_layout import KEY_BLOCK, round_up
+from slipstream.models.machine import this_machine
 from slipstream.models.pool import KvPool
 from slipstream.models.rows import Part
 
 _TOKEN = 0
+_CHECKED = (1, 8)
+"""Batched tokens of the forwards that kept costs are checked by, each three times."""
+_FASTER = 0.8
+_BENT = 1.25
+"""Kept costs are those of a busy machine where a forward takes so much less than they say, or
+where the ratio of the two has changed so much."""
+_SHORTEST_TILE = 8
+"""Products of fewer rows make a slope, not a staircase."""
+
+Forward = Callable[[int, int], None]
 
 
 def learn_cost(
@@ -20,12 +34,14 @@ def learn_cost(
     *,
     max_rows: int,
     seconds: float,
+    name: str,
     clock: Clock = time.perf_counter,
 ) -> CostCurve:
     """Time steps of up to `max_rows` rows, for about so many seconds; head and all.
 
-    On a device, where a pool's forwards are captured, it is the engine's own `pool` that they are
-    timed over, so that they are captured before anybody waits for one.
+    What was found under this `name` at an earlier start is kept if a few forwards confirm it. On a
+    device, where a pool's forwards are captured, it is the engine's own `pool` that they are timed
+    over, so that they are captured before anybody waits for one.
     """
     max_rows = min(max_rows, model.context_length)
     own_pages = round_up(max_rows, KEY_BLOCK) // KEY_BLOCK
@@ -43,11 +59,51 @@ def learn_cost(
         model.logits(hidden)
         _finish(model.device)
 
-    tile = model.rule.max_rows if model.rule.max_rows < max_rows else None
-    curve = learn(forward, clock, tile=tile, budget=Budget(seconds, max_rows))
+    tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_rows else None
+    costs = _kept(name, forward, clock, max_rows) if model.device.type == "cpu" else None
+    if costs is None:
+        costs = learn(forward, clock, tile=tile, budget=Budget(seconds, max_rows))
+        if model.device.type == "cpu":
+            this_machine().keep(name, [list(map(list, costs.points)), costs.session_s])
     for cache in caches:
         cache.close()
-    return curve
+    return CostCurve(costs.points, tile=tile, session_s=costs.session_s)
+
+
+def _kept(name: str, forward: Forward, clock: Clock, max_rows: int) -> Costs | None:
+    """What an earlier start has found, where this one finds the same."""
+    costs = _read(this_machine().get(name))
+    if costs is None or costs.points[-1][0] > max_rows:
+        return None
+    known = dict(costs.points)
+    if not all(rows in known for rows in _CHECKED):
+        return None
+    forward(1, 1)
+    one, some = (_fastest(forward, rows, clock) for rows in _CHECKED)
+    bent = (some / one) / (known[_CHECKED[1]] / known[_CHECKED[0]])
+    is_same = one > _FASTER * known[1] and 1 / _BENT < bent < _BENT
+    return costs if is_same else None
+
+
+def _fastest(forward: Forward, rows: int, clock: Clock) -> float:
+    taken = []
+    for _ in range(3):
+        start = clock()
+        forward(rows, 1)
+        taken.append(max(clock() - start, 1e-9))
+    return min(taken)
+
+
+def _read(value: Any) -> Costs | None:
+    """Costs as they were kept; None for anything else."""
+    try:
+        points, session_s = value
+        costs = Costs(tuple((int(rows), float(seconds)) for rows, seconds in points), float(session_s))
+    except (TypeError, ValueError):
+        return None
+    is_sound = len(costs.points) > 1 and all(0 < at < math.inf for _, at in costs.points)
+    rows = [rows for rows, _ in costs.points]
+    return costs if is_sound and rows[0] == 1 and rows == sorted(set(rows)) else None
 
 
 def _finish(device: torch.device) -> None:

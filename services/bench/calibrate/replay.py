@@ -4,8 +4,9 @@ Slower than `simulate`, and able to say what copies are worth. Knows no model an
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from slipstream.bench.calibrate.simulate import Outcome, drafted, leaves_of
+from slipstream.bench.calibrate.simulate import Outcome, drafted, tree_of
 from slipstream.bench.calibrate.traces import Trace
 from slipstream.core.inline import iterated
 from slipstream.core.lookup_draft import LookupDraft
@@ -64,12 +65,8 @@ class _Draft:
         """See `core.ports.Draft.propose`."""
         at = delta.end - len(self._trace.prompt)
         chain = drafted(self._profile, self._trace, at)[: min(plan.max_depth, plan.max_nodes)]
-        tokens, parents = [guess.tokens[0] for guess in chain], list(range(-1, len(chain) - 1))
-        if plan.shape is Shape.CAPE:
-            for position, leaves in leaves_of(self._profile, chain).items():
-                tokens += leaves
-                parents += [position - 1] * len(leaves)
-        return Proposal(TokenTree(tuple(tokens), tuple(parents)))
+        shaped = replace(self._profile, shape=plan.shape)
+        return Proposal(tree_of(shaped, chain, self._trace.temperature))
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`; nothing is held."""

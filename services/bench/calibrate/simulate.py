@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slipstream.bench.calibrate.traces import Guess, Trace
-from slipstream.core.cape import Budget, cape_leaves
+from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.planner import Profile
 from slipstream.core.stop import StopSignal, make_stop
+from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Shape, StopPolicy
 
 SCORED = frozenset({StopPolicy.DECISION, StopPolicy.COST})
@@ -125,7 +126,7 @@ def rounds_of(profile: Profile, trace: Trace) -> Iterator[Outcome]:
     while at < len(trace.tokens):
         depth = min(profile.max_depth, profile.max_nodes, trace.max_tokens - at - 1)
         chain = drafted(profile, trace, at)[: max(depth, 0)]
-        outcome = _verified(profile, chain, trace.tokens[at:])
+        outcome = _verified(profile, chain, trace.tokens[at:], trace.temperature)
         yield outcome
         at += outcome.num_tokens
 
@@ -150,30 +151,38 @@ def drafted(profile: Profile, trace: Trace, at: int) -> Sequence[Guess]:
     return chain
 
 
-def _verified(profile: Profile, chain: Sequence[Guess], wanted: Sequence[int]) -> Outcome:
+def _verified(
+    profile: Profile, chain: Sequence[Guess], wanted: Sequence[int], temperature: float
+) -> Outcome:
     """What is left of the proposal, and what the target adds to it."""
-    leaves = leaves_of(profile, chain) if profile.shape is Shape.CAPE else {}
-    num_nodes = len(chain) + sum(map(len, leaves.values()))
-    accepted = 0
-    for position, (guess, token) in enumerate(zip(chain, wanted, strict=False)):
-        if guess.tokens[0] != token:
-            accepted += token in leaves.get(position, ())
+    tree = tree_of(profile, chain, temperature)
+    at, accepted = ROOT, 0
+    for token in wanted:
+        at = next((node for node in tree.children(at) if tree.tokens[node] == token), ROOT)
+        if at == ROOT:
             break
         accepted += 1
-    return Outcome(min(accepted + 1, len(wanted)), len(chain), num_nodes)
+    return Outcome(min(accepted + 1, len(wanted)), len(chain), len(tree))
 
 
-def leaves_of(profile: Profile, chain: Sequence[Guess]) -> dict[int, list[int]]:
-    """The runner-ups by position in the chain."""
+def tree_of(profile: Profile, chain: Sequence[Guess], temperature: float) -> TokenTree:
+    """Return what is proposed of a drafted chain: itself, or with its runner-ups."""
+    if profile.shape is not Shape.CAPE:
+        return TokenTree.chain([guess.tokens[0] for guess in chain])
     width = max(profile.cape_table)
-    kept = cape_leaves(
+    drafted = Chain(
         [guess.tokens[0] for guess in chain],
         [guess.tokens[1 : 1 + width] for guess in chain],
-        top_probs=[guess.top_prob for guess in chain],
-        budget=Budget(profile.max_nodes, profile.cape_table, profile.row_cost),
-        probs=[guess.probs[1 : 1 + width] for guess in chain],
+        [guess.top_prob for guess in chain],
+        [acceptance(profile, guess, temperature) for guess in chain],
+        [guess.probs[1 : 1 + width] for guess in chain],
     )
-    leaves: dict[int, list[int]] = {}
-    for leaf in kept:
-        leaves.setdefault(leaf.position, []).append(chain[leaf.position].tokens[1 + leaf.rank])
-    return leaves
+    prices = (profile.row_cost or 0.0,) * profile.max_nodes
+    return cape_tree(drafted, Budget(profile.max_nodes, profile.cape_table, prices))
+
+
+def acceptance(profile: Profile, guess: Guess, temperature: float) -> float:
+    """Return the estimated probability that the guess's first candidate is kept."""
+    if profile.stop in SCORED and guess.score is not None:
+        return guess.score
+    return profile.calibration_at(temperature).probability(guess.top_prob)

@@ -144,6 +144,7 @@ class Plan(_message.Message):
     ROOTS_FIELD_NUMBER: _builtins.int
     FEED_FIELD_NUMBER: _builtins.int
     WORTH_FIELD_NUMBER: _builtins.int
+    ROW_PRICES_FIELD_NUMBER: _builtins.int
     max_depth: _builtins.int
     """Bound on the tokens of any path, at least 1."""
     max_nodes: _builtins.int
@@ -155,7 +156,7 @@ class Plan(_message.Message):
     threshold: _builtins.float
     """Of the stop policy; unset takes the policy's default."""
     worth: _builtins.float
-    """Least chance to become final that makes a node worth its row; unset: as calibrated."""
+    """Least probability of a path that makes another draft step pay; unset: any."""
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Children per depth, for the product shape."""
@@ -167,6 +168,10 @@ class Plan(_message.Message):
     @_builtins.property
     def feed(self) -> Global___KvFeed:
         """Where the target's keys and values are read; unset for a draft that reads none."""
+
+    @_builtins.property
+    def row_prices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What the tree's first, second … node costs, in tokens; empty where nodes are free."""
 
     def __init__(
         self,
@@ -180,10 +185,11 @@ class Plan(_message.Message):
         roots: _abc.Iterable[_builtins.int] | None = ...,
         feed: Global___KvFeed | None = ...,
         worth: _builtins.float | None = ...,
+        row_prices: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "threshold", b"threshold", "worth", b"worth"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths", "worth", b"worth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_worth", b"_worth", "feed", b"feed", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "roots", b"roots", "row_prices", b"row_prices", "shape", b"shape", "stop", b"stop", "threshold", b"threshold", "widths", b"widths", "worth", b"worth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
@@ -382,7 +388,7 @@ Global___DescribeDraftRequest: _TypeAlias = DescribeDraftRequest  # noqa: Y015
 
 @_typing.final
 class DraftProfile(_message.Message):
-    """Calibrated defaults of a draft on its machine."""
+    """Calibrated defaults of a draft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,9 +413,9 @@ class DraftProfile(_message.Message):
     max_nodes: _builtins.int
     """Largest tree."""
     step_cost: _builtins.float
-    """Time of a draft step over that of a plain round."""
+    """Time of a draft step over that of a plain round; 0: as measured where it runs."""
     row_cost: _builtins.float
-    """Time of one more row to verify over that of a plain round."""
+    """Time of one more token to verify over that of a plain round; 0: as measured where it runs."""
     threshold_sampled: _builtins.float
     """Of the stop policy, for sampled requests; unset takes the policy's default."""
     lookup: _builtins.int
@@ -461,6 +467,8 @@ class DescribeDraftResponse(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """Kind of drafter: glide, vanilla or ngram."""
     target_model_id: _builtins.str
@@ -471,6 +479,10 @@ class DescribeDraftResponse(_message.Message):
     """Whether it has a decision model."""
     max_sessions: _builtins.int
     """Sessions it holds at most, parked ones included."""
+    step_s: _builtins.float
+    """Seconds of a draft step, measured when it was loaded; unset: unknown."""
+    dtype: _builtins.str
+    """Element type of weights, such as bfloat16; empty for a draft that is no model."""
     @_builtins.property
     def identity(self) -> _common_pb2.ModelIdentity:
         """The draft's own identity; its model id names the drafter, such as glide."""
@@ -504,14 +516,21 @@ class DescribeDraftResponse(_message.Message):
         profile: Global___DraftProfile | None = ...,
         max_sessions: _builtins.int = ...,
         memory: _common_pb2.Memory | None = ...,
+        step_s: _builtins.float | None = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "identity", b"identity", "max_lag", b"max_lag", "memory", b"memory", "profile", b"profile", "target_layout", b"target_layout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "_step_s", b"_step_s", "identity", b"identity", "max_lag", b"max_lag", "memory", b"memory", "profile", b"profile", "step_s", b"step_s", "target_layout", b"target_layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "has_decision_model", b"has_decision_model", "identity", b"identity", "kind", b"kind", "max_lag", b"max_lag", "max_sessions", b"max_sessions", "memory", b"memory", "profile", b"profile", "target_layers", b"target_layers", "target_layout", b"target_layout", "target_model_id", b"target_model_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag", "_step_s", b"_step_s", "dtype", b"dtype", "has_decision_model", b"has_decision_model", "identity", b"identity", "kind", b"kind", "max_lag", b"max_lag", "max_sessions", b"max_sessions", "memory", b"memory", "profile", b"profile", "step_s", b"step_s", "target_layers", b"target_layers", "target_layout", b"target_layout", "target_model_id", b"target_model_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_lag: _TypeAlias = _typing.Literal["max_lag"]  # noqa: Y015
     _WhichOneofArgType__max_lag: _TypeAlias = _typing.Literal["_max_lag", b"_max_lag"]  # noqa: Y015
+    _WhichOneofReturnType__step_s: _TypeAlias = _typing.Literal["step_s"]  # noqa: Y015
+    _WhichOneofArgType__step_s: _TypeAlias = _typing.Literal["_step_s", b"_step_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_lag) -> _WhichOneofReturnType__max_lag | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_s) -> _WhichOneofReturnType__step_s | None: ...
 
 Global___DescribeDraftResponse: _TypeAlias = DescribeDraftResponse  # noqa: Y015
 

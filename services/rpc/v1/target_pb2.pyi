@@ -21,6 +21,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _KvEncoding:
@@ -235,6 +240,8 @@ class Verdict(_message.Message):
     MARGINS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
+    COST_TOKENS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """How many of them came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -243,10 +250,18 @@ class Verdict(_message.Message):
     """Rows that the target has for the session's next round, the pending token included."""
     num_cached: _builtins.int
     """Leading tokens whose keys and values were there before this round."""
-    row_cost: _builtins.float
-    """What each of the free rows but the first costs, in plain rounds; unset: as calibrated."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def row_cost(self) -> _builtins.float:
+        """Not sent any more: `cost_tokens` and `costs` say it, and say it for every number of tokens."""
+
+    @row_cost.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def row_cost(self, value: _builtins.float) -> None:
+        """Not sent any more: `cost_tokens` and `costs` say it, and say it for every number of tokens."""
+
     round_s: _builtins.float
-    """Seconds of a plain round at the present load; unset: as calibrated."""
+    """Seconds of a plain round at the present load; unset: unknown."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted draft tokens, then the target's own."""
@@ -273,6 +288,14 @@ class Verdict(_message.Message):
     def forced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What the grammar forces behind the tokens, as far as it is known."""
 
+    @_builtins.property
+    def cost_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Batched tokens of a round, ascending from 2, whose costs are told; empty: unknown."""
+
+    @_builtins.property
+    def costs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What such a round costs, in plain rounds; linear between."""
+
     def __init__(
         self,
         *,
@@ -288,10 +311,12 @@ class Verdict(_message.Message):
         margins: _abc.Iterable[_builtins.float] | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
         forced: _abc.Iterable[_builtins.int] | None = ...,
+        cost_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        costs: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015

@@ -1,0 +1,69 @@
+"""Proposals of a draft before anything is served, to learn what a draft step takes here."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from slipstream.core.inline import finished
+from slipstream.core.timing import Clock
+from slipstream.core.types import Delta, Plan, Session, StopPolicy
+from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.models.kv_layout import KvLayout
+from slipstream.models.machine import this_machine
+from slipstream.models.scorer import KvView, Scorer
+
+_PROMPT = 96
+_DEPTH = 4
+_ROUNDS = 4
+_NUM_PAGES = 4
+
+
+class _Zeros(KvSource):
+    """Keys and values of any session: as many as the trial has tokens, all 0."""
+
+    def __init__(self, layout: KvLayout) -> None:
+        size = (layout.num_kv_heads, _PROMPT + _ROUNDS, layout.head_dim)
+        self._pair = (torch.zeros(size, dtype=layout.dtype), torch.zeros(size, dtype=layout.dtype))
+
+    def view(self, session_id: str, layers: Sequence[int]) -> KvView:
+        """See `KvSource.view`."""
+        return KvView(_PROMPT - 1, dict.fromkeys(layers, self._pair))
+
+
+def step_seconds(
+    scorer: Scorer,
+    layers: Sequence[int],
+    *,
+    name: str,
+    clock: Clock = time.perf_counter,
+) -> float | None:
+    """Return the seconds of a draft step of one session, everything around it included.
+
+    What an earlier start has found under this `name` is kept. None on a device other than the CPU,
+    where chains are followed at once: what proposals take there is learnt from the first ones.
+    """
+    if scorer.layout.device.type != "cpu":
+        return None
+    seconds: float = this_machine().recall(
+        f"draft step of {name}",
+        lambda: _measured(scorer, layers, clock),
+        is_valid=lambda value: isinstance(value, float) and 0 < value < 60,
+    )
+    return seconds
+
+
+def _measured(scorer: Scorer, layers: Sequence[int], clock: Clock) -> float:
+    feed = Feed(_Zeros(scorer.layout), tuple(layers)) if layers else None
+    draft = LocalDraft(scorer, feed, pool=scorer.pool(_NUM_PAGES))
+    session = Session("trial", _PROMPT, _ROUNDS)
+    plan = Plan(_DEPTH, _DEPTH, stop=StopPolicy.FIXED)
+    tokens = tuple(at % 7 for at in range(_PROMPT))
+    finished(draft.propose(session, Delta(0, tokens), plan))
+    taken = []
+    for number in range(_ROUNDS):
+        start = clock()
+        finished(draft.propose(session, Delta(_PROMPT + number, (1,)), plan))
+        taken.append(clock() - start)
+    finished(draft.release(session.session_id))
+    return max(min(taken), 1e-9) / _DEPTH

@@ -1,0 +1,108 @@
+"""What was measured of this machine, kept in the cache directory from one start to the next.
+
+There is one JSON file for each combination of processor, instruction set limits, threads and
+versions: what one of them changes has to be measured again. Every entry can be measured anew, so
+that a file which is missing, broken or not writable costs time and nothing else.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream import __version__
+from slipstream.config import instruction_limits, measurements_dir
+
+_LOG = logging.getLogger("slipstream.models")
+_CPUINFO = Path("/proc/cpuinfo")
+_TOLD = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
+"""Lines of /proc/cpuinfo that tell one kind of processor from another, on x86-64 and ARM."""
+
+
+class Measurements:
+    """Values by name, JSON all of them, in one file; in memory alone where `path` is None."""
+
+    def __init__(self, path: Path | None, machine: Mapping[str, Any] | None = None) -> None:
+        """`machine` is what the file says it is of, for people to read."""
+        self._path = path
+        self._machine = dict(machine or {})
+        self._values = self._read()
+
+    def recall(
+        self, name: str, measure: Callable[[], Any], *, is_valid: Callable[[Any], bool]
+    ) -> Any:
+        """Return the value of this name, measured now unless a valid one is kept."""
+        if name not in self._values or not is_valid(self._values[name]):
+            self.keep(name, measure())
+        return self._values[name]
+
+    def get(self, name: str) -> Any:
+        """Return the value that is kept under a name, None without one."""
+        return self._values.get(name)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a value, beside those that other processes have written meanwhile."""
+        self._values = {**self._read(), **self._values, name: value}
+        if self._path is None:
+            return
+        part = self._path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"machine": self._machine, "measured": self._values}, indent=1)
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, self._path)
+        except OSError as error:
+            _LOG.debug("measurements can't be kept in %s: %s", self._path, error)
+
+    def _read(self) -> dict[str, Any]:
+        if self._path is None:
+            return {}
+        try:
+            values = json.loads(self._path.read_text(encoding="utf-8"))["measured"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+
+def this_machine() -> Measurements:
+    """Return the measurements of this machine with the threads that torch has now."""
+    return _measurements(torch.get_num_threads())
+
+
+def describe_machine(num_threads: int) -> dict[str, Any]:
+    """Return what makes measurements comparable: processor, limits, threads and versions."""
+    return {
+        "processor": _processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "limits": instruction_limits(),
+        "threads": num_threads,
+        "torch": torch.__version__,
+        "slipstream": __version__,
+    }
+
+
+@cache
+def _measurements(num_threads: int) -> Measurements:
+    machine = describe_machine(num_threads)
+    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
+    machine["processor"] = machine["processor"].split("\n")[0]
+    return Measurements(measurements_dir() / f"{digest[:16]}.json", machine)
+
+
+@cache
+def _processor() -> str:
+    """The processor's name, and on the following lines what else tells it from others."""
+    try:
+        first = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.processor() or platform.machine()}"
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+    name = told.get("model name", platform.machine())
+    return "\n".join([name, *(told[key] for key in _TOLD if key in told)])
