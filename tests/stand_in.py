@@ -1,11 +1,19 @@
 """A process that behaves as a service does, or badly when asked: `python -m stand_in`."""
 
+import os
 import signal
 import sys
 
 
 def main(argv: list[str]) -> int:
-    """`--dies CODE` before it is ready, `--deaf` to SIGTERM, `--loud` on both streams."""
+    """`--dies CODE`, `--crashes` or `--is-killed` before it is ready, `--deaf` to SIGTERM, `--loud`
+    on both streams."""
+    if "--crashes" in argv:
+        raise RuntimeError("a bug")
+    if "--is-killed" in argv:
+        sys.stderr.write("a log record\n")
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
     if "--dies" in argv:
         sys.stderr.write("a warning\nerror: it is not to be\n")
         return int(argv[argv.index("--dies") + 1])

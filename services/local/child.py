@@ -18,6 +18,7 @@ Say = Callable[[str, str], None]
 """Told the name of a child and a line that it wrote."""
 
 READY = "ready "
+ERROR = "error: "
 _PIECE = 1 << 16
 
 
@@ -30,6 +31,7 @@ class Child:
         self._say = say
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_line = ""
+        self._error = ""
         self._running = asyncio.create_task(self._run())
 
     @property
@@ -41,13 +43,13 @@ class Child:
         """The address it serves on, once it does.
 
         When it ends before, raises `InvalidRequest` if it was told what it can't use, otherwise
-        `ServiceError`, with its last words.
+        `ServiceError`, with its last error line, or else how it ended.
         """
         either: set[asyncio.Future[Any]] = {self._address, self._running}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._address.done():
             return self._address.result()
-        reason = self._last_line.removeprefix("error: ") or self.exit_text()
+        reason = self._error or self._end()
         is_input = self._process.returncode == BAD_INPUT
         kind = InvalidRequest if is_input else ServiceError
         raise kind(f"the {self.name} did not start: {reason}")
@@ -75,6 +77,11 @@ class Child:
             self._signal(signal.SIGKILL)
         await self.ended()
 
+    def _end(self) -> str:
+        """How it ended, and its last line where that is why: the end of a traceback, say."""
+        by_itself = (self._process.returncode or 0) > 0 and self._last_line
+        return f"{self.exit_text()} ({self._last_line})" if by_itself else self.exit_text()
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
             self._process.send_signal(number)
@@ -93,6 +100,8 @@ class Child:
                 self._address.set_result(line.removeprefix(READY))
             elif line:
                 self._last_line = line
+                if line.startswith(ERROR):
+                    self._error = line.removeprefix(ERROR)
                 self._say(self.name, line)
 
 

@@ -9,10 +9,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, Say, start_child
+from slipstream.local.ports import require_free
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -100,23 +101,26 @@ class Stack:
     async def start(self) -> str:
         """Start all; the router's address once requests can be sent there.
 
-        Raises what `Child.ready` does.
+        Raises what `Child.ready` does for the first service that fails, whatever the others still
+        load, and `ServiceError` for a port that is in use, before anything loads.
         """
+        require_free("router", self._plan.port)
+        if self._plan.http is not None:
+            require_free(HTTP, self._plan.http_port)
         self.engines = await self._start_engines()
         flags = [part for role, address in self.engines.items() for part in (f"--{role}s", address)]
         at = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", at, (*flags, *self._plan.router))
-        address = await router.ready()
+        (address,) = await self._ready(router)
         if self._plan.http is not None:
             at = f"127.0.0.1:{self._plan.http_port}"
             http = await self._launch(HTTP, at, ("--router", address, *self._plan.http))
-            await http.ready()
+            await self._ready(http)
         return address
 
     async def watch(self) -> None:
         """Start the draft anew whenever it ends. Raises `ServiceError` once another one has."""
-        needed = [role for role in ("target", "router", HTTP) if role in self._children]
-        tasks = [asyncio.create_task(self._need(role)) for role in needed]
+        tasks = [asyncio.create_task(self._need(child)) for child in self._needed()]
         tasks.append(asyncio.create_task(self._keep_draft()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -142,15 +146,37 @@ class Stack:
         children = [await self._launch("target", ANY_PORT, (*self._plan.target, *via))]
         if self._plan.draft is not None:
             children.append(await self._launch("draft", ANY_PORT, self._plan.draft))
-        addresses = {child.name: await child.ready() for child in children}
+        found = await self._ready(*children)
+        addresses = {child.name: at for child, at in zip(children, found, strict=True)}
         if detour is not None:
             detour.lead_to(addresses["target"])
         return addresses
 
-    async def _need(self, role: str) -> None:
-        child = self._children[role]
+    async def _ready(self, *children: Child) -> list[str]:
+        """Addresses of these, once all serve. The first that fails ends the wait, and so does the
+        end of a service that is needed."""
+        ready = asyncio.gather(*(child.ready() for child in children))
+        lost = asyncio.gather(*map(self._need, self._needed()))
+        either: set[asyncio.Future[Any]] = {ready, lost}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                lost.result()  # raises
+            return ready.result()
+        finally:
+            ready.cancel()
+            lost.cancel()
+            await asyncio.gather(ready, lost, return_exceptions=True)
+
+    def _needed(self) -> list[Child]:
+        """The services without which nothing goes on, of those that have been started."""
+        return [child for role, child in self._children.items() if role != "draft"]
+
+    async def _need(self, child: Child) -> None:
+        """Wait for the end of a service, and raise: what `Child.ready` does, or `ServiceError`."""
+        await child.ready()
         await child.ended()
-        raise ServiceError(f"the {role} {child.exit_text()}, so everything stops")
+        raise ServiceError(f"the {child.name} {child.exit_text()}, so everything stops")
 
     async def _keep_draft(self) -> None:
         if self._plan.draft is None:

@@ -2,7 +2,10 @@
 
 import io
 import json
+import os
+import select
 import signal
+import socket
 import sys
 from contextlib import closing
 from itertools import islice
@@ -169,6 +172,48 @@ def test_without_its_target_up_stops_everything_and_says_so(model):
         assert process.wait() == 1
         assert process.err[-1] == "error: the target ended by SIGKILL, so everything stops"
         assert command_line(router) == ""
+
+
+def test_a_draft_that_can_not_start_ends_up_while_the_target_still_loads(model, tmp_path):
+    profile = tmp_path / "profile.json"
+    profile.write_text("{")
+    with up(model, f"vanilla:{model}", "--profile", str(profile)) as process:
+        process.until_logged("slipstream.target configuration")
+        target, draft = process.child("target"), os.pidfd_open(process.child("draft"))
+        freeze(target)
+        select.select([draft], [], [])  # until it has ended
+        os.close(draft)
+        thaw(target)
+        assert process.wait() == 2
+        assert process.err[-1].startswith(f"error: the draft did not start: the profile {profile}")
+        assert not [line for line in process.err if "slipstream.target model" in line]
+        assert command_line(target) == ""
+    assert process.out == []
+
+
+def test_a_target_that_is_killed_while_it_loads_ends_up_and_is_named(model):
+    with up(model, f"vanilla:{model}") as process:
+        process.until_logged("slipstream.target configuration")
+        kill(process.child("target"))
+        assert process.wait() == 1
+        assert process.err[-1] == "error: the target did not start: ended by SIGKILL"
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http"])
+def test_a_port_in_use_is_said_before_anything_loads(model, flag):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with up(model, "ngram", flag, port) as process:
+            assert process.wait() == 1
+    (said,) = process.err
+    assert f"can't start: the address 127.0.0.1:{port} can't be listened on" in said
+
+
+def test_up_for_a_model_that_is_nowhere_says_one_sentence_and_exits_with_2():
+    with up("no-such-model", "none") as process:
+        assert process.wait() == 2
+    (said,) = process.err
+    assert said.startswith("error: the model 'no-such-model' is not on this machine")
 
 
 def test_options_come_from_file_environment_and_flags_and_are_logged(model, tmp_path):

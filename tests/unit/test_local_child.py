@@ -82,6 +82,19 @@ async def test_the_last_words_of_a_child_that_does_not_start_are_the_reason(code
         await child.ready()
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--crashes"], r"ended with exit code 1 \(RuntimeError: a bug\)"),
+        (["--is-killed"], "ended by SIGKILL"),
+    ],
+)
+async def test_without_an_error_line_the_reason_is_how_a_child_ended(flags, reason):
+    child = await start(*flags)
+    with pytest.raises(ServiceError, match=f"^the draft did not start: {reason}$"):
+        await child.ready()
+
+
 async def test_a_child_that_does_not_end_is_killed_after_the_grace():
     ear = Ear()
     child = await start("--deaf", say=ear)
