@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from slipstream.core.cape import Budget, cape_tree
+from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Planner, Profile, resolve
+from slipstream.core.planner import Planner, resolve
+from slipstream.core.profile import Profile
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
 from slipstream.target.metering import LoadMeter, StepTaken
 
@@ -161,7 +162,7 @@ class World:
 
     def _proposed(self, at: int, plan: Plan) -> Drafted:
         """A chain that goes on while the draft is sure, and CaPE's leaves beside it."""
-        worth = PROFILE.row_cost if plan.worth is None else plan.worth
+        worth = plan.worth or 0.0
         tops: list[float] = []
         reach = 1.0
         while len(tops) < min(plan.max_depth, plan.max_nodes):
@@ -169,12 +170,17 @@ class World:
             reach *= tops[-1]
             if tops[-1] == UNSURE or reach < worth:
                 break
-        tree = cape_tree(
+        chain = Chain(
             range(len(tops)),
             [range(100, 100 + WIDTH)] * len(tops),
-            top_probs=tops,
-            budget=Budget(plan.max_nodes, min_value=worth),
-            probs=[[(1 - top) * share for share in SHARES] for top in tops],
+            tops,
+            tops,
+            [[(1 - top) * share for share in SHARES] for top in tops],
         )
-        beside = [tree.parents[len(tops) :].count(depth - 1) for depth in range(len(tops))]
+        tree = cape_tree(chain, Budget(plan.max_nodes, prices=plan.row_prices))
+        tops = tops[: max(tree.depths(), default=0)]
+        leaves = [
+            parent for token, parent in zip(tree.tokens, tree.parents, strict=True) if token >= 100
+        ]
+        beside = [leaves.count(depth - 1) for depth in range(len(tops))]
         return Drafted(at, self.now, Proposal(tree), tuple(tops), tuple(beside), len(tops))

@@ -7,7 +7,7 @@ import torch
 
 import tiny
 from slipstream.core.inline import finished
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import (
     Delta,
     Plan,

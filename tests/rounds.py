@@ -7,7 +7,8 @@ from slipstream.core.inline import iterated
 from slipstream.core.loop import Round, decode
 from slipstream.core.ngram import NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Planner, Profile, resolve
+from slipstream.core.planner import Planner, resolve
+from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams, Session
 
 DEFAULTS = Profile()

@@ -10,7 +10,7 @@ import torch
 
 import tiny
 from slipstream.core.ngram import NGRAM, NgramDraft
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts
 from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
 from slipstream.draft.build import Drafter

@@ -16,7 +16,7 @@ from slipstream.bench.contenders import Contenders
 from slipstream.bench.methods import Method, parse_method
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Plan, Session, StopPolicy
 from slipstream.draft.build import DraftModel

@@ -17,7 +17,7 @@ from slipstream.cli.bench_output import command, figures_console, step_bar
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 

@@ -73,15 +73,17 @@ def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
 def cape_tree(chain: Chain, budget: Budget) -> TokenTree:
     """Return the chain, then its leaves by position and rank, as far as they are worth their time.
 
-    Nodes are taken in the order of their estimated probability to become final, as long as they
-    bring more than they cost. Draws keep their whole chain, and each position its first leaves.
+    What fits is the chain and its likeliest leaves. Of these, nodes are taken in the order of their
+    estimated probability to become final, as long as they bring more than they cost; draws, all.
     """
-    if chain.acceptances is None and len(chain.tokens) > budget.max_nodes:
+    if len(chain.tokens) > budget.max_nodes:
         raise ValueError(f"the chain has {len(chain.tokens)} tokens, {budget.max_nodes} nodes fit")
-    nodes = sorted(_ranked(chain, budget))[: budget.max_nodes]
-    count = num_paying([-node[0] for node in nodes], budget.prices)
-    if chain.acceptances is None:
-        count = max(count, len(chain.tokens))
+    ranked = sorted(_ranked(chain, budget))
+    leaves = [node for node in ranked if node[2]][: budget.max_nodes - len(chain.tokens)]
+    nodes = sorted([*(node for node in ranked if not node[2]), *leaves])
+    values = [-node[0] for node in nodes]
+    is_drawn = chain.acceptances is None
+    count = len(nodes) if is_drawn else num_paying(values, budget.prices)
     places = sorted((rank > 0, position, rank) for _, position, rank in nodes[:count])
     tokens = [
         chain.runner_ups[position][rank - 1] if rank else chain.tokens[position]

@@ -1,7 +1,7 @@
 """What a forward of many rows costs: seconds by rows, sessions and keys read. Pure arithmetic.
 
-Learnt from a few timed forwards, then kept up to date by what real steps took. Whatever is recorded,
-the answer stays above 0 and finite: it is a hint, and a machine that was busy must not spoil it.
+Learnt from a few timed forwards, then kept up to date by what real steps took. Whatever is
+recorded, the answer stays above 0 and finite: it is a hint that a busy machine must not spoil.
 """
 
 import math
@@ -13,12 +13,12 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 
 _LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_FIRST = (1, 8, 16, 32, 4, 2, 64)
+_FIRST = (1, 8, 16, 32, 64, 4, 2)
 """What to time first: trees are mostly small."""
 CROWD = 8
 """Sessions of the one forward at the start that tells what a session adds."""
 _PASSES = 5
-_LEAST = 4
+_LEAST = 5
 """Forwards that are timed however long they take: with fewer there is no curve."""
 _GAIN = 0.1
 """Part of a surprise that is believed; the rest may be chance."""
@@ -227,5 +227,5 @@ def ladder(tile: int | None, max_rows: int) -> tuple[int, ...]:
 def _urgency(tile: int | None) -> Callable[[int], tuple[int, int]]:
     """Small trees, and both sides of the first step, come first: the others only refine them."""
     steps = (tile, tile + 1, 2 * tile) if tile else ()
-    firsts = tuple(dict.fromkeys((*_FIRST[:3], *steps, *_FIRST[3:])))
+    firsts = tuple(dict.fromkeys((1, *steps, *_FIRST)))
     return lambda rows: (firsts.index(rows) if rows in firsts else len(firsts), rows)

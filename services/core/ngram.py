@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.history import apply_delta
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy

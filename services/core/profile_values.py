@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 
 
 def profile_values(profile: Profile) -> dict[str, Any]:

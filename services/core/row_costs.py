@@ -50,7 +50,7 @@ class RowCosts:
         return low[1] + share * (high[1] - low[1])
 
     def nodes(self, count: int) -> tuple[float, ...]:
-        """Return what the first, second … of `count` tree nodes adds to a round, in plain rounds."""
+        """Return what each of the first `count` tree nodes adds to a round, in plain rounds."""
         costs = [self.of(1 + nodes) for nodes in range(count + 1)]
         return tuple(after - before for before, after in pairwise(costs))
 

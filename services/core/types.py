@@ -106,8 +106,7 @@ class Session:
     """What both engines are told about the running request of a session.
 
     Sent with every call, so that an engine that has never heard of the session can open it.
-    `num_prompt_tokens` is the length of everything before this request's output, earlier
-    turns included. `max_tokens` bounds the request's output.
+    `num_prompt_tokens` counts all before this request's output, which `max_tokens` bounds.
     """
 
     session_id: str
@@ -178,8 +177,7 @@ class StopPolicy(StrEnum):
 class Plan:
     """How much to draft in one round, and how to shape it.
 
-    `max_depth` bounds the tokens of any path, `max_nodes` the nodes of the tree (the rows
-    that the target verifies at no extra cost, less one). `max_depth` 0 asks for a plain round.
+    `max_depth`, 0 in a plain round, bounds the tokens of any path, `max_nodes` those of the tree.
     """
 
     max_depth: int
@@ -197,7 +195,7 @@ class Plan:
     worth: float | None = None
     """Least probability of a path that makes another draft step pay; None: any."""
     row_prices: tuple[float, ...] = ()
-    """What the round's first, second … node costs, in tokens; () where nodes are free."""
+    """What each of the round's nodes costs, in tokens, in turn; () where they are free."""
 
     @property
     def draft_depth(self) -> int:
@@ -265,9 +263,9 @@ class Proposal:
     """Positions by which the target's keys lagged behind; None for a draft that reads none."""
     timing: ReplyTiming | None = field(default=None, compare=False)
     waited_s: float | None = field(default=None, compare=False)
-    """Seconds that whoever asked waited for it, where that was timed."""
+    """Seconds that the caller waited for it, where that was timed."""
     num_copied: int = 0
-    """How many nodes, the last ones, no draft proposed: copied from the session, or forced."""
+    """Nodes, the last ones, that no draft proposed: copied from the session, or forced."""
     rivals: tuple[int, ...] = ()
     """Not of a draft: tokens that the one of the round's first slot is to be compared with."""
 

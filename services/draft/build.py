@@ -6,8 +6,8 @@ from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram import NGRAM, NgramDraft
-from slipstream.core.planner import Profile
 from slipstream.core.ports import Draft
+from slipstream.core.profile import Profile
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.checks import MAX_TOKENS

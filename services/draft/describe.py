@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.draft.build import Drafter
 from slipstream.models.glide_target import TargetParts
 from slipstream.rpc import enums

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from slipstream.core.errors import Cancelled, CapacityError, InvalidRequest, NoRoom, SlipstreamError
 from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
-from slipstream.core.planner import Profile
 from slipstream.core.prices import DEFAULT_STEP_COST
+from slipstream.core.profile import Profile
 from slipstream.core.stop import Stop, make_stop
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.chains import grow_cape, grow_chain

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.stop import Stop, StopSignal
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, SparseLaw, Verification

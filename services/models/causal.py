@@ -28,6 +28,7 @@ from slipstream.models.products import Products
 from slipstream.models.query_probe import query_rule
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.rows import Part, RowPlanner, Rows
+from slipstream.models.sample import SAMPLE_TOKENS, check_hidden, sample_hidden, sample_tokens
 from slipstream.models.shards import localise
 from slipstream.models.surgery import operate
 
@@ -37,8 +38,6 @@ _CHUNK_ROWS = 256
 _MAX_SHAPED_ROWS = 512
 _ATTENTION = "slipstream"
 _OWN_SCRATCH = MAX_NODES
-_SAMPLE_TOKENS = 24
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
 
 
 def _attention_interface(
@@ -85,11 +84,8 @@ class CausalModel:
         self.dtype = model.dtype
         self.context_length = context_length(self.config)
         self.embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
-        head = model.get_output_embeddings()
-        if not isinstance(head, nn.Linear):
-            raise ModelError(f"{type(model).__name__} has no language-model head")
-        self.head_weight: Tensor = head.weight
-        expected = _sample_hidden(model)
+        self.head_weight = _head_weight(model)
+        expected = sample_hidden(model)
         is_invariant = numerics == "invariant"
         if ranks.size > 1:
             localise(model, ranks, in_order=is_invariant)
@@ -102,8 +98,8 @@ class CausalModel:
         self._leader: Leader | None = None
         self.layout = _layout(model, self._body, ranks)
         group = self.config.num_attention_heads // self.layout.num_kv_heads
-        queries = query_rule(self.layout, group, is_invariant=is_invariant)
-        self._planner = RowPlanner(self.layout, group, is_invariant=is_invariant, rule=queries)
+        rule = query_rule(self.layout, group, is_invariant=is_invariant)
+        self._planner = RowPlanner(self.layout, group, is_invariant=is_invariant, rule=rule)
         self._shaped = self._with_shapes(group, has_shapes)
         self._check(type(model).__name__, expected)
 
@@ -252,28 +248,16 @@ class CausalModel:
         return BucketedForward(shaped, buckets, Replay(self.device))
 
     def _check(self, name: str, expected: Tensor) -> None:
-        cache = self.open(_SAMPLE_TOKENS)
-        hidden, _ = self.forward([Part(cache, _sample_tokens(self.vocab_size).tolist())])
-        error = (hidden.float() - expected.float()).norm() / expected.float().norm()
-        limit = _TOLERANCE.get(self.dtype, 0.02)
-        if not error < limit:
-            raise ModelError(
-                f"{name} can't be served: hidden states differ from transformers' own by"
-                f" {error:.2g} (limit {limit})"
-            )
+        cache = self.open(SAMPLE_TOKENS)
+        hidden, _ = self.forward([Part(cache, sample_tokens(self.vocab_size))])
+        check_hidden(hidden, expected, name)
 
 
-def _sample_tokens(vocab_size: int) -> Tensor:
-    noise = torch.Generator().manual_seed(0)
-    return torch.randint(vocab_size, (_SAMPLE_TOKENS,), generator=noise)
-
-
-@torch.inference_mode()
-def _sample_hidden(model: PreTrainedModel) -> Tensor:
-    tokens = _sample_tokens(model.get_output_embeddings().weight.shape[0])
-    out = model.base_model(input_ids=tokens[None].to(model.device), use_cache=False)
-    hidden: Tensor = out.last_hidden_state[0]
-    return hidden
+def _head_weight(model: PreTrainedModel) -> Tensor:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no language-model head")
+    return head.weight
 
 
 def context_length(config: Any) -> int:

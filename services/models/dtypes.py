@@ -1,7 +1,8 @@
 """Element types of weights by name, and which of them this device multiplies fastest."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,14 +94,16 @@ def _measure() -> dict[str, float | None]:
         weight = torch.full(_SHAPE, 0.01, dtype=dtype)
         products[name] = [PackedLinear(weight.clone()) for _ in range(_COPIES)]
     for rows in _ROWS:
-        inputs = {name: torch.full((rows, _SHAPE[1]), 0.01, dtype=DTYPES[name]) for name in products}
-        runs = [
-            lambda name=name: [product(inputs[name]) for product in products[name]]
-            for name in products
-        ]
+        runs = [partial(_multiply, each, rows, DTYPES[name]) for name, each in products.items()]
         for name, seconds in zip(products, best_seconds(runs), strict=True):
             times[name] = (times[name] or 0.0) + seconds
     return times
+
+
+def _multiply(products: Sequence[PackedLinear], rows: int, dtype: torch.dtype) -> None:
+    x = torch.full((rows, _SHAPE[1]), 0.01, dtype=dtype)
+    for product in products:
+        product(x)
 
 
 def _fastest(times: Mapping[str, Any]) -> str:

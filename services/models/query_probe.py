@@ -50,11 +50,11 @@ class _Shape(NamedTuple):
 
 
 def _told(rule: QueryRule | None) -> dict[str, Any] | None:
-    return rule and {"steady": list(rule.steady), "is_apart": rule.is_apart}
+    return None if rule is None else {"steady": list(rule.steady), "is_apart": rule.is_apart}
 
 
 def _read(value: Any) -> QueryRule | None:
-    return value and QueryRule(value["steady"], value["is_apart"])
+    return None if value is None else QueryRule(value["steady"], value["is_apart"])
 
 
 def _is_rule(value: Any) -> bool:

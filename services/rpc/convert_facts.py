@@ -4,7 +4,7 @@ import math
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.core.options import DRAFTERS
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts, ModelFacts
 from slipstream.rpc import enums
 from slipstream.rpc.protocol import PROTOCOL_VERSION

@@ -30,7 +30,7 @@ from slipstream.target.admission import check_call, check_length
 from slipstream.target.drawing import draws_of, is_drawn
 from slipstream.target.grammars import Grammars, follower_of
 from slipstream.target.memory import KvMemory
-from slipstream.target.metering import Meter, StepTaken
+from slipstream.target.metering import HarmlessMeter, Meter, StepTaken
 from slipstream.target.taps import KvTap
 from slipstream.target.verification import Held, Share, Verification
 
@@ -58,7 +58,7 @@ class LocalTarget:
         output can be made to follow one."""
         self._model = model
         self._memory = memory
-        self._meter = meter
+        self._meter = HarmlessMeter(meter)
         self._max_sessions = max_sessions
         self.grammars = grammars
         self._clock = clock
@@ -240,7 +240,9 @@ class LocalTarget:
                 yield partial(_verify, share, logits[start:stop])
                 start = stop
 
-    def _decide(self, share: Share, slots: Sequence[int], decision: Decision, offer: Offer) -> None:
+    def _decide(
+        self, share: Share, slots: Sequence[int], decision: Decision, offer: Offer | None
+    ) -> None:
         work = share.work
         held = work.held
         try:

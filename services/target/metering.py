@@ -1,11 +1,14 @@
 """What a target offers its sessions, learnt from its own steps. Knows neither clock nor model."""
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.load import Allowance, Crowd, Waits, Yield
 from slipstream.core.offer import Offer
+
+_LOG = logging.getLogger("slipstream.target")
 
 _KEYS_WEIGHT = 0.1
 _REFRESH = 16
@@ -32,8 +35,8 @@ class StepTaken:
 class Meter(Protocol):
     """Kept by an engine, step by step: `offer`, then `verified` for each verdict, then `record`."""
 
-    def offer(self, num_verdicts: int) -> Offer:
-        """What each session gets with its verdict, of which this step has so many."""
+    def offer(self, num_verdicts: int) -> Offer | None:
+        """Return what each session gets with its verdict, of which this step has so many."""
         ...
 
     def verified(self, *, num_nodes: int, num_accepted: int) -> None:
@@ -43,6 +46,41 @@ class Meter(Protocol):
     def record(self, step: StepTaken) -> None:
         """What the step was."""
         ...
+
+
+class HarmlessMeter:
+    """A meter whose errors are logged, once, and fail no step: all that it gives are hints."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._has_failed = False
+
+    def offer(self, num_verdicts: int) -> Offer | None:
+        """See `Meter`; None where there is no offer to be had."""
+        try:
+            return self._meter.offer(num_verdicts)
+        except Exception:
+            self._report()
+            return None
+
+    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
+        """See `Meter`."""
+        try:
+            self._meter.verified(num_nodes=num_nodes, num_accepted=num_accepted)
+        except Exception:
+            self._report()
+
+    def record(self, step: StepTaken) -> None:
+        """See `Meter`."""
+        try:
+            self._meter.record(step)
+        except Exception:
+            self._report()
+
+    def _report(self) -> None:
+        if not self._has_failed:
+            _LOG.exception("the costs of steps can't be told: rounds go on without them")
+        self._has_failed = True
 
 
 class FixedMeter:

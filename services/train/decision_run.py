@@ -11,7 +11,7 @@ from typing import Any
 
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import TrainingError
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import glide_folder
 from slipstream.models.decision import DECISION_NAME, draft_digest, save_decision

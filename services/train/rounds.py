@@ -16,7 +16,8 @@ from slipstream.core.candidates import ordered_top
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import Round, decode
 from slipstream.core.options import MAX_NODES, Mode, SpeculationOptions
-from slipstream.core.planner import Planner, Profile
+from slipstream.core.planner import Planner
+from slipstream.core.profile import Profile
 from slipstream.core.request import Ask, DraftFacts, make_request
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import Feed, LocalDraft

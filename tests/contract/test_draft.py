@@ -9,7 +9,8 @@ import torch
 import tiny
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
 from slipstream.core.options import DRAFTERS, SpeculationOptions
-from slipstream.core.planner import Planner, Profile, resolve
+from slipstream.core.planner import Planner, resolve
+from slipstream.core.profile import Profile
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (
     Delta,

@@ -14,7 +14,7 @@ from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ngram import NgramDraft
 from slipstream.core.options import DRAFTERS, Mode, SpeculationOptions
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.causal_scorer import CausalScorer

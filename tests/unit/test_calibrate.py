@@ -17,7 +17,7 @@ from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.build import DraftModel
 from slipstream.draft.profile_file import Pair
@@ -31,7 +31,7 @@ PROFILES = {
     "fixed chain": Profile(shape=Shape.CHAIN, stop=StopPolicy.FIXED, max_depth=4),
     "deepest chain": Profile(shape=Shape.CHAIN, stop=StopPolicy.FIXED, max_depth=DEPTH),
     "svip with leaves": Profile(threshold=0.5, threshold_sampled=0.4, max_depth=DEPTH),
-    "few nodes": Profile(stop=StopPolicy.FIXED, max_depth=5, max_nodes=9, row_cost=0.02),
+    "few nodes": Profile(stop=StopPolicy.FIXED, max_depth=5, max_nodes=9),
     "cost": Profile(
         stop=StopPolicy.COST,
         threshold=0.3,

@@ -9,7 +9,7 @@ import device_only
 import tiny
 import tiny_glide
 from slipstream.core.calibration import Calibration
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.stop import FixedStop
 from slipstream.core.types import (
     Delta,

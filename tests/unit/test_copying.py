@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from slipstream.core.copying import Chances, Copying
 from slipstream.core.errors import InvalidRequest
 
-ALL = Copying(shortest=1, max_depth=8)
 OUTCOMES = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6), st.integers(0, 6)), max_size=9)
 
 
@@ -32,22 +31,17 @@ def test_a_chance_is_a_probability(outcomes, match):
     assert 0 < taught(outcomes).of(match) < 1
 
 
-@given(OUTCOMES, st.integers(1, 12), st.floats(0, 1), st.integers(1, 20))
-def test_a_copy_goes_on_while_its_tokens_are_worth_their_rows(outcomes, match, worth, depth):
-    chances = taught(outcomes)
-    reaches = chances.reaches(match, Copying(1, depth, worth))
-    assert all(reach >= worth for reach in reaches)
-    assert all(before > after for before, after in itertools.pairwise(reaches))
-    if len(reaches) < depth:
-        last = reaches[-1] if reaches else 1.0
-        assert last * chances.of(match + len(reaches)) < worth
+@given(OUTCOMES, st.integers(1, 12), st.integers(1, 20))
+def test_every_further_token_of_a_copy_is_less_likely(outcomes, match, depth):
+    reaches = taught(outcomes).reaches(match, depth)
+    assert len(reaches) == depth
+    assert all(before > after for before, after in itertools.pairwise((1.0, *reaches)))
 
 
-def test_kept_copies_make_longer_ones_and_failed_copies_shorter_ones():
-    rule = Copying(1, 20, worth=0.1)
-    fresh = len(Chances().reaches(2, rule))
-    assert len(taught([(2, 9, 0)] * 5).reaches(2, rule)) > fresh
-    assert len(taught([(2, 0, 9)] * 5).reaches(2, rule)) < fresh
+def test_kept_copies_are_trusted_further_and_failed_copies_less():
+    fresh = Chances().reaches(2, 20)
+    assert taught([(2, 9, 0)] * 5).reaches(2, 20) > fresh
+    assert taught([(2, 0, 9)] * 5).reaches(2, 20) < fresh
 
 
 def test_what_fails_behind_short_matches_says_nothing_of_long_ones():
@@ -72,7 +66,6 @@ def test_a_copy_that_was_right_as_far_as_the_text_goes_did_not_fail():
     [
         {"shortest": 0, "max_depth": 1},
         {"shortest": 1, "max_depth": 0},
-        {"shortest": 1, "max_depth": 1, "worth": -0.1},
         {"shortest": 1, "max_depth": 1, "alone": float("nan")},
     ],
 )

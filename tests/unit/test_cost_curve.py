@@ -1,5 +1,7 @@
 """What steps cost is learnt from few forwards, never falls with rows, and outlives outliers."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,8 @@ class Bench:
         self.now += self.law(rows, sessions)
 
     def learn(self, **given):
-        return learn(self.forward, lambda: self.now, **given)
+        costs = learn(self.forward, lambda: self.now, **given)
+        return CostCurve(costs.points, tile=given.get("tile"), session_s=costs.session_s)
 
 
 def learnt(law=staircase, *, tile=TILE, seconds=60.0):
@@ -52,14 +55,14 @@ def test_what_another_session_adds_is_learnt():
 def test_slow_machines_run_a_few_forwards_only(tile):
     bench = Bench(lambda rows, sessions: 10.0 * staircase(rows, sessions))
     curve = bench.learn(tile=tile, budget=Budget(0.01))
-    assert len(bench.ran) <= 6
+    assert len(bench.ran) <= 7
     assert curve.seconds(64) == pytest.approx(10 * staircase(64))
 
 
 def test_what_was_timed_once_is_left_out_where_others_were_timed_twice():
     """A forward of two rows, the last that there was time for, took an age."""
     bench = Bench(lambda rows, sessions: 9.0 if rows == 2 else staircase(rows, sessions))
-    curve = bench.learn(tile=TILE, budget=Budget(0.5))
+    curve = bench.learn(tile=TILE, budget=Budget(1.0))
     assert bench.ran.count((2, 1)) == 1
     assert curve.seconds(2) == pytest.approx(staircase(2))
 
@@ -123,6 +126,30 @@ def test_long_contexts_come_to_cost_what_they_take():
     for keys in (800, 8800):
         assert curve.seconds(8, 1, keys) == pytest.approx(staircase(8) + keys * 5e-7, rel=0.03)
     assert curve.seconds(8) == pytest.approx(staircase(8), rel=0.05)
+
+
+STEPS = st.tuples(
+    st.integers(1, 600), st.integers(1, 64), st.integers(0, 10**6), st.floats(allow_nan=True)
+)
+
+
+@given(st.lists(STEPS, max_size=60), st.sampled_from([None, 16]), st.floats(0, 1e9))
+def test_whatever_is_recorded_a_forward_takes_a_time_that_rises_with_its_rows(steps, tile, first):
+    """Also behind a first crowd forward that took ages, as the processor was taken away."""
+    curve = CostCurve([(1, 0.01), (16, 0.02), (32, 0.04)], tile=tile, session_s=first)
+    for rows, sessions, keys, seconds in steps:
+        curve.record(rows, sessions, keys, seconds=seconds)
+    for sessions, keys in ((1, 0), (4, 5000)):
+        costs = [curve.seconds(rows, sessions, keys) for rows in range(1, 200)]
+        assert all(0 < cost < math.inf for cost in costs)
+        assert costs == pytest.approx(sorted(costs))
+
+
+def test_a_machine_that_was_busy_at_the_start_is_seen_as_it_is_afterwards():
+    curve = CostCurve([(1, 0.02), (32, 0.04)], session_s=1e6)
+    for _ in range(300):
+        curve.record(4, 4, seconds=0.025)
+    assert curve.seconds(4, 4) == pytest.approx(0.025, rel=0.1)
 
 
 @pytest.mark.parametrize(

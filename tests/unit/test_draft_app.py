@@ -9,7 +9,7 @@ import torch
 
 import tiny_checkpoint
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.app import load_draft
 from slipstream.draft.channels import MAX_IDLE, Channels

@@ -11,7 +11,7 @@ from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.load import Allowance, Crowd, Probes, Waits, Yield
 from slipstream.core.offer import Offer
-from slipstream.target.metering import FixedMeter, LoadMeter, StepTaken
+from slipstream.target.metering import FixedMeter, HarmlessMeter, LoadMeter, StepTaken
 
 TILE = 32
 
@@ -36,8 +36,13 @@ def offers(sessions, *, kept=0.6, curve=None, allowance=None):
     return allowance.decide(curve or curve_of(), yields_of(kept), sessions=sessions, keys=0.0)
 
 
-def test_a_session_alone_has_the_first_tile_and_its_calibrated_costs():
-    assert offers(1) == Offer(32)
+def test_a_session_alone_has_the_first_tile_and_what_its_rows_cost():
+    offer, curve = offers(1), curve_of()
+    assert offer.rows == TILE
+    assert offer.round_s == curve.seconds(1)
+    for rows in range(1, TILE + 1):
+        expected = curve.seconds(rows) / curve.seconds(1)
+        assert offer.costs.of(rows) == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize(("sessions", "rows"), [(2, 16), (4, 8), (8, 4), (16, 2), (32, 1)])
@@ -63,9 +68,21 @@ def test_what_is_rarely_kept_is_not_offered_at_a_price():
 
 
 def test_prices_rise_with_the_crowd():
-    prices = [offers(sessions).row_cost for sessions in (2, 4, 8, 16)]
+    """In what another node of every session takes: their plain rounds are as long together."""
+    prices = [offers(sessions).costs.of(2) - 1 for sessions in (2, 4, 8, 16)]
     assert prices == sorted(prices)
     assert prices[0] > 0
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 3, 8, 16, 30])
+def test_an_offer_tells_the_cost_of_every_step_of_the_staircase(sessions):
+    curve = CostCurve([(at, staircase(at)) for at in (1, 32, 33, 64, 65, 96)], tile=TILE)
+    offer = offers(sessions, curve=curve, kept=0.95)
+    for rows in range(1, offer.rows + 1):
+        expected = curve.seconds(rows * sessions, sessions) / curve.seconds(sessions, sessions)
+        if TILE // sessions >= 8:
+            assert offer.costs.of(rows) == pytest.approx(expected, rel=0.02)
+        assert 1 <= offer.costs.of(rows) <= offer.costs.of(rows + 1)
 
 
 def test_a_number_of_rows_stays_until_another_is_clearly_better():
@@ -159,6 +176,24 @@ def test_a_fixed_meter_offers_the_same_to_everybody():
     assert {meter.offer(sessions) for sessions in range(40)} == {Offer(16)}
 
 
+class BrokenMeter(LoadMeter):
+    """Can't make anything of its steps."""
+
+    def offer(self, num_verdicts):
+        raise ArithmeticError("a forward took no time")
+
+    verified = record = offer
+
+
+def test_what_a_meter_raises_fails_no_step_and_is_logged_once(caplog):
+    meter = HarmlessMeter(BrokenMeter(curve_of()))
+    for _ in range(3):
+        assert meter.offer(1) is None
+        meter.verified(num_nodes=1, num_accepted=1)
+        meter.record(StepTaken(1, 1, 1, 1.0))
+    assert len(caplog.records) == 1
+
+
 def steps(meter, count, *, sessions, accepted=0.5, law=staircase):
     """Steps in which everybody proposes what it is offered; the rows of each."""
     rows = []
@@ -198,7 +233,7 @@ def test_what_seemed_too_dear_is_tried_rarely_and_taken_up_where_it_pays():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"rows": 0}, {"rows": 2, "row_cost": -1.0}, {"rows": 2, "round_s": math.inf}]
+    "bad", [{"rows": 0}, {"rows": 2, "round_s": -1.0}, {"rows": 2, "round_s": math.inf}]
 )
 def test_an_offer_that_can_not_be_is_refused(bad):
     with pytest.raises(InvalidRequest, match="offer"):

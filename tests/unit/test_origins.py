@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.cape import Budget, cape_tree
+from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.lookup_draft import with_copy
 from slipstream.core.origins import TokenOrigin, origins_of
@@ -17,14 +17,7 @@ from slipstream.core.types import Proposal, SamplingParams, Verdict
 from tiny_runs import WAYS, agreeing_models, run_of
 
 DRAFT, RUNNER_UP, LOOKUP, TARGET = TokenOrigin
-CAPE = Proposal(
-    cape_tree(
-        [1, 2, 3],
-        [[11, 12], [21], [31]],
-        top_probs=[0.5, 0.9, 0.9],
-        budget=Budget(31),
-    )
-)
+CAPE = Proposal(cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), Budget(31)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.lookup_draft import with_copy
 from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions, num_product_nodes
-from slipstream.core.planner import Planner, Profile, resolve
+from slipstream.core.planner import Planner, resolve
+from slipstream.core.profile import Profile
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     FinishReason,
@@ -137,7 +138,7 @@ COPIES = Profile(step_cost=0.2, row_cost=0.02, lookup=2, lookup_alone=3.0, max_n
 def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
     plan = planner_of(COPIES).plan(99, PREFILL)
     assert plan.max_depth == COPIES.max_depth
-    assert plan.lookup == Copying(shortest=2, max_depth=20, worth=0.02, alone=3.0)
+    assert plan.lookup == Copying(shortest=2, max_depth=20, alone=3.0)
     assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
     assert planner_of(COPIES).plan(99, verdict_of(0, offer=Offer(4))).lookup.max_depth == 3
 

@@ -1,22 +1,35 @@
-"""Under load plans follow the prices of rows and drafts; alone they go by what was calibrated."""
+"""Plans follow what rounds and drafts are measured to cost, whether a request is alone or not."""
 
-from dataclasses import replace
+import pytest
 
 from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Planner, Profile, resolve
+from slipstream.core.planner import Planner, resolve
+from slipstream.core.profile import Profile
+from slipstream.core.row_costs import RowCosts
+from slipstream.core.stop import TOO_DEAR
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Verdict
 
-ALONE = Offer(8)
-LOADED = Offer(8, row_cost=0.1, round_s=0.02)
-FREE = replace(LOADED, row_cost=0.0)
-COPIES = Profile(row_cost=0.02, lookup=2)
+STAIRS = RowCosts(((1, 1.0), (4, 1.1), (5, 1.6), (8, 1.7)))
 
 
-def planner_of(profile=None):
-    options = SpeculationOptions(mode=Mode.AUTO)
-    settings = resolve(options, profile or Profile(), drafter="glide", has_decision_model=True)
+def offer_of(row_cost, *, rows=8, round_s=0.02):
+    return Offer(rows, round_s, RowCosts.straight(row_cost))
+
+
+DEAR, FREE = offer_of(0.1), offer_of(0.0)
+
+
+def planner_of(profile=None, *, mode=Mode.AUTO, step_s=None):
+    options = SpeculationOptions(mode=mode)
+    settings = resolve(
+        options,
+        profile or Profile(),
+        drafter="glide",
+        has_decision_model=True,
+        step_s=step_s,
+    )
     return Planner(settings)
 
 
@@ -28,13 +41,40 @@ def chain(depth, waited_s=None):
     return Proposal(TokenTree.chain(range(depth)), waited_s=waited_s)
 
 
-def test_under_load_a_node_must_be_worth_its_row_and_alone_the_profile_decides():
-    planner = planner_of(COPIES)
-    alone = planner.plan(99, verdict_of(0, ALONE))
-    assert (alone.worth, alone.lookup.worth) == (None, COPIES.row_cost)
-    loaded = planner.plan(99, verdict_of(0, LOADED))
-    assert loaded.worth == loaded.lookup.worth >= LOADED.row_cost
-    assert planner.plan(99, verdict_of(0, ALONE)) == alone
+def test_every_node_has_the_price_of_its_own_place_on_the_staircase():
+    planner = planner_of(Profile(max_nodes=7))
+    prices = planner.plan(99, verdict_of(0, Offer(8, 0.02, STAIRS))).row_prices
+    unit = prices[3] / 0.5
+    assert prices == pytest.approx([unit * cost for cost in STAIRS.nodes(7)])
+    assert unit >= 1
+
+
+def test_what_a_target_measures_counts_unless_a_profile_pins_it():
+    measured, pinned = planner_of(), planner_of(Profile(row_cost=0.3, step_cost=0.2))
+    for offer in (FREE, DEAR):
+        measured_prices = measured.plan(99, verdict_of(0, offer)).row_prices
+        assert sum(measured_prices) == pytest.approx(
+            len(measured_prices) * measured_prices[0], abs=1e-9
+        )
+        assert pinned.plan(99, verdict_of(0, offer)).row_prices == pytest.approx(
+            pinned.plan(99, verdict_of(0, DEAR)).row_prices
+        )
+    assert measured.plan(99, verdict_of(0, FREE)).row_prices[0] == 0
+    assert measured.plan(99, verdict_of(0, DEAR)).row_prices[0] >= 0.1
+
+
+def test_a_slow_draft_must_be_surer_from_the_first_round_on():
+    worth = [
+        planner_of(step_s=step_s).plan(99, verdict_of(0, FREE)).worth
+        for step_s in (0.0002, 0.002, 0.01)
+    ]
+    assert worth == sorted(worth)
+    assert worth[0] < 0.03 < worth[-1]
+
+
+def test_forced_speculation_has_its_shape_whatever_it_costs():
+    plan = planner_of(mode=Mode.FORCED).plan(99, verdict_of(0, DEAR))
+    assert (plan.worth, plan.row_prices) == (None, ())
 
 
 def test_rows_are_worth_more_to_who_gains_more():
@@ -42,9 +82,9 @@ def test_rows_are_worth_more_to_who_gains_more():
     for accepted in (1, 3, 7):
         planner = planner_of()
         for _ in range(50):
-            planner.plan(999, verdict_of(0, LOADED))
-            planner.record(chain(7), verdict_of(accepted, LOADED))
-        worth.append(planner.plan(999, verdict_of(0, LOADED)).worth)
+            planner.plan(999, verdict_of(0, DEAR))
+            planner.record(chain(7), verdict_of(accepted, DEAR))
+        worth.append(planner.plan(999, verdict_of(0, DEAR)).worth)
     assert worth == sorted(worth)
     assert worth[0] < worth[-1] <= 1
 
@@ -59,16 +99,27 @@ def speculated(planner, offer, *, waited_s, rounds=60):
     return sum(depth > 0 for depth in depths[rounds:])
 
 
-SHORT = Profile(step_cost=0.01, max_depth=4)
+SHORT = Profile(max_depth=4)
 
 
-def test_under_load_drafts_that_keep_everybody_waiting_are_given_up():
+def test_drafts_that_take_longer_than_they_save_are_given_up():
     assert speculated(planner_of(SHORT), FREE, waited_s=0.002) == 64
     assert speculated(planner_of(SHORT), FREE, waited_s=0.060) <= 16
 
 
-def test_alone_what_was_calibrated_counts_however_long_a_draft_took():
-    assert speculated(planner_of(SHORT), ALONE, waited_s=0.060) == 64
+def test_a_pinned_cost_of_draft_steps_counts_however_long_a_draft_took():
+    assert speculated(planner_of(Profile(max_depth=4, step_cost=0.01)), FREE, waited_s=0.06) == 64
+
+
+def test_a_draft_that_was_asked_and_found_nothing_worth_proposing_is_not_free():
+    planner = planner_of(SHORT)
+    asked = 0
+    for _ in range(100):
+        plan = planner.plan(999, verdict_of(0, DEAR))
+        asked += plan.max_depth > 0
+        found = Proposal(stopped_by=TOO_DEAR, waited_s=0.01) if plan.max_depth else Proposal()
+        planner.record(found, verdict_of(0, DEAR))
+    assert asked < 30
 
 
 def test_the_first_draft_of_a_request_which_reads_its_prompt_is_not_held_against_it():
@@ -79,13 +130,11 @@ def test_the_first_draft_of_a_request_which_reads_its_prompt_is_not_held_against
 
 
 def test_rounds_whose_rows_cost_more_than_they_bring_are_given_up():
-    assert speculated(planner_of(), LOADED, waited_s=0.0) == 64
-    assert speculated(planner_of(), replace(LOADED, row_cost=0.5), waited_s=0.0) <= 16
+    assert speculated(planner_of(SHORT), DEAR, waited_s=0.0) == 64
+    assert speculated(planner_of(SHORT), offer_of(0.5), waited_s=0.0) <= 16
 
 
 def test_forced_speculation_goes_on_with_the_one_node_that_is_left():
-    options = SpeculationOptions(mode=Mode.FORCED)
-    settings = resolve(options, Profile(), drafter="glide", has_decision_model=True)
-    crowded = verdict_of(0, Offer(1, 0.0, 0.02))
-    assert Planner(settings).plan(99, crowded).max_nodes == 1
+    crowded = verdict_of(0, offer_of(0.0, rows=1))
+    assert planner_of(mode=Mode.FORCED).plan(99, crowded).max_nodes == 1
     assert planner_of().plan(99, crowded).max_depth == 0

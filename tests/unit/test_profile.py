@@ -8,7 +8,8 @@ import pytest
 from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.options import SpeculationOptions
-from slipstream.core.planner import Profile, resolve
+from slipstream.core.planner import resolve
+from slipstream.core.profile import Profile
 from slipstream.core.profile_values import profile_from_values, profile_values
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.profile_file import Pair, profile_file, read_profile

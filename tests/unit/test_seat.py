@@ -6,7 +6,8 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.core.options import SpeculationOptions
-from slipstream.core.planner import Planner, Profile, resolve
+from slipstream.core.planner import Planner, resolve
+from slipstream.core.profile import Profile
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     Delta,

@@ -6,7 +6,55 @@ import pytest
 
 import tiny
 from scattered import shaped
+from slipstream.models.machine import Measurements
+from slipstream.target import trial
 from slipstream.target.trial import learn_cost
+
+NAME = "costs of a tiny model"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Measurements of a machine on which nothing has run."""
+    machine = Measurements(None)
+    monkeypatch.setattr(trial, "this_machine", lambda: machine)
+    return machine
+
+
+class Clock:
+    """Every other look at it is so many ticks later, by the turn."""
+
+    def __init__(self, *ticks):
+        self._ticks = itertools.cycle(ticks)
+        self._now = 0.0
+
+    def __call__(self):
+        self._now += next(self._ticks)
+        return self._now
+
+
+def learnt(clock):
+    model = tiny.causal()
+    return learn_cost(model, model.pool(64), max_rows=16, seconds=1e9, name=NAME, clock=clock)
+
+
+def test_what_an_earlier_start_has_found_is_kept_while_forwards_confirm_it(machine):
+    first = learnt(Clock(1.0))
+    kept = machine.get(NAME)
+    again = learnt(Clock(1.5))
+    assert machine.get(NAME) == kept
+    assert again.seconds(8) == first.seconds(8)
+
+
+def test_costs_of_a_busy_machine_are_measured_again(machine):
+    learnt(Clock(3.0))
+    assert learnt(Clock(1.0)).seconds(8) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kept", [7, [], [[[1, 0.1]], 0.0], [[[1, -1.0], [8, 1.0]], 0.0], None])
+def test_what_is_no_record_of_costs_is_measured_again(machine, kept):
+    machine.keep(NAME, kept)
+    assert learnt(Clock(1.0)).seconds(8) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("num_pages", [4, 64])
@@ -15,7 +63,7 @@ def test_the_engines_memory_is_as_it_was(make, num_pages):
     model = make()
     pool = model.pool(num_pages)
     ticks = itertools.count()
-    learn_cost(model, pool, max_rows=16, seconds=1e9, clock=lambda: float(next(ticks)))
+    learn_cost(model, pool, max_rows=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
     assert pool.num_free == num_pages
 
 
@@ -23,6 +71,6 @@ def test_forwards_are_captured_over_the_engines_own_pool():
     model = shaped()
     pool = model.pool(64)
     ticks = itertools.count()
-    learn_cost(model, pool, max_rows=16, seconds=1e9, clock=lambda: float(next(ticks)))
+    learn_cost(model, pool, max_rows=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
     assert {key[0] for key in model._shaped._replay._entries} == {id(pool)}
     assert {key[1].rows for key in model._shaped._replay._entries} >= {1, 16}

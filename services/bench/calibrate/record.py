@@ -12,7 +12,8 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
 from slipstream.core.options import MAX_NODES, SpeculationOptions
-from slipstream.core.planner import Planner, Profile
+from slipstream.core.planner import Planner
+from slipstream.core.profile import Profile
 from slipstream.core.request import draft_settings
 from slipstream.core.types import Delta, Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftModel

@@ -12,8 +12,9 @@ from slipstream.core.inline import iterated
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.loop import Round, decode
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Planner, Profile, resolve
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.planner import Planner, resolve
+from slipstream.core.profile import Profile
+from slipstream.core.tree import ROOT
 from slipstream.core.types import (
     Delta,
     FinishReason,
@@ -21,7 +22,6 @@ from slipstream.core.types import (
     Proposal,
     SamplingParams,
     Session,
-    Shape,
     Verdict,
 )
 

@@ -26,7 +26,7 @@ from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.methods import Numerics
 from slipstream.bench.questions import Question, in_turn
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import DraftModel
 from slipstream.text.prompts import encode_prompt
@@ -153,7 +153,7 @@ def fitted(base: Profile, recorded: Recorded, costs: Costs) -> tuple[Profile, Ev
     )
     both = (*recorded.greedy, *recorded.sampled)
     speed = max(simulate(known, both, costs).speed, 1.0)
-    table = fit_cape(both, row_cost=known.row_cost, speed=speed)
+    table = fit_cape(both, row_cost=known.row_cost or 0.0, speed=speed)
     return replace(known, cape_table=table), evidence
 
 

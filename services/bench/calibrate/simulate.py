@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slipstream.bench.calibrate.traces import Guess, Trace
 from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.stop import StopSignal, make_stop
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Shape, StopPolicy

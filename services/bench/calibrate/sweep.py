@@ -12,7 +12,7 @@ from slipstream.bench.calibrate.simulate import Costs, Simulated, simulate, tota
 from slipstream.bench.calibrate.traces import Trace
 from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 
 NO_LEAVES = "chain"

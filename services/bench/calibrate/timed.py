@@ -12,7 +12,7 @@ from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question
 from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.core.options import SpeculationOptions
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import DraftModel
 

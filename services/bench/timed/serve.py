@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from slipstream.bench.timed.models import LAYOUT, TimedModel, TimedScorer
 from slipstream.bench.timed.script import Script
-from slipstream.core.planner import Profile
+from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.build import Drafter
