@@ -20,7 +20,7 @@ def sample_tokens(vocab_size: int) -> list[int]:
 @torch.inference_mode()
 def sample_hidden(model: PreTrainedModel) -> Tensor:
     """Return transformers' final hidden states [SAMPLE_TOKENS, d] of these tokens."""
-    head: Tensor = model.get_output_embeddings().weight  # type: ignore[assignment]
+    head: Tensor = model.get_output_embeddings().weight
     tokens = torch.tensor([sample_tokens(head.shape[0])], device=model.device)
     hidden: Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
     return hidden
