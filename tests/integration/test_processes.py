@@ -192,17 +192,16 @@ def test_without_its_target_up_stops_everything_and_says_so(model):
         assert command_line(router) == ""
 
 
-def test_options_come_from_file_environment_and_flags_and_are_logged(model, tmp_path):
+def test_options_come_from_file_environment_and_flags_and_are_logged(tmp_path):
     file = tmp_path / "slipstream.toml"
-    lines = ["[target]", f"model = {json.dumps(str(model))}", 'dtype = "float16"', "threads = 1"]
+    lines = ["[router]", 'targets = ["127.0.0.1:1"]', 'drafter = "none"', "max_requests = 4"]
     file.write_text("\n".join([*lines, "max_sessions = 5", ""]))
-    env = {"SLIPSTREAM_TARGET_DTYPE": "float32", "SLIPSTREAM_TARGET_MAX_SESSIONS": "6"}
+    env = {"SLIPSTREAM_ROUTER_DRAFTER": "ngram", "SLIPSTREAM_ROUTER_MAX_SESSIONS": "6"}
     flags = ("--config", str(file), "--max-sessions", "7", "--address", "127.0.0.1:0")
-    with Process("slipstream.cli.main", "serve", "target", *flags, env=env) as process:
-        assert process.ready().startswith("127.0.0.1:")
+    with Process("slipstream.cli.main", "serve", "router", *flags, env=env) as process:
         values = logged_values(process.until_logged("configuration {"))
-    assert (values["model"], values["threads"]) == (str(model), 1)
-    assert (values["dtype"], values["max_sessions"]) == ("float32", 7)
+    assert (values["targets"], values["max_requests"]) == (["127.0.0.1:1"], 4)
+    assert (values["drafter"], values["max_sessions"]) == ("ngram", 7)
 
 
 BAD = [
