@@ -35,8 +35,10 @@ _LIGHT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
 }
-"""Ray Train without the actors that watch it, each of which is a process more."""
+"""Ray Train without the actors that watch it, each of which is a process more; and workers that
+other tests do not keep waiting."""
 
 
 @contextmanager
