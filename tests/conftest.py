@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 REAL_MODEL = "smollm2-135m"
+UNIT = Path(__file__).parent / "unit"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,11 +56,21 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _spread(items: list[pytest.Item]) -> None:
-    """Long tests first, half of them for each of two processes, which share what is left."""
-    long = [item for item in items if item.get_closest_marker("real")]
-    short = [item for item in items if not item.get_closest_marker("real")]
-    middle = len(short) // 2
-    items[:] = [*long[::2], *short[:middle], *long[1::2], *short[middle:]]
+    """Long tests first, every other file of them for each of two processes.
+
+    These share what is left: unit tests, which lose little when a file is torn apart.
+    """
+    files: dict[tuple[bool, Path], list[pytest.Item]] = {}
+    for item in items:
+        is_real = item.get_closest_marker("real") is not None
+        if is_real or not item.path.is_relative_to(UNIT):
+            files.setdefault((not is_real, item.path), []).append(item)
+    long = [files[key] for key in sorted(files)]
+    first, second = [*chain(*long[::2])], [*chain(*long[1::2])]
+    chosen = {*first, *second}
+    short = [item for item in items if item not in chosen]
+    middle = max(len(items) // 2 - len(first), 0)
+    items[:] = [*first, *short[:middle], *second, *short[middle:]]
 
 
 @pytest.fixture(scope="session")

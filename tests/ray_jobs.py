@@ -30,6 +30,15 @@ SETTINGS = DataSettings(
     sources=SourceSettings(max_prompt_tokens=80, passage_tokens=10),
 )
 _STARTS = 3
+_LIGHT = {
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Ray Train without the actors that watch it, each of which is a process more; and workers that
+other tests do not keep waiting."""
 
 
 @contextmanager
@@ -93,6 +102,7 @@ def team(place: Path) -> dict[str, str]:
 def main(place: Path) -> None:
     """See the module."""
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # workers find what this process finds
+    os.environ |= _LIGHT
     training_place(place)
     with cluster():
         said = {"data": spread_data(place), "team": team(place)}

@@ -8,8 +8,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import cluster
 from charts import NAMESPACE, Json, every_case, named, of_kind, rendered, service_pods
-from processes import LIMIT_S, ROOT, save_long_checkpoint, up
+from processes import LIMIT_S, ROOT, save_long_checkpoint
 from test_docs_commands import command
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -34,9 +35,8 @@ def words(container: Json) -> list[str]:
 def router(tmp_path_factory):
     """Where a router of real services listens, whose draft is the target itself."""
     model = save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
-    with up(model, f"vanilla:{model}") as process:
-        process.until_logged("is ready", times=2)
-        yield process.ready()
+    with cluster.running(model, f"vanilla:{model}") as services:
+        yield services.address
 
 
 def run(line: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+import cluster
 import wheels
 from dockerfile import ROOT, Workshop, environment, stages
-from processes import Process, has_loaded, save_long_checkpoint, serve
+from processes import Process, has_loaded, save_long_checkpoint
 
 LEFT_OUT = {"huggingface-hub"}
 HEAVY = {"torch", "transformers", "accelerate", "gguf", "numpy"}
@@ -114,11 +115,9 @@ def test_the_entry_point_and_the_command_answer(image):
 
 def test_a_router_of_the_image_serves_and_has_loaded_no_torch(image, tmp_path):
     model = save_long_checkpoint(tmp_path / "tiny")
-    engine = serve(
-        "target", "--model", str(model), "--address", "127.0.0.1:0", "--dtype", "float32"
-    )
-    with engine as target:
-        flags = ["--targets", target.ready(), "--address", "127.0.0.1:0", "--drafter", "ngram"]
+    with cluster.running(model, f"vanilla:{model}") as engines:
+        flags = ["--targets", engines.target_address, "--drafter", "ngram"]
+        flags += ["--address", "127.0.0.1:0"]
         flags += ["--metrics-address", "127.0.0.1:0", "--health-address", "127.0.0.1:0"]
         env = image.variables | {"PYTHONPATH": ""}
         python = str(image.app / "bin" / "python")

@@ -1,20 +1,18 @@
 """The real pair as three processes says what one process says, alone and in a crowd."""
 
 import asyncio
-import json
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from processes import Process
+from slipstream.bench.questions import read_questions, select
 from slipstream.client import AsyncClient, Client, SamplingParams
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 PROMPTS = Path(__file__).parents[2] / "services" / "data" / "prompts.jsonl"
-STYLES = ("", "Answer briefly: ")
-NUM_PROMPTS = 40
+NUM_PROMPTS = 12
 NUM_TOKENS = 16
 LAWS = {
     "greedy": SamplingParams(),
@@ -24,8 +22,8 @@ LAWS = {
 
 @pytest.fixture(scope="module")
 def prompts():
-    lines = [json.loads(line)["turns"][0] for line in PROMPTS.read_text().splitlines()]
-    return list(islice((style + line for style in STYLES for line in lines), NUM_PROMPTS))
+    questions = select(read_questions(PROMPTS), limit=NUM_PROMPTS)
+    return [question.turns[0] for question in questions]
 
 
 @pytest.fixture(scope="module")

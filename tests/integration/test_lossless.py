@@ -40,7 +40,7 @@ SHAPES = [shape for shape in Shape if shape is not Shape.FORK]
 # The first prompt repeats itself, so that prompt lookup finds something; the second is long
 # enough for rows to cross positions 127 and 128.
 PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
-MAX_TOKENS = 20
+MAX_TOKENS = 16
 
 
 class World:

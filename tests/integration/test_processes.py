@@ -8,7 +8,9 @@ import signal
 import socket
 import sys
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -134,8 +136,28 @@ def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_when_it_is_back
     assert again.stats.speculation.fallbacks == {}
 
 
-def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(model, plain):
-    with up(model, "ngram") as process, Client(process.ready()) as client:
+@dataclass(frozen=True)
+class Stopped:
+    """What is left of `slipstream up` that was told to stop while a stream ran."""
+
+    code: int
+    children: list[int]
+    tokens: tuple[int, ...]
+    """Of that stream."""
+    traces: Path
+    request_id: str
+    """Of a request before."""
+    hint: str
+    """Where its trace is to be found."""
+
+
+@pytest.fixture(scope="module")
+def stopped(model, tmp_path_factory):
+    traces = tmp_path_factory.mktemp("up") / "traces"
+    flags = ("--traces", str(traces))
+    with up(model, "ngram", *flags) as process, Client(process.ready()) as client:
+        asked = client.generate(PROMPT, max_tokens=8)
+        hint = process.until_logged("traces are kept in")
         children = [process.child(role) for role in ("target", "router")]
         with closing(client.stream(PROMPT, max_tokens=LONG)) as chunks:
             before = list(islice(chunks, 1))
@@ -143,23 +165,22 @@ def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(model, pla
             process.until_logged("stopping")
             with Client(process.ready(), retries=False) as late, pytest.raises(ServiceError):
                 late.generate(PROMPT, max_tokens=4)
-            after = list(chunks)
-        assert process.wait() == 0
-    assert tokens_of([*before, *after]) == plain(LONG)
-    assert [command_line(pid) for pid in children] == ["", ""]
+            tokens = tokens_of([*before, *chunks])
+        return Stopped(process.wait(), children, tokens, traces, asked.request_id, hint)
 
 
-def test_a_request_to_up_leaves_a_trace_that_the_command_it_names_shows(model, tmp_path, capsys):
-    place = tmp_path / "traces"
-    with up(model, "ngram", "--traces", str(place)) as process, Client(process.ready()) as client:
-        asked = client.generate(PROMPT, max_tokens=8)
-        hint = process.until_logged("traces are kept in")
-        process.signal(signal.SIGTERM)
-        assert process.wait() == 0
-    assert f"in {place}; `slipstream trace --last --dir {place}`" in hint
-    assert exit_code(["trace", asked.request_id, "--json", "--dir", str(place)]) == 0
+def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(stopped, plain):
+    assert stopped.code == 0
+    assert stopped.tokens == plain(LONG)
+    assert [command_line(pid) for pid in stopped.children] == ["", ""]
+
+
+def test_a_request_to_up_leaves_a_trace_that_the_command_it_names_shows(stopped, capsys):
+    place = stopped.traces
+    assert f"in {place}; `slipstream trace --last --dir {place}`" in stopped.hint
+    assert exit_code(["trace", stopped.request_id, "--json", "--dir", str(place)]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["facts"]["request"] == asked.request_id
+    assert said["facts"]["request"] == stopped.request_id
     assert {span["service"] for span in said["spans"]} == {"slipstream-router", "slipstream-target"}
     assert said["orphans"] == []
 
@@ -216,17 +237,16 @@ def test_up_for_a_model_that_is_nowhere_says_one_sentence_and_exits_with_2():
     assert said.startswith("error: the model 'no-such-model' is not on this machine")
 
 
-def test_options_come_from_file_environment_and_flags_and_are_logged(model, tmp_path):
+def test_options_come_from_file_environment_and_flags_and_are_logged(tmp_path):
     file = tmp_path / "slipstream.toml"
-    lines = ["[target]", f"model = {json.dumps(str(model))}", 'dtype = "float16"', "threads = 1"]
+    lines = ["[router]", 'targets = ["127.0.0.1:1"]', 'drafter = "none"', "max_requests = 4"]
     file.write_text("\n".join([*lines, "max_sessions = 5", ""]))
-    env = {"SLIPSTREAM_TARGET_DTYPE": "float32", "SLIPSTREAM_TARGET_MAX_SESSIONS": "6"}
+    env = {"SLIPSTREAM_ROUTER_DRAFTER": "ngram", "SLIPSTREAM_ROUTER_MAX_SESSIONS": "6"}
     flags = ("--config", str(file), "--max-sessions", "7", "--address", "127.0.0.1:0")
-    with Process("slipstream.cli.main", "serve", "target", *flags, env=env) as process:
-        assert process.ready().startswith("127.0.0.1:")
+    with Process("slipstream.cli.main", "serve", "router", *flags, env=env) as process:
         values = logged_values(process.until_logged("configuration {"))
-    assert (values["model"], values["threads"]) == (str(model), 1)
-    assert (values["dtype"], values["max_sessions"]) == ("float32", 7)
+    assert (values["targets"], values["max_requests"]) == (["127.0.0.1:1"], 4)
+    assert (values["drafter"], values["max_sessions"]) == ("ngram", 7)
 
 
 BAD = [
@@ -234,8 +254,6 @@ BAD = [
     ("router", ["--no-such-flag"], {}, "has no '--no-such-flag'"),
     ("router", ["--targets", "a:1"], {"SLIPSTREAM_ROUTER_MAX_REQUESTS": "x"}, "must be a whole"),
     ("target", ["--model", "no-such-model"], {}, "'no-such-model'"),
-    ("target", ["--colour", "blue"], {}, "has no '--colour'"),
-    ("draft", ["--colour", "blue"], {}, "has no '--colour'"),
     ("draft", ["--draft", "nonsense", "--target-model", "no-such-model"], {}, "no-such-model"),
 ]
 

@@ -87,11 +87,12 @@ async def test_a_session_remembers(client):
     assert second.stats.num_cached_tokens > 0
 
 
-async def test_a_session_that_is_left_open_goes_on_by_its_name(client):
+async def test_a_session_that_is_left_open_goes_on_by_its_name(client, monkeypatch):
     begun = client.session()
     await begun.generate("hello", max_tokens=5)
     async with client.session(begun.session_id) as session:
         assert (await session.generate("more", max_tokens=5)).stats.num_cached_tokens
+    monkeypatch.setattr("slipstream.client.aio.PAUSES_S", (0.05,))
     with pytest.raises(SessionNotFound):
         await begun.generate("again")
 

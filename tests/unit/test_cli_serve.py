@@ -77,9 +77,13 @@ def test_a_service_has_its_own_help(capsys):
     assert "--grace-s" in said
 
 
-def test_a_flag_that_a_service_does_not_have_is_refused(capsys):
-    assert exit_code(["serve", "router", "--colour", "blue"]) == 2
-    assert "has no '--colour'; there are --config, --" in capsys.readouterr().err
+@pytest.mark.parametrize("role", ["router", "target", "draft"])
+def test_a_flag_that_a_service_does_not_have_is_refused(role, capsys):
+    assert exit_code(["serve", role, "--colour", "blue"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "has no '--colour'; there are --config, --" in said.err
+    assert said.err.count("error: ") == said.err.count("\n") == 1
 
 
 def test_a_role_that_does_not_exist_is_refused(capsys):

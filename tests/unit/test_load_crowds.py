@@ -51,7 +51,7 @@ def speeds(machine, sessions, sure, *, steps):
 def test_auto_is_never_slower_than_the_better_of_plain_and_always(sessions, target, acceptance):
     draft = DRAFTS["one by one" if sessions in (4, 16) else "batched"]
     machine = Machine(TARGETS[target], draft)
-    speed = speeds(machine, sessions, SURE[acceptance], steps=max(1500 // sessions, 200))
+    speed = speeds(machine, sessions, SURE[acceptance], steps=max(1000 // sessions, 100))
     assert speed[Mode.AUTO] >= 0.95 * max(speed[Mode.OFF], speed[Mode.FORCED])
 
 
