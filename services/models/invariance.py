@@ -50,6 +50,24 @@ def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
     return RowRule(_PROBED[low], _PROBED[high])
 
 
+def cancelling(weight: Tensor, num_rows: int = 128) -> tuple[Tensor, Tensor]:
+    """Return inputs [num_rows, in], and a weight of this one's form, whose products are all 0 but
+    for rounding.
+
+    What is left is made of the order of additions alone. In products of other numbers, rounding
+    to bfloat16 hides another order in all but one of some 10,000 elements.
+    """
+    noise = torch.Generator().manual_seed(0)
+    num_outputs, width = weight.shape
+    half = width // 2
+    order = torch.randperm(2 * half, generator=noise)
+    inputs, outputs = (torch.randn(size, half, generator=noise) for size in (num_rows, num_outputs))
+    example, like = torch.zeros(num_rows, width), torch.zeros(num_outputs, width)
+    example[:, : 2 * half] = torch.cat([inputs, -inputs], 1)[:, order]
+    like[:, : 2 * half] = torch.cat([outputs, outputs], 1)[:, order]
+    return example.to(weight), like.to(weight)
+
+
 def _rolled(reference: Tensor) -> Tensor:
     """Rows in each block of 16 one place further, the last one first."""
     return torch.cat([part.roll(1, 0) for part in reference.split(_FALLBACK)])

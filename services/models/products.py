@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.models.invariance import RowRule, probe_rows, tiled
+from slipstream.models.invariance import RowRule, cancelling, probe_rows, tiled
 from slipstream.models.linear import PackedLinear
 from slipstream.models.machine import this_machine
 from slipstream.models.shards import join_of
@@ -40,22 +40,21 @@ class Products:
             return packed
         if weight.shape not in self._seen:
             self._seen.add(weight.shape)
-            self.rule = self.rule.meet(_rule(packed, weight))
+            self.rule = self.rule.meet(_rule(weight))
         return lambda x: tiled(packed, x, self.rule)
 
 
-def _rule(product: PackedLinear, weight: Tensor) -> RowRule:
+def _rule(weight: Tensor) -> RowRule:
     """What was found of products of this form on this machine, or is now."""
 
     def measure() -> list[int]:
-        noise = torch.Generator().manual_seed(0)
-        example = torch.randn(128, weight.shape[1], generator=noise).to(weight)
-        found = probe_rows(product, example)
+        example, like = cancelling(weight)
+        found = probe_rows(PackedLinear(like), example)
         return [found.min_rows, found.max_rows]
 
     if weight.device.type != "cpu":
         return RowRule(*measure())
-    name = f"rows {weight.shape[0]}x{weight.shape[1]} {weight.dtype}"
+    name = f"steady rows {weight.shape[0]}x{weight.shape[1]} {weight.dtype}"
     return RowRule(*this_machine().recall(name, measure, is_valid=_is_rule))
 
 
