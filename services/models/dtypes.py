@@ -93,9 +93,7 @@ def _measure() -> dict[str, float | None]:
         weight = torch.full(_SHAPE, 0.01, dtype=dtype)
         products[name] = [PackedLinear(weight.clone()) for _ in range(_COPIES)]
     for rows in _ROWS:
-        inputs = {
-            name: torch.full((rows, _SHAPE[1]), 0.01, dtype=DTYPES[name]) for name in products
-        }
+        inputs = {name: torch.full((rows, _SHAPE[1]), 0.01, dtype=DTYPES[name]) for name in products}
         runs = [
             lambda name=name: [product(inputs[name]) for product in products[name]]
             for name in products

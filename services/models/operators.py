@@ -81,9 +81,7 @@ def has_flash_attention(dtype: torch.dtype) -> bool:
     mask = torch.zeros(1, 1, 80, 640, dtype=dtype)
     expected, limit = plain_attention(query, keys, values, mask, 0.1), _TOLERANCE.get(dtype, 0.0)
     return all(
-        _works(
-            lambda at=at: flash_attention(query, keys, values, mask, 0.1)[at], expected[at], limit
-        )
+        _works(lambda at=at: flash_attention(query, keys, values, mask, 0.1)[at], expected[at], limit)
         for at in range(2)
     )
 
