@@ -123,7 +123,7 @@ def verdict(router: str, result: "Result", *, is_plain: bool) -> str:
 
 
 def replica_lines(info: "ServerInfo") -> list[str]:
-    """Return a line for each kind of ready replica: what it is, its dtype, and how many there are."""
+    """Return a line for each kind of ready replica: model, dtype, and how many there are."""
     ready = [at for at in info.replicas if at.state is ReplicaState.READY]
     kinds = Counter((at.role, at.model, at.dtype) for at in ready)
     lines = []
