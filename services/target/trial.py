@@ -98,9 +98,7 @@ def _read(value: Any) -> Costs | None:
     """Costs as they were kept; None for anything else."""
     try:
         points, session_s = value
-        costs = Costs(
-            tuple((int(rows), float(seconds)) for rows, seconds in points), float(session_s)
-        )
+        costs = Costs(tuple((int(rows), float(seconds)) for rows, seconds in points), float(session_s))
     except (TypeError, ValueError):
         return None
     is_sound = len(costs.points) > 1 and all(0 < at < math.inf for _, at in costs.points)
