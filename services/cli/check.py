@@ -4,6 +4,7 @@ What people run after an installation, and what `helm test` does. Measures nothi
 """
 
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +16,12 @@ from slipstream.cli.flags import with_flags
 from slipstream.cli.options import RouterFlags
 from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.server_info import ReplicaRole, ReplicaState
 
 if TYPE_CHECKING:
     from slipstream.client import Client
     from slipstream.core.results import Result
+    from slipstream.core.server_info import ServerInfo
 
 # Goes on by a rule, so that any draft, and whoever copies what was said, has something right.
 PROMPT = "one two three four five six one two three four five six one two three four"
@@ -56,7 +59,10 @@ class CheckFlags:
 
 @with_flags
 def check(router: RouterFlags, flags: CheckFlags) -> None:
-    """Generate a few tokens through a router, and say what came: exit code 0 if all is well."""
+    """Generate a few tokens through a router, and show what came and which replicas are ready.
+
+    Exit code 0 if all is well.
+    """
     from slipstream.client import Client
 
     if router.router is None:
@@ -64,6 +70,8 @@ def check(router: RouterFlags, flags: CheckFlags) -> None:
     options = _connection(router, flags)
     with closing(Client(router.router, timeout_s=flags.timeout_s, **options)) as client:
         typer.echo(_patiently(client, router.router, flags))
+        for line in replica_lines(client.server_info()):
+            typer.echo(line)
 
 
 def _patiently(client: "Client", router: str, flags: CheckFlags) -> str:
@@ -112,6 +120,18 @@ def verdict(router: str, result: "Result", *, is_plain: bool) -> str:
         f"{came}, {speculation.num_accepted_draft_tokens} of them drafted"
         f" (mean acceptance length {speculation.mean_acceptance_length:.2f})"
     )
+
+
+def replica_lines(info: "ServerInfo") -> list[str]:
+    """Return a line for each kind of ready replica: model, dtype, and how many there are."""
+    ready = [at for at in info.replicas if at.state is ReplicaState.READY]
+    kinds = Counter((at.role, at.model, at.dtype) for at in ready)
+    lines = []
+    for role in (ReplicaRole.TARGET, ReplicaRole.DRAFT):
+        for (_, model, dtype), count in sorted(at for at in kinds.items() if at[0][0] is role):
+            made = f"{model} in {dtype}" if dtype else model
+            lines.append(f"{role.value} {made}, {count} ready")
+    return lines
 
 
 def _missing(result: "Result") -> str:

@@ -58,13 +58,18 @@ def _import_engines() -> None:
     """
     if "torch" in sys.modules:
         return
-    usually(_SHORT_SPINS)
+    shorten_spins()
     gc.disable()
     try:
         import_module("slipstream.client.embedded")
     finally:
         gc.freeze()
         gc.enable()
+
+
+def shorten_spins() -> None:
+    """Have idle threads sleep soon. For a command that is about to import torch."""
+    usually(_SHORT_SPINS)
 
 
 def load_async(flags: EngineFlags) -> "AsyncEmbedded":

@@ -26,6 +26,7 @@ from slipstream.cli import (
     trace,
     up,
 )
+from slipstream.cli.notices import show_notices
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.rpc.process import BAD_INPUT, FAILED
 
@@ -86,6 +87,7 @@ def run(args: Sequence[str] | None = None) -> NoReturn:
 
 def exit_code(args: Sequence[str] | None = None) -> int:
     """Run a command; errors become one sentence on standard error and a code."""
+    show_notices()
     try:
         return int(app(args=args, prog_name="slipstream", standalone_mode=False) or 0)
     except SlipstreamError as error:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.engine import shorten_spins
 from slipstream.cli.progress import bars
 
 app = typer.Typer(help="List, fetch and locate models.", no_args_is_help=True)
@@ -13,12 +14,25 @@ Name = Annotated[str, typer.Argument(help="An alias, a path or OWNER/NAME of the
 
 @app.command("list")
 def list_() -> None:
-    """Show the models with a short name, and where they are on this machine."""
+    """Show the models with a short name and where they are, and what dtype auto is here."""
     from slipstream.models.store.resolve import list_models
 
     for model in list_models():
         place = model.path or "not on this machine"
         typer.echo(f"{model.name}  ({model.source})  {place}")
+    for device, dtype in _automatic():
+        typer.echo(f"dtype auto is {dtype} on {device}")
+
+
+def _automatic() -> list[tuple[str, str]]:
+    """The devices of this machine, each with the dtype that `auto` chooses there."""
+    shorten_spins()
+    import torch
+
+    from slipstream.models.dtypes import AUTO, choose_dtype, dtype_name
+
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return [(at, dtype_name(choose_dtype(AUTO, torch.device(at)))) for at in devices]
 
 
 @app.command()

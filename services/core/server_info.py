@@ -38,6 +38,8 @@ class ReplicaInfo:
     """Requests that this router runs on it."""
     incarnation: str = ""
     """Its process; empty while unknown."""
+    dtype: str = ""
+    """Element type of its weights; empty while unknown, and for a draft that is no model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ class Fleet:
 
 
 def _arithmetic(model: TargetModel) -> tuple[str, str]:
-    return model.description.numerics, model.description.dtype
+    return model.description.numerics, model.dtype
 
 
 def _best(known: Sequence[tuple[DraftModel, bool]]) -> str | None:

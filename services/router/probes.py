@@ -42,6 +42,11 @@ class TargetModel:
         return self.description.identity.incarnation
 
     @property
+    def dtype(self) -> str:
+        """Element type of its weights."""
+        return self.description.dtype
+
+    @property
     def tokenizer_hash(self) -> str:
         """Equal where token ids mean the same."""
         return self.description.identity.tokenizer_hash
@@ -63,6 +68,11 @@ class DraftModel:
     def incarnation(self) -> str:
         """Its process."""
         return self.description.identity.incarnation
+
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights; empty where it is no model."""
+        return self.description.dtype
 
     @property
     def reads_keys(self) -> bool:

@@ -42,6 +42,11 @@ class Described(Protocol):
         """Its process."""
         ...
 
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights; empty for a draft that is no model."""
+        ...
+
 
 D = TypeVar("D", bound=Described)
 D_co = TypeVar("D_co", bound=Described, covariant=True)
@@ -140,6 +145,7 @@ class Replica(Generic[D]):
             model="" if described is None else described.name,
             num_requests=self.num_requests,
             incarnation="" if described is None else described.incarnation,
+            dtype="" if described is None else described.dtype,
         )
 
     @contextmanager

@@ -144,6 +144,7 @@ def _replica_to_pb(info: ReplicaInfo) -> pb.ReplicaInfo:
         model=info.model,
         num_requests=info.num_requests,
         incarnation=info.incarnation,
+        dtype=info.dtype,
     )
 
 
@@ -156,6 +157,7 @@ def _replica_from_pb(message: pb.ReplicaInfo) -> ReplicaInfo:
         model=message.model,
         num_requests=message.num_requests,
         incarnation=message.incarnation,
+        dtype=message.dtype,
     )
 
 

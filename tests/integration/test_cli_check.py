@@ -49,13 +49,30 @@ async def test_a_router_whose_draft_is_right_now_and_then_passes(check, model):
     assert "of them drafted (mean acceptance length" in said
 
 
+async def test_ready_replicas_are_counted_by_what_they_are_and_their_dtype(check, model):
+    targets = [fleet.target_worker(model, dtype=at) for at in ("float32", "bfloat16", "float32")]
+    draft = fleet.draft_worker(f"vanilla:{model}", model)
+    async with fleet.running(*targets, draft), fleet.routed(targets, [draft]) as client:
+        await fleet.until(client, lambda info: fleet.num_ready(info, "target") == 3)
+        code, said = await check("--router", client.address)
+    assert code == 0, said
+    assert said.splitlines()[1:] == [
+        "target tiny in bfloat16, 1 ready",
+        "target tiny in float32, 2 ready",
+        "draft vanilla in float32, 1 ready",
+    ]
+
+
 async def test_a_router_without_any_draft_passes_where_none_is_asked_for(check, model):
     async with installed(model, drafter="none") as at:
         code, said = await check("--router", at)
         assert (code, said.startswith("error: ")) == (1, True)
         assert f"{at} refuses to be checked" in said
         code, said = await check("--router", at, "--no-speculation")
-    assert (code, said.strip().endswith("decoded plainly")) == (0, True)
+    assert code == 0
+    answer, target = said.splitlines()
+    assert answer.endswith("decoded plainly")
+    assert target == "target tiny in float32, 1 ready"
 
 
 async def test_a_router_that_asks_for_a_token_is_shown_the_one_of_the_environment(

@@ -116,6 +116,20 @@ async def test_without_any_target_a_request_waits_no_longer_than_it_is_told(targ
             await read(stream)
 
 
+async def test_a_target_of_another_dtype_does_not_take_over(folder):
+    targets = [target_worker(folder, dtype=at) for at in ("float32", "bfloat16")]
+    async with running(*targets), routed(targets, target_wait_s=0.3) as client:
+        info = await fleet.until(client, lambda info: fleet.num_ready(info, "target") == 2)
+        told = {at.address: at.dtype for at in info.replicas}
+        assert told == {targets[0].address: "float32", targets[1].address: "bfloat16"}
+        stream = client.stream("hello", max_tokens=NUM_TOKENS)
+        await read(stream, 20)
+        await (await busy(targets)).stop()
+        with pytest.raises(Unavailable):
+            await read(stream)
+        assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
+
+
 async def test_the_next_turn_of_a_session_goes_to_a_target_that_never_saw_it(targets, folder):
     with Client.embedded(str(folder), "none", dtype="float32") as embedded:
         session = embedded.session()

@@ -175,6 +175,7 @@ def test_a_model_is_the_same_on_the_other_side(model):
                 TEXT,
                 UINT32,
                 TEXT,
+                TEXT,
             ),
             max_size=3,
         ).map(tuple),

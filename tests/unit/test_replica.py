@@ -36,7 +36,7 @@ class Draft(draft_pb2_grpc.DraftServiceServicer):
         identity = common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION, incarnation=self.incarnation
         )
-        return draft_pb2.DescribeDraftResponse(identity=identity, kind="vanilla")
+        return draft_pb2.DescribeDraftResponse(identity=identity, kind="vanilla", dtype="float32")
 
     async def GetDraftLoad(self, request, context):
         self.num_asked += 1
@@ -134,7 +134,7 @@ async def test_another_process_at_the_address_is_another_epoch_without_a_past():
         _, address = await first_life.enter_async_context(served(Draft("one")))
         async with followed(address) as (replica, watched):
             before = replica.epoch
-            assert replica.info.incarnation == "one"
+            assert (replica.info.incarnation, replica.info.dtype) == ("one", "float32")
             watched.forgotten.clear()
             await first_life.aclose()
             await asyncio.wait_for(before.lost(), LIMIT_S)

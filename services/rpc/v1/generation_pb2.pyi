@@ -1341,6 +1341,7 @@ class ReplicaInfo(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     role: Global___ReplicaRole.ValueType
     """Its role."""
     address: _builtins.str
@@ -1355,6 +1356,10 @@ class ReplicaInfo(_message.Message):
     """Requests that this router runs on it."""
     incarnation: _builtins.str
     """Its process; empty while unknown."""
+    dtype: _builtins.str
+    """Element type of its weights, such as bfloat16; empty while unknown, and for a draft that is no
+    model.
+    """
     def __init__(
         self,
         *,
@@ -1365,10 +1370,11 @@ class ReplicaInfo(_message.Message):
         model: _builtins.str = ...,
         num_requests: _builtins.int = ...,
         incarnation: _builtins.str = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "model", b"model", "num_requests", b"num_requests", "reason", b"reason", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dtype", b"dtype", "incarnation", b"incarnation", "model", b"model", "num_requests", b"num_requests", "reason", b"reason", "role", b"role", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

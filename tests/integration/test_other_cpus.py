@@ -1,0 +1,62 @@
+"""Real processes on which torch, oneDNN and MKL may use the instructions of an older processor.
+
+What a mask can't show is a processor that rounds in another way; what it can show is every other
+kernel, and every operator that is not there.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.real
+
+TESTS = Path(__file__).resolve().parent.parent
+AVX2 = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+NO_VECTORS = {"ATEN_CPU_CAPABILITY": "default"}
+PROMPT = "Explain in three sentences why the sky is blue."
+DEMO = ("generate", "--target", "smollm2-135m", "--max-new-tokens", "32", "--compare", PROMPT)
+SAMPLED = ("--temperature", "0.8", "--seed", "7")
+
+
+def run(mask, *arguments):
+    """What a Python process under the mask writes, as JSON."""
+    fixed = {"PYTHONPATH": str(TESTS.parent / ".dev"), "GOMP_SPINCOUNT": "3000"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **fixed, **mask},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("mask", "flags"),
+    [(AVX2, ()), (AVX2, SAMPLED), (NO_VECTORS, ())],
+    ids=["avx2-greedy", "avx2-sampled", "default-greedy"],
+)
+@pytest.mark.usefixtures("real_model")
+def test_the_demo_has_the_tokens_of_plain_decoding(mask, flags):
+    answer = run(mask, "-m", "slipstream.cli.main", *DEMO, "--json", *flags)
+    assert answer["compare"]["identity"] == "identical"
+    assert answer["token_ids"] == answer["compare"]["plain_token_ids"]
+    assert answer["stats"]["num_accepted_draft_tokens"] > 0
+
+
+@pytest.mark.usefixtures("real_model")
+def test_drafted_requests_at_once_have_the_tokens_they_have_alone():
+    answer = run(AVX2, str(TESTS / "other_cpu.py"))
+    assert answer["capability"] == "AVX2"
+    assert answer["together"] == answer["alone"]
+    assert min(answer["num_drafted"]) > 0

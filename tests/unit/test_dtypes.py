@@ -1,0 +1,117 @@
+"""The dtype is the one that this processor multiplies fastest; what can't work is refused."""
+
+import logging
+
+import pytest
+import torch
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.models import dtypes
+from slipstream.models.dtypes import DTYPES, choose_dtype, dtype_name
+from slipstream.models.machine import Measurements
+
+CPU = torch.device("cpu")
+KEPT = "dtype_seconds"
+
+
+def machine(**seconds):
+    """Measurements that say how long products take in bfloat16, float16 and float32."""
+    measured = Measurements(None)
+    measured.keep(KEPT, seconds)
+    return measured
+
+
+def modern(**changes):
+    return machine(**{"bfloat16": 0.001, "float16": 0.004, "float32": 0.003, **changes})
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "float32", "chosen"),
+    [
+        (0.001, 0.003, "bfloat16"),
+        (0.003, 0.003, "bfloat16"),
+        (0.0032, 0.003, "bfloat16"),  # hardly slower, for half the memory
+        (0.004, 0.003, "float32"),
+        (None, 0.003, "float32"),
+    ],
+)
+def test_auto_is_bfloat16_unless_float32_is_clearly_faster(bfloat16, float32, chosen):
+    times = machine(bfloat16=bfloat16, float16=0.0001, float32=float32)
+    assert choose_dtype("auto", CPU, machine=times) is DTYPES[chosen]
+
+
+def test_the_choice_is_logged_with_the_times_it_follows_from(caplog):
+    with caplog.at_level(logging.INFO, "slipstream.models"):
+        choose_dtype("auto", CPU, machine=machine(bfloat16=0.001, float16=None, float32=0.003))
+    (line,) = caplog.messages
+    assert line == "dtype bfloat16, chosen by timing: bfloat16 1.0 ms, float32 3.0 ms"
+
+
+def test_a_slow_dtype_works_with_one_warning_that_names_the_faster_one(caplog):
+    assert choose_dtype("float16", CPU, machine=modern()) is torch.float16
+    (warning,) = caplog.records
+    assert warning.levelno == logging.WARNING
+    assert warning.getMessage() == (
+        "dtype float16 is 4.0 times slower than bfloat16 on this CPU: use auto"
+    )
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_dtype_that_is_about_as_fast_works_without_a_word(name, caplog):
+    times = machine(bfloat16=0.003, float16=0.004, float32=0.003)
+    assert choose_dtype(name, CPU, machine=times) is DTYPES[name]
+    assert caplog.records == []
+
+
+def test_a_dtype_that_the_processor_cant_multiply_is_refused_with_one_that_it_can():
+    with pytest.raises(InvalidRequest, match=r"float16, which this CPU can't .* use bfloat16$"):
+        choose_dtype("float16", CPU, machine=modern(float16=None))
+
+
+@pytest.mark.parametrize("name", ["", "half", "int8", "torch.float32", "AUTO"])
+def test_an_unknown_name_is_refused_with_those_there_are(name):
+    with pytest.raises(InvalidRequest, match="one of auto, bfloat16, float16, float32"):
+        choose_dtype(name, CPU, machine=modern())
+
+
+BROKEN = [
+    None,
+    "bfloat16",
+    [0.001, 0.002, 0.003],
+    {},
+    {"bfloat16": 0.001, "float32": 0.003},
+    {"bfloat16": 0.001, "float16": 0.001, "float32": 0.003, "int4": 0.001},
+    {"bfloat16": 0.001, "float16": 0.001, "float32": None},
+    {"bfloat16": 0.001, "float16": 0.001, "float32": 0.0},
+    {"bfloat16": -1.0, "float16": 0.001, "float32": 0.003},
+    {"bfloat16": "fast", "float16": 0.001, "float32": 0.003},
+    {"bfloat16": True, "float16": 0.001, "float32": 0.003},
+]
+
+
+@pytest.mark.parametrize("kept", BROKEN)
+def test_what_is_kept_and_no_table_of_times_is_measured_again(kept, monkeypatch):
+    again = {"bfloat16": 0.009, "float16": 0.009, "float32": 0.001}
+    monkeypatch.setattr(dtypes, "_measure", lambda: again)
+    measured = Measurements(None)
+    measured.keep(KEPT, kept)
+    assert choose_dtype("auto", CPU, machine=measured) is torch.float32
+    assert measured.get(KEPT) == again
+
+
+def test_times_that_are_kept_are_not_measured_again(monkeypatch):
+    monkeypatch.setattr(dtypes, "_measure", lambda: pytest.fail("measured again"))
+    for name in ("auto", "bfloat16", "float32"):
+        choose_dtype(name, CPU, machine=modern())
+
+
+def test_what_is_measured_here_is_a_table_of_times():
+    measured = Measurements(None)
+    chosen = choose_dtype("auto", CPU, machine=measured)
+    assert dtype_name(chosen) in ("bfloat16", "float32")
+    assert dtypes._are_times(measured.get(KEPT))
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_dtype_has_the_name_that_it_is_chosen_by(name):
+    assert dtype_name(DTYPES[name]) == name

@@ -1,0 +1,154 @@
+"""What was measured is kept from one start to the next; losing it costs time and nothing else."""
+
+import json
+import threading
+
+import pytest
+
+from slipstream.models import machine
+from slipstream.models.machine import Measurements, describe_machine, this_machine
+
+
+def any_value(value):
+    return True
+
+
+def never():
+    pytest.fail("measured although it is kept")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "measured" / "this.json"
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A cache directory of its own, and processes that start: nothing is remembered."""
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    machine._measurements.cache_clear()
+    yield machine._measurements.cache_clear
+    machine._measurements.cache_clear()
+
+
+def test_a_value_is_kept_from_one_start_to_the_next(path):
+    assert Measurements(path).recall("speed", lambda: [1, 2.5], is_valid=any_value) == [1, 2.5]
+    assert Measurements(path).recall("speed", never, is_valid=any_value) == [1, 2.5]
+    assert Measurements(path).get("speed") == [1, 2.5]
+    assert Measurements(path).get("other") is None
+
+
+def test_what_is_not_valid_is_measured_again_and_kept(path):
+    Measurements(path).keep("speed", "fast")
+    is_number = lambda value: isinstance(value, float)  # noqa: E731
+    assert Measurements(path).recall("speed", lambda: 2.0, is_valid=is_number) == 2.0
+    assert Measurements(path).recall("speed", never, is_valid=is_number) == 2.0
+
+
+def test_in_memory_there_is_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    measured = Measurements(None)
+    measured.keep("speed", 1)
+    assert measured.recall("speed", never, is_valid=any_value) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b'"measured"',
+        b"{}",
+        b'{"measured": 1}',
+        b'{"measured": [1]}',
+    ],
+)
+def test_a_file_that_is_broken_is_written_anew(path, content):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert Measurements(path).recall("speed", lambda: 3, is_valid=any_value) == 3
+    assert json.loads(path.read_text())["measured"] == {"speed": 3}
+
+
+def test_where_nothing_can_be_written_values_hold_for_the_process(tmp_path):
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    measured = Measurements(in_the_way / "this.json")
+    assert measured.recall("speed", lambda: 3, is_valid=any_value) == 3
+    assert measured.recall("speed", never, is_valid=any_value) == 3
+
+
+def test_the_file_says_of_which_machine_it_is_and_leaves_no_parts(path):
+    Measurements(path, {"processor": "P"}).keep("speed", 1)
+    assert json.loads(path.read_text()) == {"machine": {"processor": "P"}, "measured": {"speed": 1}}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_of_two_that_write_neither_loses_what_the_other_kept(path):
+    one, other = Measurements(path), Measurements(path)
+    one.keep("a", 1)
+    other.keep("b", 2)
+    one.keep("c", 3)
+    assert json.loads(path.read_text())["measured"] == {"a": 1, "b": 2, "c": 3}
+
+
+def test_readers_see_whole_files_while_others_write(path):
+    Measurements(path).keep("size", 0)
+    done = threading.Event()
+
+    def write():
+        for size in range(200):
+            Measurements(path).keep("size", [size] * size)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert "size" in json.loads(path.read_text())["measured"]
+    writer.join()
+
+
+def test_this_machine_keeps_in_the_cache_directory_and_forgets_nothing(fresh, tmp_path):
+    this_machine().keep("speed", 1)
+    fresh()
+    assert this_machine().get("speed") == 1
+    (file,) = (tmp_path / "measured").iterdir()
+    assert json.loads(file.read_text())["machine"]["threads"] == 1
+
+
+@pytest.mark.parametrize("variable", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
+def test_another_limit_on_instructions_is_another_machine(fresh, monkeypatch, variable):
+    monkeypatch.delenv(variable, raising=False)
+    this_machine().keep("speed", 1)
+    monkeypatch.setenv(variable, "avx2")
+    fresh()
+    assert this_machine().get("speed") is None
+
+
+def test_another_number_of_threads_is_another_machine(fresh, monkeypatch):
+    this_machine().keep("speed", 1)
+    monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 3)
+    assert this_machine().get("speed") is None
+    assert describe_machine(3)["threads"] == 3
+
+
+@pytest.mark.parametrize("version", ["slipstream", "torch"])
+def test_another_version_is_another_machine(fresh, monkeypatch, version):
+    this_machine().keep("speed", 1)
+    changed = describe_machine(1) | {version: "99"}
+    monkeypatch.setattr(machine, "describe_machine", lambda _: dict(changed))
+    fresh()
+    assert this_machine().get("speed") is None
+
+
+def test_a_machine_without_cpuinfo_has_a_name_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+    machine._processor.cache_clear()
+    try:
+        assert describe_machine(1)["processor"]
+    finally:
+        machine._processor.cache_clear()
