@@ -26,6 +26,7 @@ from slipstream.cli import (
     trace,
     up,
 )
+from slipstream.cli.engine import shorten_spins
 from slipstream.cli.notices import show_notices
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.rpc.process import BAD_INPUT, FAILED
@@ -65,6 +66,7 @@ def _mount_later(name: str, module: str, text: str) -> None:
 
     @app.command(name, help=text, context_settings=settings, add_help_option=False)
     def later(context: typer.Context) -> None:
+        shorten_spins()
         group = import_module(module).app
         code = group(args=context.args, prog_name=f"slipstream {name}", standalone_mode=False)
         raise typer.Exit(code or 0)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ DTYPE_HELP = "auto, bfloat16, float16 or float32."
 _CANDIDATES = ("bfloat16", "float32")
 """What `auto` chooses from on a CPU: models are trained in the former, the latter is always exact
 enough. In float16 some models overflow."""
-_ROWS = (1, 8)
-"""Batched tokens of the products that are timed: a plain round's, and a small tree's."""
+_ROWS = (1, 8, 32)
+"""Batched tokens of the products that are timed: a plain round's, a small tree's, a prompt's."""
 _SHAPE = (2048, 1024)
 _COPIES = 4
 """Weights in turn, so that they come from memory as those of a model do."""
@@ -58,10 +58,14 @@ def choose_dtype(
         raise InvalidRequest(f"the dtype is {name}, which this CPU can't multiply; use {fastest}")
     factor = times[name] / times[fastest]
     if factor > _SLOW:
-        _LOG.warning(
-            "dtype %s is %.1f times slower than %s on this CPU: use auto", name, factor, fastest
-        )
+        _warn(name, fastest, f"{factor:.1f}")
     return DTYPES[name]
+
+
+@cache
+def _warn(name: str, fastest: str, factor: str) -> None:
+    """Once in a process, however often the dtype is chosen."""
+    _LOG.warning("dtype %s is %s times slower than %s on this CPU: use auto", name, factor, fastest)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

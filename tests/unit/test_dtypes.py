@@ -14,6 +14,12 @@ CPU = torch.device("cpu")
 KEPT = "dtype_seconds"
 
 
+@pytest.fixture(autouse=True)
+def nothing_said():
+    """A process that has warned of no dtype yet."""
+    dtypes._warn.cache_clear()
+
+
 def machine(**seconds):
     """Measurements that say how long products take in bfloat16, float16 and float32."""
     measured = Measurements(None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
@@ -77,7 +77,9 @@ def test_no_session_waits_longer_than_its_turn(budget, num_sessions, num_rows):
 
 @settings(deadline=None)
 @given(BUDGET, st.lists(READY, max_size=40), st.lists(st.integers(50, 400), min_size=1, max_size=4))
+@example(RowBudget(max_rows=11, tile=8), [(1, 5), (1, 7), (1, 10), (1, 10)], [50])
 def test_prompts_get_a_few_rows_every_other_step_whatever_runs(budget, sessions, prompts):
+    """Up to their last tokens, with which they are running sessions and take their turn as such."""
     target = Target(budget)
     for key, (pending, nodes) in enumerate(sessions):
         target.add(key, pending, nodes)
@@ -85,7 +87,7 @@ def test_prompts_get_a_few_rows_every_other_step_whatever_runs(budget, sessions,
         target.add(key, num_tokens)
     few, last = budget.few_rows, budget.few_rows
     for _ in range(60):
-        left = sum(num for key, (num, _) in target.left.items() if key >= 100)
+        left = sum(num - 1 for key, (num, _) in target.left.items() if key >= 100)
         done = target.step()
         rows = sum(rows for key, rows in done.items() if key >= 100)
         assert last + rows >= min(few, left)
