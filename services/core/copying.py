@@ -24,12 +24,14 @@ class Copying:
     """What a round may copy.
 
     Matches of at least `shortest` tokens count, and a copy has up to `max_depth` tokens. With a
-    copy of which `alone` tokens or more are expected to become final, the draft is not asked.
+    copy of which `alone` tokens or more are expected to become final, the draft is not asked. A
+    copy that makes a second path beside the draft's costs `branch_price` tokens more.
     """
 
     shortest: int
     max_depth: int
     alone: float = math.inf
+    branch_price: float = 0.0
 
     def __post_init__(self) -> None:
         if self.shortest < 1 or self.max_depth < 1:

@@ -193,7 +193,9 @@ class Allowance:
             if 1 < at <= rows:
                 most = max(most, cost(at))
                 points.append((at, most))
-        return Offer(rows, _plain_s(curve, sessions, keys), RowCosts(tuple(points)))
+        plain_s = _plain_s(curve, sessions, keys)
+        branch = curve.branch_s * sessions / plain_s
+        return Offer(rows, plain_s, RowCosts(tuple(points), branch))
 
 
 def _cost(curve: CostCurve, sessions: int, keys: float) -> Callable[[int], float]:

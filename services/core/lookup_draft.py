@@ -4,6 +4,7 @@ Works over any `Draft`, wherever it lives, and only with `exact` verification, w
 tree. Knows token ids; neither models nor the wire.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.core.copying import LONGEST_MATCH, Chances, Copying
@@ -95,7 +96,8 @@ class LookupDraft:
         if sum(copy.reaches[:alone]) >= copying.alone:
             return with_copy(Proposal(), copy.tokens[:alone], max_nodes=plan.max_nodes)
         proposal = await self._asked(past, session, replace(plan, lookup=None))
-        return with_copy(proposal, _paying(copy, proposal, plan), max_nodes=plan.max_nodes)
+        paying = _paying(copy, proposal.tree, plan.row_prices, copying.branch_price)
+        return with_copy(proposal, paying, max_nodes=plan.max_nodes)
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
@@ -111,11 +113,15 @@ class LookupDraft:
         return proposal
 
 
-def _paying(copy: _Copy, proposal: Proposal, plan: Plan) -> tuple[int, ...]:
+def _paying(
+    copy: _Copy, tree: TokenTree, row_prices: Sequence[float], branch_price: float
+) -> tuple[int, ...]:
     """The tokens of a copy that are worth their time beside what is proposed already."""
-    num_shared = len(proposal.tree.matching(copy.tokens))
-    prices = plan.row_prices[len(proposal.tree) :]
-    return copy.tokens[: num_shared + num_paying(copy.reaches[num_shared:], prices)]
+    shared = tree.matching(copy.tokens)
+    prices = list(row_prices[len(tree) :])
+    if len(prices) > 1 and tree.children(shared[-1] if shared else ROOT):
+        prices[1] += branch_price  # from the second token on, it is a path of its own
+    return copy.tokens[: len(shared) + num_paying(copy.reaches[len(shared) :], prices)]
 
 
 def with_copy(proposal: Proposal, copy: tuple[int, ...], *, max_nodes: int) -> Proposal:

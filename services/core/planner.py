@@ -181,7 +181,9 @@ class Planner:
         copying = self._settings.lookup
         if copying is None or limit < 1:
             return None
-        return replace(copying, max_depth=min(copying.max_depth, limit))
+        is_free = self._settings.mode is Mode.FORCED
+        branch_price = 0.0 if is_free else self._speed * self._prices.branch
+        return replace(copying, max_depth=min(copying.max_depth, limit), branch_price=branch_price)
 
     def _row_prices(self, nodes: int) -> tuple[float, ...]:
         """What each of a round's nodes costs, in tokens: those that its time would bring otherwise.

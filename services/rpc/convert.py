@@ -102,7 +102,7 @@ def delta_from_pb(message: common_pb2.Delta) -> Delta:
 
 
 def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
-    """`feed` names where the draft reads keys and values; None where it reads none."""
+    """`feed` names where the draft reads keys and values, if any."""
     return draft_pb2.Plan(
         max_depth=plan.max_depth,
         max_nodes=plan.max_nodes,
@@ -233,13 +233,12 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
     """Fields of a verdict; what is None stays unset."""
     if offer is None:
         return {}
-    points = offer.costs.points[1:] if offer.costs else ()
-    return {
-        "free_rows": offer.rows,
-        "round_s": offer.round_s,
-        "cost_tokens": [at for at, _ in points],
-        "costs": [cost for _, cost in points],
-    }
+    given: dict[str, Any] = {"free_rows": offer.rows, "round_s": offer.round_s}
+    if offer.costs is not None:
+        given["cost_tokens"] = [at for at, _ in offer.costs.points[1:]]
+        given["costs"] = [cost for _, cost in offer.costs.points[1:]]
+        given["branch_cost"] = offer.costs.branch
+    return given
 
 
 def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
@@ -273,10 +272,10 @@ def _offer_from_pb(message: target_pb2.Verdict) -> Offer | None:
 
 
 def _costs_from_pb(message: target_pb2.Verdict) -> RowCosts | None:
-    if not message.costs or len(message.costs) != len(message.cost_tokens):
+    points = [*zip(message.cost_tokens, message.costs, strict=False)]
+    if not points:
         return None
-    points = zip(message.cost_tokens, message.costs, strict=True)
-    return RowCosts(((1, 1.0), *points))
+    return RowCosts(((1, 1.0), *points), message.branch_cost)
 
 
 def timing_to_pb(timing: ReplyTiming) -> common_pb2.ReplyTiming:

@@ -3,17 +3,22 @@
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from slipstream.core.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.models.machine import this_machine
 from slipstream.models.pool import KvPool
 from slipstream.models.rows import Part
+from slipstream.models.speed import best_seconds
 
 _TOKEN = 0
 _CHECKED = (1, 8)
@@ -40,8 +45,7 @@ def learn_cost(
     """Time steps of up to `max_rows` rows, for about so many seconds; head and all.
 
     What was found under this `name` at an earlier start is kept if a few forwards confirm it. On a
-    device, where a pool's forwards are captured, it is the engine's own `pool` that they are timed
-    over, so that they are captured before anybody waits for one.
+    device it is the engine's own `pool` that they are timed over, so that they are captured early.
     """
     max_rows = min(max_rows, model.context_length)
     own_pages = round_up(max_rows, KEY_BLOCK) // KEY_BLOCK
@@ -64,10 +68,16 @@ def learn_cost(
     if costs is None:
         costs = learn(forward, clock, tile=tile, budget=Budget(seconds, max_rows))
         if model.device.type == "cpu":
-            this_machine().keep(name, [list(map(list, costs.points)), costs.session_s])
+            costs = replace(costs, branch_s=_branch_s(model, alone, clock))
+            _keep(name, costs)
     for cache in caches:
         cache.close()
-    return CostCurve(costs.points, tile=tile, session_s=costs.session_s)
+    return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)
+
+
+def _keep(name: str, costs: Costs) -> None:
+    points = [list(point) for point in costs.points]
+    this_machine().keep(name, [points, costs.session_s, costs.branch_s])
 
 
 def _kept(name: str, forward: Forward, clock: Clock, max_rows: int) -> Costs | None:
@@ -85,6 +95,17 @@ def _kept(name: str, forward: Forward, clock: Clock, max_rows: int) -> Costs | N
     return costs if is_same else None
 
 
+def _branch_s(model: CausalModel, cache: KvCache, clock: Clock) -> float:
+    """What a second path adds to a tree of as many nodes."""
+    chain, forked = TokenTree.chain([_TOKEN] * 4), TokenTree((1, 1, 2, 2), (ROOT, 0, ROOT, 2))
+
+    def run(tree: TokenTree) -> None:
+        model.logits(model.forward([Part(cache, [_TOKEN], tree)])[0])
+
+    one, two = best_seconds([partial(run, chain), partial(run, forked)], clock=clock)
+    return max(two - one, 0.0)
+
+
 def _fastest(forward: Forward, rows: int, clock: Clock) -> float:
     taken = []
     for _ in range(3):
@@ -97,9 +118,11 @@ def _fastest(forward: Forward, rows: int, clock: Clock) -> float:
 def _read(value: Any) -> Costs | None:
     """Costs as they were kept; None for anything else."""
     try:
-        points, session_s = value
+        points, session_s, branch_s = value
         costs = Costs(
-            tuple((int(rows), float(seconds)) for rows, seconds in points), float(session_s)
+            tuple((int(rows), float(seconds)) for rows, seconds in points),
+            float(session_s),
+            float(branch_s),
         )
     except (TypeError, ValueError):
         return None

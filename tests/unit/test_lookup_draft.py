@@ -1,5 +1,7 @@
 """Prompt lookup beside a draft: copies are added, sure ones spare the draft, nothing is lost."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +64,20 @@ async def test_a_copy_stands_beside_what_the_draft_proposes():
     assert proposal.tree == TokenTree((70, 71, 3, 1, 2, 3), (-1, 0, -1, 2, 3, 4))
     assert (proposal.num_copied, proposal.stopped_by) == (4, "policy")
     assert proposal.drafted == GUESS.tree
+
+
+async def test_a_copy_that_makes_a_second_path_has_to_be_worth_that_as_well():
+    told = Delta(0, (1, 2, 3, 1, 2))
+    prices = (0.01,) * 15
+    free = await LookupDraft(Guesser()).propose(
+        session_of(), told, replace(BESIDE, row_prices=prices)
+    )
+    dear = replace(BESIDE, lookup=Copying(1, 4, branch_price=9.0), row_prices=prices)
+    beside = await LookupDraft(Guesser()).propose(session_of(), told, dear)
+    assert (free.num_copied, beside.num_copied) == (4, 1)
+    agreeing = Guesser(Proposal(TokenTree.chain([3]), stopped_by="policy"))
+    behind = await LookupDraft(agreeing).propose(session_of(), told, dear)
+    assert behind.tree == TokenTree.chain([3, 1, 2, 3])
 
 
 async def test_a_sure_copy_spares_the_draft():
