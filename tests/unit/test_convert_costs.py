@@ -1,4 +1,4 @@
-"""What rounds cost crosses the wire whole, and a hint that cannot be is none rather than an error."""
+"""What rounds cost crosses the wire whole, and a hint that cannot be is no error but none."""
 
 import pytest
 
