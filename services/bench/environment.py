@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 import slipstream
+from slipstream.config import instruction_limits
 from slipstream.core.errors import InvalidRequest
+from slipstream.models.dtypes import choose_dtype, dtype_name
+from slipstream.models.loading import parse_device
 from slipstream.revision import code_revision
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -27,10 +30,17 @@ def environment(device: str) -> dict[str, Any]:
         **{name: version(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "processor": _processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "limits": instruction_limits(),
         "num_processors": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": _device(device),
     }
+
+
+def running_dtype(name: str, device: str) -> str:
+    """Return the dtype that runs on a device where this one is asked for: `auto` is none."""
+    return dtype_name(choose_dtype(name, parse_device(device)))
 
 
 def check_writable(path: Path) -> None:

@@ -145,7 +145,7 @@ def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
 
 
 def _environment(models: ModelFlags, methods: Sequence[Method]) -> dict[str, Any]:
-    from slipstream.bench.environment import environment
+    from slipstream.bench.environment import environment, running_dtype
     from slipstream.models.store.digests import weights_digests
     from slipstream.models.store.resolve import find_local
 
@@ -155,7 +155,7 @@ def _environment(models: ModelFlags, methods: Sequence[Method]) -> dict[str, Any
         **environment(models.device),
         "command": command(),
         "target": models.target,
-        "dtype": models.dtype,
+        "dtype": running_dtype(models.dtype, models.device),
         "weights_sha256": weights,
     }
 

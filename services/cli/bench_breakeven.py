@@ -143,10 +143,14 @@ def _measure(flags: BreakEvenFlags, plan: "BreakEvenPlan", texts: tuple[str, ...
 
 
 def _facts(flags: BreakEvenFlags, num_prompts: int) -> dict[str, Any]:
-    from slipstream.bench.environment import environment
+    from slipstream.bench.environment import environment, running_dtype
 
     facts = {**environment(flags.device), "command": command(), "num_prompts": num_prompts}
-    return facts | {"target": flags.target, "draft": flags.draft, "dtype": flags.dtype}
+    return facts | {
+        "target": flags.target,
+        "draft": flags.draft,
+        "dtype": running_dtype(flags.dtype, flags.device),
+    }
 
 
 def _numbers(text: str, name: str, kind: Callable[[str], N]) -> tuple[N, ...]:

@@ -170,7 +170,7 @@ def _render(files: list[Path], page: Path) -> None:
 
 
 def _environment(run: PaperFlags, models: ModelFlags, plan: "PapersPlan") -> dict[str, Any]:
-    from slipstream.bench.environment import environment
+    from slipstream.bench.environment import environment, running_dtype
     from slipstream.models.store.digests import file_digest, weights_digests
     from slipstream.models.store.resolve import find_local
 
@@ -179,7 +179,7 @@ def _environment(run: PaperFlags, models: ModelFlags, plan: "PapersPlan") -> dic
         **environment(models.device),
         "command": _command(),
         "target": models.target,
-        "dtype": models.dtype,
+        "dtype": running_dtype(models.dtype, models.device),
         "weights_sha256": {
             models.target: weights_digests(find_local(models.target)),
             **{name: weights_digests(folder) for name, folder in folders.items()},

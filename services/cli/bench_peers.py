@@ -242,7 +242,7 @@ def _finish(
 
 
 def _facts(ask: AskFlags, models: ModelFlags, plan: PeersPlan, outfit: "Outfit") -> dict[str, Any]:
-    from slipstream.bench.environment import environment
+    from slipstream.bench.environment import environment, running_dtype
     from slipstream.models.store.digests import file_digest, weights_digests
     from slipstream.models.store.resolve import find_local
 
@@ -252,7 +252,7 @@ def _facts(ask: AskFlags, models: ModelFlags, plan: PeersPlan, outfit: "Outfit")
         "command": command(),
         "target": models.target,
         "draft": models.draft,
-        "dtype": models.dtype,
+        "dtype": running_dtype(models.dtype, models.device),
         "threads": outfit.threads,
         "weights_sha256": {models.target: weights_digests(find_local(models.target))},
         "assistant": outfit.assistant,

@@ -153,7 +153,7 @@ def _show(figures: dict[str, Any], run: RoundFlags) -> None:
 
 
 def _environment(run: RoundFlags, models: ModelFlags, plan: "RoundsPlan") -> dict[str, Any]:
-    from slipstream.bench.environment import environment
+    from slipstream.bench.environment import environment, running_dtype
     from slipstream.models.store.digests import file_digest, weights_digests
     from slipstream.models.store.resolve import find_local
 
@@ -162,7 +162,7 @@ def _environment(run: RoundFlags, models: ModelFlags, plan: "RoundsPlan") -> dic
         **environment(models.device),
         "command": command(),
         "target": models.target,
-        "dtype": models.dtype,
+        "dtype": running_dtype(models.dtype, models.device),
         "weights_sha256": {models.target: weights_digests(find_local(models.target))},
         "prompts": prompts.name,
         "prompts_sha256": file_digest(prompts),
