@@ -85,7 +85,7 @@ def _draft(plan: BreakEvenPlan, measured: Measured) -> dict[str, Any]:
     acceptance: float | None = plan.sweeps.base.acceptance
     if real := measured.real.values():
         tokens = sum(tally.tokens for tally in real) / sum(tally.rounds for tally in real)
-        # A draft that is always right: the prompt's own token is one that no round made.
+        # Rounds at a run's edges count by shares: a draft that is always right may come to more.
         acceptance = acceptance_of(min(tokens, plan.depth + 1.0), plan.depth)
     return {"acceptance": acceptance, "depth": plan.depth}
 
