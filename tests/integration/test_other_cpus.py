@@ -20,6 +20,7 @@ AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
+NO_TILES = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 NO_VECTORS = {"ATEN_CPU_CAPABILITY": "default"}
 PROMPT = "Explain in three sentences why the sky is blue."
 DEMO = ("generate", "--target", "smollm2-135m", "--max-new-tokens", "32", "--compare", PROMPT)
@@ -54,9 +55,11 @@ def test_the_demo_has_the_tokens_of_plain_decoding(mask, flags):
     assert answer["stats"]["num_accepted_draft_tokens"] > 0
 
 
+@pytest.mark.parametrize(
+    ("mask", "dtype"), [(AVX2, "auto"), (NO_TILES, "bfloat16")], ids=["avx2", "no-tiles"]
+)
 @pytest.mark.usefixtures("real_model")
-def test_drafted_requests_at_once_have_the_tokens_they_have_alone():
-    answer = run(AVX2, str(TESTS / "other_cpu.py"))
-    assert answer["capability"] == "AVX2"
+def test_drafted_requests_at_once_have_the_tokens_they_have_alone(mask, dtype):
+    answer = run(mask, str(TESTS / "other_cpu.py"), dtype)
     assert answer["together"] == answer["alone"]
     assert min(answer["num_drafted"]) > 0
