@@ -128,7 +128,7 @@ def load_config(
 def parse_flags(
     classes: Sequence[Callable[..., Any]], argv: Sequence[str], *, prog: str, doc: str
 ) -> tuple[list[dict[str, Any]], Path | None]:
-    """For each of the dataclasses the flags that were given, and the file named by `--config`.
+    """Return the flags given for each of the dataclasses, and the file named by `--config`.
 
     Values stay as they were typed, for `load_config`. `--help` prints and raises `SystemExit`.
     Raises `InvalidRequest` for a flag that no field has, or one without its value.

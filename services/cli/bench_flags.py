@@ -17,7 +17,7 @@ _METHODS = "plain,ngram,glide,glide+cape+svip,best"
 
 
 class Numerics(StrEnum):
-    """Of drafting methods."""
+    """Numerics of drafting methods."""
 
     INVARIANT = "invariant"
     FAST = "fast"

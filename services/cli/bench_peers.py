@@ -163,7 +163,7 @@ def _measured(plan: PeersPlan, outfit: "Outfit") -> "Record":
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """As by Ctrl-C: long runs end by whatever limits their time."""
+    """Have SIGTERM interrupt as Ctrl-C does: long runs end by what limits their time."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

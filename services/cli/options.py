@@ -168,7 +168,7 @@ class LengthFlags:
     ] = None
 
     def form(self) -> dict[str, str]:
-        """As the SDK takes it. Raises `InvalidRequest` for a file that can't be read."""
+        """Return the form as the SDK takes it. Raises `InvalidRequest` for an unreadable file."""
         form = {} if self.regex is None else {"regex": self.regex}
         if self.json_schema is not None:
             form["json_schema"] = _schema(self.json_schema)

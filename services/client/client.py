@@ -53,7 +53,7 @@ class Client:
         model: str | None = None,
         retries: bool = True,
     ) -> None:
-        """Of the router at `address`; nothing is sent before the first request.
+        """Make a client of the router at `address`; nothing is sent before the first request.
 
         `address` is HOST:PORT, several IP:PORT with commas between, or dns:///NAME:PORT; requests
         take turns on the routers that answer. `tls` says whom to trust, True the system's

@@ -93,7 +93,7 @@ def cape_tree(chain: Chain, budget: Budget) -> TokenTree:
 
 
 def _ranked(chain: Chain, budget: Budget) -> list[tuple[float, int, int]]:
-    """For every node its negated value, its position and its rank there, 0 for the chain's."""
+    """Return every node's negated value, position and rank there, 0 for the chain's."""
     ranked: list[tuple[float, int, int]] = []
     reach = 1.0
     for position, top_prob in enumerate(chain.top_probs):
@@ -109,7 +109,7 @@ def _ranked(chain: Chain, budget: Budget) -> list[tuple[float, int, int]]:
 
 
 def _shares(chain: Chain, position: int, count: int) -> list[float]:
-    """Of the probability that the slot's first candidate leaves, what each runner-up has."""
+    """Return each runner-up's share of the probability that the first candidate leaves."""
     if chain.probs is None:
         return [0.5 ** (rank + 1) for rank in range(count)]
     rest = max(1 - chain.top_probs[position], 1e-6)

@@ -90,7 +90,7 @@ class CostCurve:
         return self._scale * self._branch_s
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
-        """Of a forward of `rows` rows in all; `keys` are those read, summed over the rows."""
+        """Return the time of a forward of `rows` rows; `keys` are those read, summed over rows."""
         if rows < 1 or sessions < 1 or keys < 0:
             raise InvalidRequest(f"no forward has {rows} rows of {sessions} sessions, {keys} keys")
         others = self._session_s * (sessions - 1) + self._key_s * keys
@@ -135,7 +135,7 @@ class CostCurve:
         self._level()
 
     def _alone(self, rows: int) -> float:
-        """Of one session's rows, at the speed of the start."""
+        """Return the time of one session's rows, at the speed of the start."""
         inside, beyond_s = self._inside(rows)
         at, weight = self._place(inside)
         return beyond_s + (1 - weight) * self._seconds[at] + weight * self._seconds[at + 1]

@@ -120,7 +120,7 @@ class Probes:
         self._left = self._pause
 
     def reset(self) -> None:
-        """It pays again."""
+        """Begin anew, because it pays again."""
         self._pause = self._left = self.FIRST_PAUSE
 
     def is_due(self) -> bool:
@@ -151,7 +151,7 @@ class Allowance:
         keys: float,
         draft_s: float = 0.0,
     ) -> Offer:
-        """For each of `sessions` sessions, whose rows read `keys` keys each.
+        """Return the offer to each of `sessions` sessions, whose rows read `keys` keys each.
 
         Rows beyond the first make a round `draft_s` longer: they have to be drafted.
         """
@@ -199,7 +199,7 @@ class Allowance:
 
 
 def _cost(curve: CostCurve, sessions: int, keys: float) -> Callable[[int], float]:
-    """Of a round by the rows of each session, in plain rounds."""
+    """Return the cost of a round by the rows of each session, in plain rounds."""
     plain_s = _plain_s(curve, sessions, keys)
     return lambda rows: (
         curve.seconds(rows * sessions, sessions, round(keys * rows * sessions)) / plain_s

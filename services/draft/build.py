@@ -111,7 +111,7 @@ class DraftModel:
     memory: MemoryPlan | None = None
 
     def default_profile(self) -> Profile:
-        """Its weights' own, or else the untuned one.
+        """Return the profile beside the weights, or else the untuned one.
 
         Raises what `read_profile` does.
         """
@@ -150,7 +150,10 @@ class DraftModel:
         return GlideChains(scorer, replay, context_length=length, score=self.decision)
 
     def drafter(self, profile: Profile | None = None) -> Drafter:
-        """With a profile, by default its own. Raises `InvalidRequest` for one it can't follow."""
+        """Return a drafter with a profile, by default its own.
+
+        Raises `InvalidRequest` for one it can't follow.
+        """
         profile = profile or self.default_profile()
         lag = self.scorer.max_lag
         if lag is not None and profile.max_depth > lag:

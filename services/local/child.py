@@ -36,7 +36,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Return the id of the process."""
         return self._process.pid
 
     async def ready(self) -> str:

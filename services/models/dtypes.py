@@ -21,7 +21,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-DTYPE_HELP = "auto, bfloat16, float16 or float32."
 
 _CANDIDATES = ("bfloat16", "float32")
 """What `auto` chooses from on a CPU: models are trained in the former, the latter is always exact
@@ -74,8 +73,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _on_device(name: str, device: torch.device) -> torch.dtype:
-    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if name == AUTO:
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         name = "bfloat16" if has_bfloat16 else "float16"
         _LOG.info("dtype %s, which %s multiplies fastest", name, device)
     return DTYPES[name]

@@ -26,17 +26,12 @@ _COPIES = 8
 class DraftLinear:
     """`x @ weight.T + bias` for x [rows, in]; few rows use 8-bit weights where that is faster."""
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, uses_int8: bool | None = None
-    ) -> None:
-        """`uses_int8` None finds out what is faster on this device."""
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._packed = PackedLinear(weight, bias)
         self._bias = bias
         self._levels: Tensor | None = None
-        if uses_int8 is None:
-            is_large = weight.device.type == "cpu" and weight.numel() > _SMALL
-            uses_int8 = is_large and is_int8_faster(weight.dtype)
-        if uses_int8:
+        is_large = weight.device.type == "cpu" and weight.numel() > _SMALL
+        if is_large and is_int8_faster(weight.dtype):
             self._levels, self._scales = quantize(weight)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What a target says of itself on the wire. Knows loaded models; nothing of streams."""
 
+from slipstream.models.dtypes import dtype_name
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.loading import LoadedModel
 from slipstream.models.tokenizer import text_tokenizer
@@ -31,7 +32,7 @@ def describe(
         context_length=facts.context_length,
         stop_token_ids=sorted(facts.stop_token_ids),
         numerics=model.numerics,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=dtype_name(model.dtype),
         max_sessions=max_sessions,
         tokenizer=_tokenizer(loaded),
         memory=common_pb2.Memory(**built.memory.account()),

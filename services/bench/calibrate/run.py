@@ -94,12 +94,12 @@ class Recorded:
 
     @property
     def num_tokens(self) -> int:
-        """Of all replies."""
+        """Return the tokens of all replies together."""
         return sum(len(trace.tokens) for trace in (*self.greedy, *self.sampled))
 
     @property
     def num_replies(self) -> int:
-        """Of both kinds."""
+        """Return the replies of both kinds together."""
         return len(self.greedy) + len(self.sampled)
 
 

@@ -51,7 +51,7 @@ class Tried:
 
     @property
     def speed(self) -> float:
-        """Of both kinds of requests, neither of which may be bought with the other."""
+        """Return the speed of both kinds of requests; neither may be bought with the other."""
         return math.sqrt(self.greedy.speed * self.sampled.speed)
 
     @property

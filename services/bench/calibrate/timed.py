@@ -85,7 +85,7 @@ def race(
 def _figures(
     plan: Race, contenders: Contenders, sampling: SamplingParams, advance: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """By entry. Whether tokens are those of plain decoding is another benchmark's business."""
+    """Return figures by entry. Another benchmark compares the tokens with plain decoding's."""
     methods = plan.methods()
     speed = SpeedPlan(methods, plan.questions, sampling, plan.max_new_tokens)
     outputs = run_speed(speed, contenders, advance=advance)
