@@ -22,6 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--chaos-kills", type=int, default=50, metavar="N", help="kills of each role there"
     )
     parser.addoption(
+        "--chaos-model",
+        choices=("tiny", "real"),
+        default="tiny",
+        help="what the services serve there",
+    )
+    parser.addoption(
         "--chaos-report", type=Path, metavar="FILE", help="write what they measured there as JSON"
     )
 

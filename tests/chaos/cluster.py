@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import fleet
-from chaos import valkey
+from chaos import clocks, valkey
 from chaos.member import Command, Member, says_ready
+from chaos.pair import Pair
 from chaos.proxy import Proxy, Weather
 from slipstream.client import AsyncClient
 from slipstream.core.errors import SlipstreamError
@@ -31,15 +32,20 @@ class Cluster:
     """The processes by name, such as target-0. `start`, then anything, then `stop`."""
 
     def __init__(
-        self, model: Path, folder: Path, *, sizes: Mapping[str, int] = TWO, proxied: bool = False
+        self, pair: Pair, folder: Path, *, sizes: Mapping[str, int] = TWO, proxied: bool = False
     ) -> None:
-        self._model, self._folder, self._sizes = model, folder, sizes
+        self._pair, self._folder, self._sizes = pair, folder, sizes
         names = [name for role in sizes for name in self.names(role)]
         self.ports = dict(zip([*names, "redis-0"], _free_ports(len(names) + 1), strict=True))
         self.members: dict[str, Member] = {}
         self.links: dict[tuple[str, str], Proxy] = {}
         self._proxied = proxied
         self._watchers: dict[str, AsyncClient] = {}
+
+    @property
+    def has_clocks(self) -> bool:
+        """Whether members' clocks can be set."""
+        return clocks.compiler() is not None
 
     @property
     def address(self) -> str:
@@ -132,18 +138,18 @@ class Cluster:
         return f"--{role}s", self._all(role, by=router)
 
     def _target(self, name: str) -> Iterable[str]:
-        named = ["--model", str(self._model), "--dtype", "float32", "--threads", "1"]
+        named = ["--model", self._pair.target, "--dtype", "float32", "--threads", "1"]
         return [*named, "--advertised-address", self._at(name, by="draft")]
 
     def _draft(self, _: str) -> Iterable[str]:
-        named = ["--draft", str(fleet.glide_of(self._model)), "--target-model", str(self._model)]
+        named = ["--draft", self._pair.draft, "--target-model", self._pair.target]
         return [*named, "--dtype", "float32", "--threads", "1"]
 
 
 @asynccontextmanager
-async def running(model: Path, folder: Path, **how: Any) -> AsyncIterator[Cluster]:
+async def running(pair: Pair, folder: Path, **how: Any) -> AsyncIterator[Cluster]:
     """A cluster that is all there. It leaves its logs in the folder."""
-    cluster = Cluster(model, folder, **how)
+    cluster = Cluster(pair, folder, **how)
     try:
         await cluster.start()
         yield cluster

@@ -3,11 +3,11 @@
 import pytest
 import pytest_asyncio
 
-import fleet
 from chaos import cluster as clusters
 from chaos import nursery
+from chaos.pair import REAL, real_pair, tiny_pair
 from chaos.report import Report
-from chaos.scenario import Load
+from chaos.scenario import MOST_TOKENS, Load
 from chaos.traffic import ERRANDS, plain_answers
 from redis_server import valkey_binary
 
@@ -37,10 +37,13 @@ def num_kills(pytestconfig):
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory):
+def pair(request, pytestconfig, tmp_path_factory):
     valkey_binary()  # or skip before anything is made
-    nursery.begin()
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
+    nursery.begin(tmp_path_factory.mktemp("nursery"))
+    if pytestconfig.getoption("--chaos-model") == REAL:
+        request.getfixturevalue("real_model")
+        return real_pair()
+    return tiny_pair(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +53,13 @@ def errands():
 
 
 @pytest.fixture(scope="module")
-def load(model, errands):
+def load(pair, errands):
     """It, with what plain decoding in one process says."""
-    answers = plain_answers(str(model), errands)
+    errands = pair.shortened(errands)
+    answers = plain_answers(pair.target, errands)
     lengths = {errand.name: {len(tokens) for tokens in answers[errand.name]} for errand in errands}
     assert lengths == {errand.name: {errand.max_tokens} for errand in errands}
-    return Load(errands, answers)
+    return Load(errands, answers, most_tokens=MOST_TOKENS // pair.share)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +69,10 @@ def cluster_options():
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(model, load, tmp_path_factory, cluster_options):
+async def cluster(pair, load, tmp_path_factory, cluster_options):
     """All of it running; what it needs has loaded while the answers were made."""
     assert load.answers
     nursery.finish()
     folder = tmp_path_factory.mktemp("cluster")
-    async with clusters.running(model, folder, **cluster_options) as cluster:
+    async with clusters.running(pair, folder, **cluster_options) as cluster:
         yield cluster

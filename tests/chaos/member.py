@@ -4,11 +4,13 @@ Knows signals and exit codes; not what the process does.
 """
 
 import asyncio
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaos import clocks
 from chaos.nursery import Forked
 from slipstream.local.child import READY
 
@@ -31,7 +33,8 @@ class Member:
 
     def __init__(self, name: str, command: Command, folder: Path) -> None:
         self.name, self.log = name, folder / f"{name}.log"
-        self._out = folder / f"{name}.out"
+        self._out, self._clock = folder / f"{name}.out", folder / f"{name}.clock"
+        self.set_clock(0)
         self._command = command
         self._process: Forked | None = None
         self._up = asyncio.Event()
@@ -75,6 +78,18 @@ class Member:
         """Let it go on."""
         self._signal(signal.SIGCONT)
 
+    def fill_disk(self) -> None:
+        """Let it write no more to any file, as on a full disk."""
+        self._limit_files(0)
+
+    def free_disk(self) -> None:
+        """Let it write files again."""
+        self._limit_files(resource.RLIM_INFINITY)
+
+    def set_clock(self, seconds: int) -> None:
+        """Set its time of day so far ahead, or behind, for its next processes, too."""
+        clocks.set_clock(self._clock, seconds)
+
     def terminate(self) -> None:
         """Ask it to end; it serves what runs."""
         self._signal(signal.SIGTERM)
@@ -93,13 +108,17 @@ class Member:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-_WORDS:])
 
+    def _limit_files(self, most_bytes: int) -> None:
+        if self._process is not None:
+            self._process.limit_files(most_bytes)
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
             self._process.signal(number)
 
     async def _keep(self) -> None:
         while True:
-            self._process = Forked(self._command.words, self._out, self.log)
+            self._process = Forked(self._command.words, self._out, self.log, clock=self._clock)
             upping = asyncio.ensure_future(self._wait_up(self._process))
             try:
                 self.codes.append(await self._process.wait())

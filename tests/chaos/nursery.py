@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos import clocks
 from processes import ROOT
 
 ROLES = ("router", "target", "draft")
@@ -27,12 +29,14 @@ _PR_SET_PDEATHSIG = 1
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def begin() -> None:
+def begin(folder: Path) -> None:
     """Start the process that others are forked from, which takes a while to load everything."""
     _CONTEXT.set_forkserver_preload([*(f"slipstream.{role}.__main__" for role in ROLES), *_LOADED])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / ".dev"))
         patch.setenv("OMP_NUM_THREADS", "1")
+        for name, value in clocks.preloading(folder).items():
+            patch.setenv(name, value)
         forkserver.ensure_running()
 
 
@@ -46,11 +50,13 @@ def finish() -> None:
 class Forked:
     """A running process: a service by its role, or else a program by its path. After `finish`."""
 
-    def __init__(self, words: Sequence[str], out: Path, err: Path) -> None:
+    def __init__(
+        self, words: Sequence[str], out: Path, err: Path, *, clock: Path | None = None
+    ) -> None:
         """`words` are the role or path and its flags; what it says goes to the files."""
         out.write_text("")
         self.out = out
-        arguments = (list(words), str(out), str(err))
+        arguments = (list(words), str(out), str(err), clock)
         self._process: BaseProcess = _CONTEXT.Process(target=_become, args=arguments, daemon=True)
         self._process.start()
 
@@ -65,6 +71,13 @@ class Forked:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
+    def limit_files(self, most_bytes: int) -> None:
+        """Let it write no file beyond so many bytes: to a longer one it can't write at all."""
+        if self.is_there and self._process.pid is not None:
+            with suppress(ProcessLookupError):
+                _, hard = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most_bytes, hard))
+
     async def wait(self) -> int:
         """Its exit code, once it has ended; minus a signal that ended it."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -78,8 +91,11 @@ class Forked:
         return self._process.exitcode
 
 
-def _become(words: list[str], out: str, err: str) -> None:
+def _become(words: list[str], out: str, err: str, clock: Path | None) -> None:
     """In the new process: be what was asked for, and end with whoever forked it."""
+    if clock is not None:
+        os.environ.update(clocks.following(clock))
+        clocks.follow(clock)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     for number, path in ((1, out), (2, err)):

@@ -11,6 +11,8 @@ from enum import Enum
 _PIECE = 1 << 16
 RETRANSMIT_S = 0.2
 """What a lost packet costs TCP at least."""
+SLOW_S = 0.3
+"""Delay of each piece on a slow way."""
 
 
 class Weather(Enum):
@@ -23,6 +25,8 @@ class Weather(Enum):
     """Connections are reset, new ones are refused at once."""
     LOSSY = "lossy"
     """Some pieces arrive late, and all behind them."""
+    SLOW = "slow"
+    """Each piece arrives late."""
 
 
 class Proxy:
@@ -110,5 +114,7 @@ class Proxy:
                 if self._weather is Weather.LOSSY and self._random.random() < self._loss:
                     self.num_lost += 1
                     await asyncio.sleep(RETRANSMIT_S)
+                if self._weather is Weather.SLOW:
+                    await asyncio.sleep(SLOW_S)
                 writer.write(piece)
                 await writer.drain()

@@ -25,6 +25,8 @@ class Load:
     errands: Sequence[Errand]
     answers: Answers
     num_streams: int = 4
+    most_tokens: int = MOST_TOKENS
+    """Before a disturbance."""
 
 
 def alone(load: Load) -> Load:
@@ -35,8 +37,9 @@ def alone(load: Load) -> Load:
 class Chaos:
     """What can be done to a cluster while streams run. See `disturbed`."""
 
-    def __init__(self, cluster: Cluster, traffic: Traffic, scenario: Scenario) -> None:
+    def __init__(self, cluster: Cluster, traffic: Traffic, scenario: Scenario, load: Load) -> None:
         self.cluster, self.traffic = cluster, traffic
+        self._most_tokens = load.most_tokens
         self._scenario = scenario
         self._random = random.Random(scenario.name)
 
@@ -47,7 +50,7 @@ class Chaos:
 
     async def some_moment(self, most_tokens: int = MOST_TOKENS) -> None:
         """Let a random number of tokens come, until two streams at least run."""
-        await self.traffic.after(self._random.randrange(most_tokens))
+        await self.traffic.after(self._random.randrange(min(most_tokens, self._most_tokens)))
         await self.traffic.until(lambda: len(self.traffic.running(time.monotonic())) > 1)
 
     def one_of(self, *roles: str) -> tuple[str, ...]:
@@ -77,6 +80,11 @@ class Chaos:
 
         await self.traffic.until(lambda: all(map(has_gone_on, fault.streams)))
 
+    async def back(self, fault: Fault) -> None:
+        """Wait until its streams have gone on and all members serve."""
+        await self.gone_on(fault)
+        await self.cluster.settled()
+
     async def over(self, fault: Fault) -> None:
         """Wait until the streams it came over have ended and everybody is back."""
         await self.traffic.ended(fault.streams)
@@ -105,8 +113,8 @@ async def disturbed(
     traffic = Traffic(load.answers, load.errands)
     try:
         async with traffic.flowing(cluster.address, load.num_streams):
-            yield Chaos(cluster, traffic, scenario)
+            yield Chaos(cluster, traffic, scenario, load)
     finally:
         scenario.take(traffic)
         report.add(scenario)
-    assert traffic.faults == []
+    assert not traffic.faults, "\n".join(traffic.faults)

@@ -58,3 +58,18 @@ async def test_a_network_that_loses_packets_everywhere_changes_no_token(cluster,
         await chaos.over(fault)
         await chaos.idle()
     assert sum(link.num_lost for link in cluster.links.values()) > 0
+
+
+async def test_a_slow_store_changes_no_token(cluster, load, report):
+    ways = [(router, "redis-0") for router in cluster.names("router")]
+    async with disturbed(cluster, load, report, "slow store") as chaos:
+        await chaos.some_moment()
+        fault = chaos.strike("redis-0")
+        cluster.weather(Weather.SLOW, *ways)
+        try:
+            await asyncio.sleep(LENGTH_S)  # the rule is for so long
+            await chaos.traffic.ended(fault.streams)
+        finally:
+            cluster.weather(Weather.FAIR, *ways)
+        await chaos.over(fault)
+        await chaos.idle()

@@ -25,8 +25,8 @@ from slipstream.core.errors import SlipstreamError
 FORCED = SpeculationOptions(mode=Mode.FORCED)
 NGRAM = SpeculationOptions(mode=Mode.FORCED, drafter="ngram")
 TIMEOUT_S = 120.0
-_ENDLESS = ((0, -100.0),)
-"""The tiny model's end of text, which would cut streams short."""
+_ENDLESS = ((0, -100.0), (2, -100.0))
+"""The ends of text of both models, which would cut streams short."""
 _LONG = 400
 _DRAWN = 120
 _TURN = 60

@@ -28,7 +28,7 @@ ERRANDS = (
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     valkey_binary()  # or skip before anything is made
-    nursery.begin()
+    nursery.begin(tmp_path_factory.mktemp("nursery"))
     return fleet.save_models(tmp_path_factory.mktemp("models"))
 
 
