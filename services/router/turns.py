@@ -116,7 +116,8 @@ class Turns:
             watch.span.begins("between")
             watch.holds(taken.record.session_id)
             if taken.journal is None:
-                yield replayed(asked, taken.record, self._tokenizer(taken.record).decode)
+                decode = self._tokenizer(taken.record).decode
+                yield await asyncio.to_thread(replayed, asked, taken.record, decode)
                 return
             work = _Work(asked, taken.record, taken.journal, remaining, watch)
             async with aclosing(self._run(work)) as chunks:
@@ -151,7 +152,8 @@ class Turns:
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
             draft, target = watch.ports(pair.draft, pair.target)
-            run = Run(
+            make_run = partial(
+                Run,
                 draft,
                 target,
                 request,
@@ -159,6 +161,7 @@ class Turns:
                 clock=time.perf_counter,
                 journal=written,
             )
+            run = await asyncio.to_thread(make_run) if request.past else make_run()
             chunks = one_ahead(run.chunks())
             async for chunk in await stack.enter_async_context(aclosing(chunks)):
                 await written.settled()
