@@ -80,6 +80,17 @@ async def test_the_ending_is_kept_with_the_last_tokens(line):
     assert found.stats.continuity.is_kept
 
 
+async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_statistics(line):
+    outcomes = Outcomes()
+    for accepted in range(200_000):
+        outcomes.record(1000, 1000, num_accepted=accepted % 1000)
+    speculation = outcomes.summary(num_spec_tokens=1000, lossless=True)
+    journal = await opened(line)
+    await journal.keep([4], replace(ENDING, stats=replace(STATS, speculation=speculation)))
+    found = Ending.from_json((await kept(line)).turn.ending)
+    assert found.stats.speculation == speculation
+
+
 async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line):
     journal = await opened(line)
     await journal.keep([4], None)
