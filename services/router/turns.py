@@ -112,7 +112,8 @@ class Turns:
             watch.named(asked.ask.request_id)
             watch.span.ends(ENTER)
             with watch.span.stage("acquire"):
-                taken = await self._memory.claims.take(asked, owner, self._model(asked))
+                taking = self._memory.claims.take(asked, owner, self._model(asked))
+                taken = await self._memory.upkeep.taken(taking)
             watch.span.begins("between")
             watch.holds(taken.record.session_id)
             if taken.journal is None:
