@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from redis_server import RedisServer
@@ -42,7 +43,8 @@ class InMemory:
     def __init__(self, bounds: Bounds = BOUNDS) -> None:
         self._bounds = bounds
         self._now_s = 1e9
-        self.store: SessionStore = MemoryStore(bounds, lambda: self._now_s)
+        self._fences = count(1)
+        self.store: SessionStore = self._anew()
 
     async def passes(self, seconds: float) -> None:
         """Time passes."""
@@ -51,7 +53,10 @@ class InMemory:
     async def loses_all(self) -> None:
         """The process is started anew, a moment later."""
         await self.passes(1.0)
-        self.store = MemoryStore(self._bounds, lambda: self._now_s)
+        self.store = self._anew()
+
+    def _anew(self) -> MemoryStore:
+        return MemoryStore(self._bounds, lambda: self._now_s, next_fence=lambda: next(self._fences))
 
 
 class InRedis:
@@ -77,7 +82,7 @@ class InRedis:
 async def in_redis(server: RedisServer, bounds: Bounds = BOUNDS) -> AsyncIterator[InRedis]:
     """An empty store in a server that runs."""
     options = StoreOptions(server.url, timeout_s=TIMEOUT_S)
-    store, client = open_store(options, bounds, lambda: 0.0), open_client(options)
+    store, client = open_store(options, bounds, float, next_fence=int), open_client(options)
     place = InRedis(store, client)
     try:
         await place.loses_all()

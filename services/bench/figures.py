@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.bench.methods import Method
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.results import Timings
-from slipstream.core.stats import SpeculationStats
+from slipstream.core.stats import MAX_PER_STEP, SpeculationStats
 
 Key = tuple[int | str, int]
 """question_id and turn: what was said."""
@@ -141,10 +142,30 @@ class Counts:
     rounds: int
     plain_rounds: int
     nodes: int
-    depth: int
     accepted: int
-    tested: int
-    """Slots that the target looked at: the accepted ones and the first rejected one."""
+    steps: tuple[tuple[int, int], ...]
+    """Accepted tokens and the longest path of each round that statistics have one by one."""
+
+    @property
+    def depth(self) -> int:
+        """Positions on the longest paths. Raises `InvalidRequest` where rounds are missing."""
+        return sum(depth for _, depth in self._all_steps())
+
+    @property
+    def tested(self) -> int:
+        """Positions that the target looked at: the accepted ones and the first rejected one.
+
+        Raises `InvalidRequest` where rounds are missing.
+        """
+        return sum(min(accepted + 1, depth) for accepted, depth in self._all_steps())
+
+    def _all_steps(self) -> tuple[tuple[int, int], ...]:
+        if len(self.steps) != self.rounds:
+            raise InvalidRequest(
+                f"an answer has more than {MAX_PER_STEP} rounds, and statistics have only so many"
+                " one by one: use fewer max_tokens"
+            )
+        return self.steps
 
 
 def count(outputs: Sequence[Output]) -> Counts:
@@ -154,15 +175,13 @@ def count(outputs: Sequence[Output]) -> Counts:
         sum(part.num_spec_steps for part in parts),
         sum(part.num_plain_steps for part in parts),
         sum(part.num_draft_tokens for part in parts),
-        sum(sum(part.per_step_depth) for part in parts),
         sum(part.num_accepted_draft_tokens for part in parts),
-        sum(_tested(part) for part in parts),
+        tuple(
+            step
+            for part in parts
+            for step in zip(part.per_step_accepted, part.per_step_depth, strict=True)
+        ),
     )
-
-
-def _tested(part: SpeculationStats) -> int:
-    steps = zip(part.per_step_accepted, part.per_step_depth, strict=True)
-    return sum(min(accepted + 1, depth) for accepted, depth in steps)
 
 
 def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:

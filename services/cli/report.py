@@ -94,6 +94,5 @@ def stats_object(stats: "RequestStats") -> dict[str, Any]:
         **asdict(stats.timings),
         "mean_acceptance_length": speculation.mean_acceptance_length,
         "draft_acceptance_rate": speculation.draft_acceptance_rate,
-        "acceptance_histogram": speculation.acceptance_histogram,
         **asdict(speculation),
     }

@@ -21,6 +21,7 @@ from slipstream.core.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
+    SessionTaken,
     SlipstreamError,
 )
 from slipstream.core.model_info import ModelInfo
@@ -104,7 +105,8 @@ def pause_after(error: grpc.RpcError, tries: Tries, request: str) -> float:
     Not for calls that this side cancelled.
     """
     known = error_of(error, tries.timeout_s)
-    pause_s = tries.pause_s() if _is_cut(error) else None
+    is_sent_again = _is_cut(error) or (isinstance(known, SessionTaken) and tries.takes_back())
+    pause_s = tries.pause_s() if is_sent_again else None
     if pause_s is None:
         raise known from None
     _LOG.info("%s broke off (%s), and is sent again in %.2f s", request, known, pause_s)

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from slipstream.client.embedded_session import Answer, EmbeddedSession, Ports
@@ -43,7 +44,9 @@ class Embedded:
         self._drafter = drafter
         self._ports = ports or Ports.direct(engine, drafter)
         self._sessions: dict[str, EmbeddedSession] = {}
-        store = MemoryStore(Bounds(lease_s=_FOR_EVER_S), time.time)
+        store = MemoryStore(
+            Bounds(lease_s=_FOR_EVER_S), time.monotonic, next_fence=count(1).__next__
+        )
         rules = KeepRules(session_ttl_s=_FOR_EVER_S, request_ttl_s=_AGAIN_S)
         self._claims = Claims(store, rules, next_fence=lambda: 0)
         self._is_closed = False

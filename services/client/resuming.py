@@ -50,6 +50,7 @@ class Tries:
         self._limit_s = patience.unanswered_s
         self._next_pause_s = patience.first_pause_s
         self._broke_at: float | None = None
+        self._was_taken = False
 
     def left_s(self) -> float | None:
         """Seconds that the next call may take; None is without end."""
@@ -60,6 +61,12 @@ class Tries:
     def trust(self) -> None:
         """The address is right: something that is to go on has come from there before."""
         self._limit_s = self._patience.begun_s
+
+    def takes_back(self) -> bool:
+        """Whether to send a request again that was taken over: once, as another caller may be at it
+        who does the same."""
+        is_first, self._was_taken = not self._was_taken, True
+        return is_first
 
     def progressed(self) -> None:
         """Something new has come."""

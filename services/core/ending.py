@@ -29,7 +29,7 @@ class Ending:
         try:
             values = json.loads(text)
             return cls(FinishReason(values["reason"]), _stats(values["stats"]))
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this is no ending of a request: {error}") from None
 
     def answered_again(self) -> "Ending":
@@ -42,9 +42,12 @@ class Ending:
 def _stats(values: Mapping[str, Any]) -> RequestStats:
     speculation = values["speculation"]
     lists = {name: tuple(speculation[name]) for name in _TUPLES}
+    histogram = {int(num): steps for num, steps in speculation["acceptance_histogram"].items()}
     parts = {
         "timings": Timings(**values["timings"]),
-        "speculation": SpeculationStats(**{**speculation, **lists}),
+        "speculation": SpeculationStats(
+            **{**speculation, **lists, "acceptance_histogram": histogram}
+        ),
         "continuity": Continuity(**values["continuity"]),
     }
     return RequestStats(**{**values, **parts})

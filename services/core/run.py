@@ -17,7 +17,7 @@ from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Request
 from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.stats import Outcomes, num_copied_accepted
-from slipstream.core.text import Piece, Speller, TextStream
+from slipstream.core.text import Piece, Speller, TextStream, joined
 from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
 from slipstream.core.trail import Trail
 from slipstream.core.types import FinishReason
@@ -37,7 +37,10 @@ class Run:
         clock: Clock,
         journal: Journal | None = None,
     ) -> None:
-        """What is final goes to the `journal` before it is given to anybody."""
+        """What is final goes to the `journal` before it is given to anybody.
+
+        The request's past output is turned into text here, which takes long where it is long.
+        """
         self._request = request
         self._clock = clock
         self._draft = TimedDraft(draft, clock)
@@ -46,6 +49,7 @@ class Run:
         self._text = text
         num_past, num_sent = len(request.past), request.num_received
         self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
+        self._past = self._stream.push(request.past)
         self._origins = Trail[TokenOrigin](num_past=num_past, num_sent=num_sent)
         self._logprobs = Trail[TokenLogprob](num_past=num_past, num_sent=num_sent)
         self._outcomes = Outcomes()
@@ -61,9 +65,8 @@ class Run:
         request = self._request
         info: PromptInfo | None = request.info
         start = self._clock()
-        known = self._stream.push(request.past)
-        if known.tokens:
-            yield self._chunk(known, prompt=info)
+        if self._past.tokens:
+            yield self._chunk(self._past, prompt=info)
             info = None
         planner = Planner(request.settings)
         tokens = (*request.tokens, *request.past)
@@ -126,9 +129,7 @@ class Run:
         reason = verdict.finish_reason
         if reason is None:
             return piece, None
-        rest = self._stream.finish()
-        whole = Piece(piece.text + rest.text, piece.tokens + rest.tokens)
-        return whole, reason
+        return joined((piece, self._stream.finish())), reason
 
     def _count(self, at: Round, start: float) -> None:
         if self._first_s is None:  # the prompt's own round

@@ -1,13 +1,16 @@
-"""What speculation did for a request: a histogram of round outcomes, and figures derived from it.
+"""What speculation did for a request: sums and a histogram of all rounds, and the newest ones.
 
 Field names are those of vLLM's per-request acceptance metrics. Knows no clock and no exporter.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipstream.core.types import Proposal, Verdict
+
+MAX_PER_STEP = 1024
+"""Steps, the newest ones, of which statistics have the outcome one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,13 @@ class SpeculationStats:
     num_spec_tokens: int
     """The largest number of draft tokens on a path that a round was allowed."""
     per_step_accepted: tuple[int, ...]
-    """Accepted tokens of each step, in order."""
+    """Accepted tokens of each of the newest `MAX_PER_STEP` steps, in order."""
     per_step_drafted: tuple[int, ...]
-    """Draft tokens of each step, in order."""
+    """Draft tokens of each of these steps, in order."""
     per_step_depth: tuple[int, ...]
-    """Longest drafted path of each step, in order: what could have been accepted."""
+    """Longest drafted path of each of these steps, in order: what could have been accepted."""
+    acceptance_histogram: Mapping[int, int]
+    """All steps by how many draft tokens they accepted; counts of 0 steps are left out."""
     stop_reasons: Mapping[str, int]
     """How often each thing ended the drafting of a step."""
     lossless: bool
@@ -59,19 +64,15 @@ class SpeculationStats:
             return 0.0
         return self.num_accepted_draft_tokens / self.num_draft_tokens
 
-    @property
-    def acceptance_histogram(self) -> dict[int, int]:
-        """Steps by how many draft tokens they accepted; counts of 0 steps are left out."""
-        return dict(sorted(Counter(self.per_step_accepted).items()))
-
 
 class Outcomes:
-    """Collects the outcome of every round of a request."""
+    """Collects the outcome of every round of a request, in bounded memory."""
 
     def __init__(self) -> None:
-        self._drafted: list[int] = []
-        self._depths: list[int] = []
-        self._accepted: list[int] = []
+        self._steps: deque[tuple[int, int, int]] = deque(maxlen=MAX_PER_STEP)
+        """Accepted and drafted tokens and the longest path of each."""
+        self._accepted: Counter[int] = Counter()
+        self._num_drafted = 0
         self._stop_reasons: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._num_plain_steps = 0
@@ -92,9 +93,9 @@ class Outcomes:
         if num_drafted_nodes == 0:
             self._num_plain_steps += 1
             return
-        self._drafted.append(num_drafted_nodes)
-        self._depths.append(depth)
-        self._accepted.append(num_accepted)
+        self._steps.append((num_accepted, num_drafted_nodes, depth))
+        self._accepted[num_accepted] += 1
+        self._num_drafted += num_drafted_nodes
         self._stop_reasons[stopped_by] += 1
 
     def record_fallback(self, reason: str) -> None:
@@ -110,15 +111,17 @@ class Outcomes:
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
         """The figures so far."""
+        histogram = dict(sorted(self._accepted.items()))
         return SpeculationStats(
-            num_spec_steps=len(self._accepted),
+            num_spec_steps=sum(histogram.values()),
             num_plain_steps=self._num_plain_steps,
-            num_draft_tokens=sum(self._drafted),
-            num_accepted_draft_tokens=sum(self._accepted),
+            num_draft_tokens=self._num_drafted,
+            num_accepted_draft_tokens=sum(num * steps for num, steps in histogram.items()),
             num_spec_tokens=num_spec_tokens,
-            per_step_accepted=tuple(self._accepted),
-            per_step_drafted=tuple(self._drafted),
-            per_step_depth=tuple(self._depths),
+            per_step_accepted=tuple(accepted for accepted, _, _ in self._steps),
+            per_step_drafted=tuple(drafted for _, drafted, _ in self._steps),
+            per_step_depth=tuple(depth for _, _, depth in self._steps),
+            acceptance_histogram=histogram,
             stop_reasons=dict(self._stop_reasons),
             lossless=lossless,
             fallbacks=dict(self._fallbacks),

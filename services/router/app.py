@@ -33,7 +33,6 @@ from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_
 from slipstream.state.claims import Claims
 from slipstream.state.opening import open_quotas, open_store
 from slipstream.state.options import store_options
-from slipstream.state.record import Bounds
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.telemetry import Telemetry
@@ -71,15 +70,15 @@ class Router:
         defaults = Defaults(bool(config.drafts), config.drafter)
         self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
         self._admission = Admission(config.max_requests)
-        bounds = Bounds(lease_s=config.lease_s, max_sessions=config.max_sessions)
+        self._next_fence = fences(time.time)
         options = store_options(config)
         self._store = WatchedStore(
-            open_store(options, bounds, clock=time.time),
+            open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
             self._telemetry.instruments,
             system=REDIS if options.url else MEMORY,
         )
         self._quotas = open_quotas(store_options(config), time.monotonic)
-        self._journals = Upkeep(lease_s=config.lease_s)
+        self._journals = Upkeep(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
@@ -147,7 +146,7 @@ class Router:
 
     def _register(self) -> Callable[..., None]:
         config = self._config
-        claims = Claims(self._store, config.keep_rules(), next_fence=fences(time.time))
+        claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
         memory = Memory(claims, self._journals)
         patience, shadow = _patience(config), self._shadow
         turns = Turns(

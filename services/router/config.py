@@ -14,6 +14,7 @@ from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
 from slipstream.state.claims import KeepRules
 from slipstream.state.options import store_options
+from slipstream.state.record import Bounds
 
 _POSITIVE = (
     "target_round_timeout_s",
@@ -22,6 +23,7 @@ _POSITIVE = (
     "draft_token_timeout_s",
     "max_requests",
     "max_sessions",
+    "max_sessions_bytes",
     "session_ttl_s",
     "request_ttl_s",
     "lease_s",
@@ -55,7 +57,12 @@ class RouterConfig:
         30.0, "How long a request that has lost its target waits for another one."
     )
     max_sessions: int = option(
-        10_000, "Sessions and requests remembered in memory; what would go first, goes."
+        10_000,
+        "Sessions and requests remembered in memory; of the key with most, an idle one goes first.",
+    )
+    max_sessions_bytes: int = option(
+        256 << 20,
+        "Memory for them, in bytes, and as much for what a silent store is yet to keep.",
     )
     session_ttl_s: float = option(3600.0, "How long a session is remembered without a turn.")
     request_ttl_s: float = option(
@@ -141,6 +148,10 @@ class RouterConfig:
     def keep_rules(self) -> KeepRules:
         """How long requests are remembered, and what becomes of them without a store."""
         return KeepRules(self.session_ttl_s, self.request_ttl_s, self.store_down == ALLOW)
+
+    def bounds(self) -> Bounds:
+        """What is remembered in memory, and how long leases are."""
+        return Bounds(self.lease_s, self.max_sessions, self.max_sessions_bytes)
 
     def heartbeat(self) -> Heartbeat:
         """How replicas are watched."""

@@ -112,11 +112,13 @@ class Turns:
             watch.named(asked.ask.request_id)
             watch.span.ends(ENTER)
             with watch.span.stage("acquire"):
-                taken = await self._memory.claims.take(asked, owner, self._model(asked))
+                taking = self._memory.claims.take(asked, owner, self._model(asked))
+                taken = await self._memory.upkeep.taken(taking)
             watch.span.begins("between")
             watch.holds(taken.record.session_id)
             if taken.journal is None:
-                yield replayed(asked, taken.record, self._tokenizer(taken.record).decode)
+                decode = self._tokenizer(taken.record).decode
+                yield await asyncio.to_thread(replayed, asked, taken.record, decode)
                 return
             work = _Work(asked, taken.record, taken.journal, remaining, watch)
             async with aclosing(self._run(work)) as chunks:
@@ -151,7 +153,8 @@ class Turns:
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
             draft, target = watch.ports(pair.draft, pair.target)
-            run = Run(
+            make_run = partial(
+                Run,
                 draft,
                 target,
                 request,
@@ -159,6 +162,7 @@ class Turns:
                 clock=time.perf_counter,
                 journal=written,
             )
+            run = await asyncio.to_thread(make_run) if request.past else make_run()
             chunks = one_ahead(run.chunks())
             async for chunk in await stack.enter_async_context(aclosing(chunks)):
                 await written.settled()

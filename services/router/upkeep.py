@@ -1,15 +1,18 @@
 """Journals of running requests are tended, and those that ended unkept for a while after.
 
-Starts one task per request; knows journals, and nothing of what is in them.
+Starts one task per request, and one for each that takes its session; knows journals, and nothing of
+what is in them.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream.core.errors import Unavailable
+from slipstream.state.claims import Taken
 from slipstream.state.journal import StoreJournal
 
 BEAT_S = 0.5
@@ -32,15 +35,27 @@ class Upkeep:
         *,
         lease_s: float,
         patience_s: float = 60.0,
+        max_late_bytes: int = 256 << 20,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Leases are renewed several times in `lease_s`. What a request could not have kept by its
-        end is tried again for `patience_s`."""
+        end is tried again for `patience_s`, while all that takes no more than `max_late_bytes`."""
         self._beats_per_renewal = max(round(lease_s / 3 / BEAT_S), 1)
         self._num_tries = max(round(patience_s / BEAT_S), 1)
+        self._max_late_bytes = max_late_bytes
+        self._num_late_bytes = 0
         self._pause = pause
         self._late: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
+
+    async def taken(self, taking: Coroutine[Any, Any, Taken]) -> Taken:
+        """What taking a session gives; a caller that leaves meanwhile leaves no lease behind."""
+        task = asyncio.get_running_loop().create_task(taking)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._own(self._give_back(task))
+            raise
 
     @asynccontextmanager
     async def tended(self, journal: StoreJournal, where: Whereabouts) -> AsyncIterator[None]:
@@ -70,8 +85,26 @@ class Upkeep:
                     await journal.tend()
 
     async def _close(self, journal: StoreJournal, where: Whereabouts) -> None:
-        if not await journal.close(target=where.target, draft=where.draft):
-            self._own(self._close_later(journal, where))
+        if await journal.close(target=where.target, draft=where.draft):
+            return
+        if self._num_late_bytes + journal.num_bytes > self._max_late_bytes:
+            _LOG.error("too much waits for the store: what a request said last is not kept")
+            return
+        self._num_late_bytes += journal.num_bytes
+        closing = self._own(self._close_later(journal, where))
+        closing.add_done_callback(lambda _: self._forget_late(journal.num_bytes))
+
+    def _forget_late(self, num_bytes: int) -> None:
+        self._num_late_bytes -= num_bytes
+
+    async def _give_back(self, task: asyncio.Task[Taken]) -> None:
+        """Give back what nobody is there to use."""
+        await asyncio.wait({task})
+        if task.cancelled() or task.exception() is not None:
+            return
+        record, journal = task.result().record, task.result().journal
+        if journal is not None:
+            await self._close(journal, Whereabouts(record.target, record.draft))
 
     async def _close_later(self, journal: StoreJournal, where: Whereabouts) -> None:
         for _ in range(self._num_tries):

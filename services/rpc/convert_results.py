@@ -180,6 +180,7 @@ def speculation_stats_from_pb(message: pb.SpeculationStats) -> SpeculationStats:
         **counts,
         **steps,
         stop_reasons=dict(message.stop_reasons),
+        acceptance_histogram=dict(sorted(message.acceptance_histogram.items())),
         lossless=message.lossless,
         fallbacks=dict(message.fallbacks),
     )

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync, Unavailable
 from slipstream.core.fingerprint import fingerprint
@@ -48,7 +49,8 @@ class Claims:
         self._store = store
         self._rules = rules
         self._next_fence = next_fence
-        self._holder = secrets.token_hex(8)
+        self._process = secrets.token_hex(8)
+        self._attempts = count()
 
     async def take(self, asked: Generation, owner: str, model: str) -> Taken:
         """The right to run a request, which has an id; an empty `model` is that of its session.
@@ -82,7 +84,7 @@ class Claims:
             request_id=asked.ask.request_id,
             digest=fingerprint(asked),
             owner=owner,
-            holder=self._holder,
+            holder=f"{self._process}-{next(self._attempts):012d}",
             model=model,
             create=session is None or session.create,
             ttl_s=rules.session_ttl_s if session else rules.request_ttl_s,

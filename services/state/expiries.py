@@ -14,6 +14,10 @@ class Expiries:
         """What of the heap still counts."""
         self._num_put = 0
 
+    def __len__(self) -> int:
+        """How many names there are."""
+        return len(self._newest)
+
     def put(self, name: str, at: float) -> None:
         """Remember the name's time."""
         self._num_put += 1

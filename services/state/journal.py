@@ -5,6 +5,7 @@ as possible. Knows no engine and starts no task: whoever runs the request has it
 """
 
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,12 +24,14 @@ class StoreJournal:
     def __init__(self, store: SessionStore, claim: Claim, grant: Grant | None) -> None:
         """`grant` None: the store did not answer the claim, but may later."""
         self._store = store
-        self._claim = claim
-        self._lease: Lease | None = None if grant is None else grant.lease
         record = None if grant is None else grant.record
-        self._tokens: list[int] = [] if record is None else list(record.tokens)
+        model = claim.model if record is None else record.model
+        self._claim = replace(claim, model=model, create=True)
+        """To begin the session anew, should the store lose it."""
+        self._lease: Lease | None = None if grant is None else grant.lease
+        self._tokens = array("I", () if record is None else record.tokens)
         self._num_kept = len(self._tokens)
-        self._ahead: tuple[int, ...] = ()
+        self._ahead = array("I")
         """What is kept, where that is more than this request has come to yet."""
         self._is_all_kept = False
         """Whether another router kept the whole answer, while this one ran without the store."""
@@ -44,16 +47,21 @@ class StoreJournal:
         """Whether something was told that is not kept."""
         return self._is_behind
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory for the tokens."""
+        return self._tokens.itemsize * len(self._tokens)
+
     def open(self, tokens: Sequence[int], opening: Opening) -> None:
         """What the request's output follows: the session's tokens, those of its prompt included."""
-        self._tokens = [*tokens, *self._tokens[len(tokens) :]]
+        self._tokens = array("I", tokens) + self._tokens[len(tokens) :]
         self._opening = opening
 
     async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
         """See `core.journal.Journal.keep`. What can't be kept now is remembered here."""
         if self._error is not None:
             raise self._error
-        self._tokens += tokens
+        self._tokens.extend(tokens)
         self._check_ahead()
         if ending is not None:
             kept = replace(ending.stats, continuity=replace(ending.stats.continuity, is_kept=True))
@@ -100,7 +108,9 @@ class StoreJournal:
         """Give the session back, its keys being at these addresses; whether that was done.
 
         False: the store does not answer, and there is something that it must learn. Try again.
+        The lease of another attempt at the request stays from now on.
         """
+        self._claim = replace(self._claim, takes_over=False)
         try:
             if self._is_behind and self._opening is not None:
                 await self.tend()
@@ -143,12 +153,11 @@ class StoreJournal:
 
     async def _claim_again(self) -> None:
         """The lease anew, and what the store has by now."""
-        claim = replace(self._claim, create=True)
         try:
-            grant = await self._store.acquire(claim)
+            grant = await self._store.acquire(self._claim)
         except SessionError as error:
             raise SessionTaken(f"another request has the session: {error}") from None
-        kept = grant.record.tokens
+        kept = array("I", grant.record.tokens)
         self._lease, self._num_kept, self._ahead = grant.lease, len(kept), kept
         self._is_all_kept = grant.lease is None
         self._check_ahead()
@@ -157,8 +166,8 @@ class StoreJournal:
     def _check_ahead(self) -> None:
         """A request that ran without the store comes to what another router kept of it before."""
         num_common = min(len(self._ahead), len(self._tokens))
-        if list(self._ahead[:num_common]) != self._tokens[:num_common]:
+        if self._ahead[:num_common] != self._tokens[:num_common]:
             name = self._claim.session_id
             raise SessionTaken(f"session {name} has gone on without this request")
         if num_common == len(self._ahead):
-            self._ahead = ()
+            self._ahead = array("I")

@@ -3,52 +3,43 @@
 Nothing here ever waits, so that code without an event loop can use it as well.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from slipstream.core.timing import Clock
 from slipstream.state.expiries import Expiries
+from slipstream.state.kept_session import KeptSession
 from slipstream.state.record import Bounds, Claim, Grant, Lease, News, Record, Turn
 from slipstream.state.refusals import check_claim, check_news, claim_refused, session_refused
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A session, until when it is remembered, and until when it is busy."""
+class _Share:
+    """The sessions of one owner."""
 
-    record: Record
-    expires_at: float = 0.0
-    leased_until: float = 0.0
-    past: tuple[str, ...] = ()
-    """Ids of earlier requests, the oldest first."""
-
-    def hold(self, lease_s: float, ttl_s: float, *, now: float) -> None:
-        """Be busy for a while. Without tokens it is remembered for no longer."""
-        self.leased_until = now + lease_s
-        self.expires_at = self.leased_until
-        if self.record.tokens:
-            self.touch(ttl_s, now=now)
-
-    def is_busy(self, now: float) -> bool:
-        """Whether a request runs: its lease has not run out, and it has not ended."""
-        return self.leased_until > now and self.record.turn.ending is None
-
-    def touch(self, ttl_s: float, *, now: float) -> None:
-        """Be remembered from now on."""
-        self.expires_at = max(now + ttl_s, self.leased_until)
+    expiries: Expiries = field(default_factory=Expiries)
+    num_sessions: int = 0
+    num_bytes: int = 0
 
 
 class MemoryStore:
-    """Sessions that end with the process."""
+    """Sessions that end with the process.
 
-    def __init__(self, bounds: Bounds, clock: Clock) -> None:
-        """`clock` gives seconds since the epoch: fences grow over restarts by it."""
+    Where there are too many, or they take too much, the owner who has most loses an idle one. An
+    owner who has no more than an equal share loses none.
+    """
+
+    def __init__(self, bounds: Bounds, clock: Clock, *, next_fence: Callable[[], int]) -> None:
+        """`clock` never jumps: seconds since any moment. Fences only grow, over restarts too."""
         self._bounds = bounds
         self._clock = clock
-        self._fence = 0
-        """The newest of all sessions."""
-        self._all: dict[str, _Kept] = {}
+        self._next_fence = next_fence
+        self._all: dict[str, KeptSession] = {}
         self._expiries = Expiries()
         """A time for each session, at or before the one at which it will be forgotten."""
+        self._shares: dict[str, _Share] = {}
+        """By owner; with the same times."""
+        self._num_bytes = 0
 
     async def acquire(self, claim: Claim) -> Grant:
         """See `SessionStore`."""
@@ -57,29 +48,40 @@ class MemoryStore:
         self._forget_old(now)
         kept = self._all.get(claim.session_id)
         if kept is None:
-            kept = self._begun(claim, now)
-        elif not _is_again(kept.record, claim):
-            self._next_turn(kept, claim, now)
-        self._expiries.put(claim.session_id, now + min(claim.ttl_s, self._bounds.lease_s))
+            kept = self._begun(claim)
+        elif not kept.is_again(claim):
+            if (why := kept.refusal(claim, now)) is not None:
+                raise claim_refused(why, claim, model=kept.record.model)
+            kept.begin(claim, max_past=self._bounds.max_past)
+        elif kept.record.turn.ending is None and kept.is_held_from(claim):
+            raise claim_refused("taken", claim)
+        self._expire(kept, now + min(claim.ttl_s, self._bounds.lease_s))
         if kept.record.turn.ending is not None:
             kept.touch(claim.ttl_s, now=now)
-            return Grant(kept.record, None)
-        kept.record = replace(kept.record, fence=self._next_fence(now))
+            return Grant(kept.whole(), None)
+        kept.record = replace(kept.record, fence=self._next_fence())
+        kept.holder = claim.holder
         kept.hold(self._bounds.lease_s, claim.ttl_s, now=now)
-        return Grant(kept.record, Lease(claim.session_id, kept.record.fence, claim.ttl_s))
+        self._count(kept)
+        self._make_room(now)
+        return Grant(kept.whole(), Lease(claim.session_id, kept.record.fence, claim.ttl_s))
 
     async def append(self, lease: Lease, news: News) -> None:
         """See `SessionStore`."""
         check_news(news, self._bounds)
-        kept = self._held(lease)
-        if (why := _misfit(kept.record, news)) is not None:
+        now = self._clock()
+        kept = self._held(lease, now)
+        if (why := kept.misfit(news)) is not None:
             raise session_refused(why, lease.session_id)
-        kept.record = _with_news(kept.record, news)
-        kept.hold(self._bounds.lease_s, lease.ttl_s, now=self._clock())
+        kept.add(news)
+        kept.hold(self._bounds.lease_s, lease.ttl_s, now=now)
+        self._count(kept)
+        self._make_room(now)
 
     async def renew(self, lease: Lease) -> None:
         """See `SessionStore`."""
-        self._held(lease).hold(self._bounds.lease_s, lease.ttl_s, now=self._clock())
+        now = self._clock()
+        self._held(lease, now).hold(self._bounds.lease_s, lease.ttl_s, now=now)
 
     async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
         """See `SessionStore`."""
@@ -88,7 +90,7 @@ class MemoryStore:
         kept = self._all.get(lease.session_id)
         if kept is None or kept.record.fence != lease.fence:
             return
-        if not kept.record.tokens:
+        if not kept.tokens:
             self._forget(lease.session_id)
             return
         turn = kept.record.turn
@@ -110,7 +112,7 @@ class MemoryStore:
         if kept.is_busy(now):
             raise session_refused("busy", session_id)
         self._forget(session_id)
-        return replace(kept.record, fence=self._next_fence(now))
+        return replace(kept.whole(), fence=self._next_fence())
 
     async def count(self) -> int | None:
         """See `SessionStore`."""
@@ -120,26 +122,17 @@ class MemoryStore:
     async def aclose(self) -> None:
         """See `SessionStore`."""
 
-    def _begun(self, claim: Claim, now: float) -> _Kept:
+    def _begun(self, claim: Claim) -> KeptSession:
         if not claim.create or not claim.model:
             raise claim_refused("absent", claim)
-        self._make_room(now)
         turn = Turn(claim.request_id, claim.digest)
-        kept = _Kept(Record(claim.session_id, claim.owner, claim.model, 0, turn))
+        kept = KeptSession(Record(claim.session_id, claim.owner, claim.model, 0, turn))
         self._all[claim.session_id] = kept
+        self._shares.setdefault(claim.owner, _Share()).num_sessions += 1
         return kept
 
-    def _next_turn(self, kept: _Kept, claim: Claim, now: float) -> None:
-        """Let another request run. Raises what refuses it."""
-        record = kept.record
-        if (why := _refusal(kept, claim, now)) is not None:
-            raise claim_refused(why, claim, model=record.model)
-        past = (*kept.past, record.turn.request_id) if record.turn.request_id else kept.past
-        kept.past = past[max(0, len(past) - self._bounds.max_past) :]
-        kept.record = replace(record, turn=Turn(claim.request_id, claim.digest))
-
-    def _held(self, lease: Lease) -> _Kept:
-        self._forget_old(self._clock())
+    def _held(self, lease: Lease, now: float) -> KeptSession:
+        self._forget_old(now)
         kept = self._all.get(lease.session_id)
         if kept is None or kept.record.fence < lease.fence:
             raise session_refused("lost", lease.session_id)
@@ -147,13 +140,27 @@ class MemoryStore:
             raise session_refused("taken", lease.session_id)
         return kept
 
-    def _next_fence(self, now: float) -> int:
-        self._fence = max(self._fence + 1, int(now * 1000))
-        return self._fence
+    def _count(self, kept: KeptSession, num_bytes: int | None = None) -> None:
+        """Count what the session takes by now."""
+        num_bytes = kept.num_bytes() if num_bytes is None else num_bytes
+        self._shares[kept.record.owner].num_bytes += num_bytes - kept.counted_bytes
+        self._num_bytes += num_bytes - kept.counted_bytes
+        kept.counted_bytes = num_bytes
+
+    def _expire(self, kept: KeptSession, at: float) -> None:
+        """Look at the session at that time; it is forgotten then or later."""
+        self._expiries.put(kept.record.session_id, at)
+        self._shares[kept.record.owner].expiries.put(kept.record.session_id, at)
 
     def _forget(self, session_id: str) -> None:
-        del self._all[session_id]
-        self._expiries.discard(session_id)
+        kept = self._all.pop(session_id)
+        self._count(kept, 0)
+        share = self._shares[kept.record.owner]
+        for expiries in (self._expiries, share.expiries):
+            expiries.discard(session_id)
+        share.num_sessions -= 1
+        if not share.num_sessions:
+            del self._shares[kept.record.owner]
 
     def _forget_old(self, now: float) -> None:
         while (first := self._expiries.first()) is not None and first[0] <= now:
@@ -161,74 +168,38 @@ class MemoryStore:
 
     def _settle(self, session_id: str, now: float) -> None:
         """Forget the session, or say when that will be."""
-        expires_at = self._all[session_id].expires_at
-        if expires_at <= now:
+        kept = self._all[session_id]
+        if kept.expires_at <= now:
             self._forget(session_id)
         else:
-            self._expiries.put(session_id, expires_at)
+            self._expire(kept, kept.expires_at)
 
     def _make_room(self, now: float) -> None:
-        """Forget the idle session that would be forgotten first, when there are too many."""
-        if len(self._all) < self._bounds.max_sessions:
-            return
-        busy = []
-        while (first := self._expiries.first()) is not None:
+        """Forget idle sessions while there are too many, each of the owner who has most."""
+        bounds = self._bounds
+        while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_bytes:
+            if len(self._all) > bounds.max_sessions:
+                used = [(at.num_sessions / bounds.max_sessions, at) for at in self._shares.values()]
+            else:
+                used = [(at.num_bytes / bounds.max_bytes, at) for at in self._shares.values()]
+            used.sort(key=lambda pair: pair[0], reverse=True)
+            above = [share for part, share in used if part * len(used) > 1]
+            if not any(self._forget_one(share, now) for share in above):
+                return
+
+    def _forget_one(self, share: _Share, now: float) -> bool:
+        """Forget the idle session of an owner that would be forgotten first, if there is one."""
+        busy, is_found = [], False
+        while not is_found and (first := share.expiries.first()) is not None:
             at, session_id = first
             kept = self._all[session_id]
             if kept.expires_at > at:
                 self._settle(session_id, now)
-            elif kept.leased_until <= now:
+            elif is_found := kept.leased_until <= now:
                 self._forget(session_id)
-                break
             else:
                 busy.append((session_id, at))
-                self._expiries.discard(session_id)
+                share.expiries.discard(session_id)
         for session_id, at in busy:
-            self._expiries.put(session_id, at)
-
-
-def _is_again(record: Record, claim: Claim) -> bool:
-    """Whether the session's newest request asks once more."""
-    turn = record.turn
-    said = (record.owner, turn.request_id, turn.digest)
-    return said == (claim.owner, claim.request_id, claim.digest)
-
-
-def _refusal(kept: _Kept, claim: Claim, now: float) -> str | None:
-    """Why another request may not run; None when it may."""
-    record = kept.record
-    if record.owner != claim.owner:
-        return "owner"
-    if claim.request_id in (record.turn.request_id, *kept.past):
-        return "request"
-    if claim.create:
-        return "exists"
-    if claim.model not in ("", record.model):
-        return "model"
-    return "busy" if kept.is_busy(now) else None
-
-
-def _misfit(record: Record, news: News) -> str | None:
-    """Why news do not go on from what is kept; None when they do."""
-    num_kept, turn, opening = len(record.tokens), record.turn, news.opening
-    if news.start > num_kept:
-        return "gap"
-    end = news.start + len(news.tokens)
-    if record.tokens[news.start : end] != news.tokens[: num_kept - news.start]:
-        return "differs"
-    if opening and turn.num_prompt_tokens not in (0, opening.num_prompt_tokens):
-        return "differs"
-    if turn.ending is not None and (end > num_kept or news.ending not in (None, turn.ending)):
-        return "differs"
-    return None
-
-
-def _with_news(record: Record, news: News) -> Record:
-    turn, opening = record.turn, news.opening
-    if news.ending is not None:
-        turn = replace(turn, ending=news.ending)
-    if opening is not None:
-        turn = replace(turn, num_prompt_tokens=opening.num_prompt_tokens, params=opening.params)
-        record = replace(record, tokenizer_hash=opening.tokenizer_hash)
-    new = news.tokens[len(record.tokens) - news.start :]
-    return replace(record, tokens=record.tokens + new if new else record.tokens, turn=turn)
+            share.expiries.put(session_id, at)
+        return is_found

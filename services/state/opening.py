@@ -1,6 +1,7 @@
 """Opens the store that options name, and quotas beside it. Only here it is decided whether Redis is
 needed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,16 @@ REGISTRY_LIMIT_S = 1.0
 """For an answer of Redis about replicas, at least: no request waits for it."""
 
 
-def open_store(options: StoreOptions, bounds: Bounds, clock: Clock) -> SessionStore:
-    """Where sessions are kept; dials when first used. `clock` gives seconds since the epoch.
+def open_store(
+    options: StoreOptions, bounds: Bounds, clock: Clock, *, next_fence: Callable[[], int]
+) -> SessionStore:
+    """Where sessions are kept; dials when first used. For `clock` and `next_fence` see
+    `MemoryStore`; a Redis has its own.
 
     Raises `InvalidRequest` where a URL needs the package redis, which is not installed.
     """
     if options.url is None:
-        return MemoryStore(bounds, clock)
+        return MemoryStore(bounds, clock, next_fence=next_fence)
     client = open_client(options)
     from slipstream.state.redis_store import RedisStore
 

@@ -21,7 +21,8 @@ class Claim:
     owner: str
     """The key that asks; a session belongs to the one that began it."""
     holder: str
-    """The process that asks."""
+    """The attempt, as PROCESS-NUMBER: of a process's attempts, the one with the higher number is
+    newer."""
     model: str
     """The model asked for; empty for that of the session, which must then exist."""
     create: bool
@@ -30,6 +31,9 @@ class Claim:
     """How long the session is remembered from its last use on."""
     is_alone: bool = False
     """A request on its own: nobody but itself can come back to the session."""
+    takes_over: bool = True
+    """Whether the lease of another attempt at the request ends, unless that one is newer and of the
+    same process. Otherwise there must be none that was not given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,9 @@ class Bounds:
     lease_s: float = 15.0
     """How long a session stays busy for others when its holder says nothing."""
     max_sessions: int = 10_000
-    """In memory; the one that would be forgotten first goes first."""
+    """In memory; an idle one of the owner who has most goes first."""
+    max_bytes: int = 256 << 20
+    """Likewise, of all together."""
     max_tokens: int = 1 << 20
     """Of a session."""
     max_text_bytes: int = 1 << 18

@@ -39,7 +39,7 @@ def claim_refused(why: str, claim: Claim, *, model: str = "") -> SlipstreamError
     name = f"request {claim.request_id!r}" if claim.is_alone else f"session {claim.session_id}"
     if why == "model":
         return InvalidRequest(f"{name} is with model {model}, not {claim.model}")
-    return _OF_CLAIMS[why](name)
+    return (_OF_CLAIMS.get(why) or _OF_LEASES[why])(name)
 
 
 def session_refused(why: str, session_id: str) -> SlipstreamError:

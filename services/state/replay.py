@@ -6,7 +6,7 @@ from slipstream.core.ending import Ending
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request import Generation
 from slipstream.core.results import Chunk, PromptInfo
-from slipstream.core.text import Piece, TextStream
+from slipstream.core.text import Piece, TextStream, joined
 from slipstream.state.record import Record
 
 
@@ -43,5 +43,4 @@ def _rest(
     piece = stream.push(output)
     if piece.is_stopped:
         return piece
-    rest = stream.finish()
-    return Piece(piece.text + rest.text, piece.tokens + rest.tokens)
+    return joined((piece, stream.finish()))

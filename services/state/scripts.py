@@ -46,7 +46,7 @@ local function record(fence, leased)
 end
 """
 
-# ARGV: request, digest, owner, holder, model, create, TTL, lease, ids to remember
+# ARGV: request, digest, owner, holder, model, create, TTL, lease, ids to remember, takes over
 ACQUIRE = Script(
     _BEGIN
     + """
@@ -54,7 +54,7 @@ local request, digest, owner, holder, model = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local creates, ttl_ms = ARGV[6] ~= '', tonumber(ARGV[7])
 local leased_until, max_past = now + tonumber(ARGV[8]), tonumber(ARGV[9])
 local is_there, count, fence, kept =
-  read('owner', 'model', 'request', 'digest', 'ending', 'lease', 'past')
+  read('owner', 'model', 'request', 'digest', 'ending', 'lease', 'past', 'holder')
 local past = kept[9] or ''
 
 local function refusal()
@@ -65,6 +65,15 @@ local function refusal()
   if creates then return 'exists' end
   if model ~= '' and model ~= kept[4] then return 'model' end
   if tonumber(kept[8]) > now and not kept[7] then return 'busy' end
+end
+
+-- Whether another attempt at the request has not given its lease back, and is not to lose it.
+local function is_held()
+  local other = kept[10]
+  if kept[8] == '0' or other == holder then return false end
+  local process = string.match(holder, '^(.*-)[^-]*$')
+  local is_newer = process and string.sub(other, 1, #process) == process and other > holder
+  return ARGV[10] == '' or is_newer
 end
 
 if not is_there then
@@ -79,6 +88,7 @@ elseif kept[3] == owner and kept[5] == request and kept[6] == digest then
     remember(count, ttl_ms, tonumber(kept[8]))
     return record(fence, '')
   end
+  if is_held() then return {'taken'} end
 else
   local why = refusal()
   if why then return {why, kept[4]} end

@@ -16,12 +16,13 @@ class SessionStore(Protocol):
     async def acquire(self, claim: Claim) -> Grant:
         """The right to run a request, and what there is of its session; or how it ended.
 
-        The request that is the session's newest goes on, also while another process runs it: that
-        one loses its lease. With another request the session must be idle, its newest request have
-        ended, given back or not, or the lease have run out.
-        Raises `SessionNotFound`, `SessionExists` (to be begun, but there), `SessionBusy`,
-        `PermissionDenied` (another owner's), `RequestExists` (the id is that of another request),
-        and `InvalidRequest` for a session with another model.
+        The request that is the session's newest goes on, also while another attempt runs it: that
+        one loses its lease, as `Claim.takes_over` says. With another request the session must be
+        idle, its newest request have ended, given back or not, or the lease have run out.
+        Raises `SessionTaken` (another attempt keeps its lease), `SessionNotFound`, `SessionExists`
+        (to be begun, but there), `SessionBusy`, `PermissionDenied` (another owner's),
+        `RequestExists` (the id is that of another request), and `InvalidRequest` for a session
+        with another model.
         """
         ...
 

@@ -71,7 +71,7 @@ def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
         "slipstream.speculation.lossless": speculation.lossless,
         "slipstream.speculation.steps": speculation.num_spec_steps,
         "slipstream.speculation.plain_steps": speculation.num_plain_steps,
-        "slipstream.speculation.rejected_steps": speculation.per_step_accepted.count(0),
+        "slipstream.speculation.rejected_steps": speculation.acceptance_histogram.get(0, 0),
         "slipstream.speculation.draft_tokens": speculation.num_draft_tokens,
         "slipstream.speculation.accepted_tokens": speculation.num_accepted_draft_tokens,
         "slipstream.speculation.lookup_tokens": speculation.num_lookup_tokens,

@@ -29,14 +29,18 @@ def server(shared):
 
 @pytest.fixture
 async def store(server):
-    store = open_store(StoreOptions(server.url, timeout_s=TIMEOUT_S), BOUNDS, time.time)
+    store = open_store(
+        StoreOptions(server.url, timeout_s=TIMEOUT_S), BOUNDS, time.monotonic, next_fence=int
+    )
     yield store
     await store.aclose()
 
 
 async def test_a_server_that_stops_is_waited_for_no_longer_than_said(server, store):
     lease = await held(store, begins())
-    hasty = open_store(StoreOptions(server.url, timeout_s=0.05), BOUNDS, time.time)
+    hasty = open_store(
+        StoreOptions(server.url, timeout_s=0.05), BOUNDS, time.monotonic, next_fence=int
+    )
     server.stop_answering()
     asked = [hasty.append(lease, opened(5, 6)), hasty.renew(lease), hasty.acquire(claim())]
     for answer in await asyncio.gather(*asked, return_exceptions=True):
@@ -47,7 +51,9 @@ async def test_a_server_that_stops_is_waited_for_no_longer_than_said(server, sto
 
 
 async def test_late_answers_are_not_taken_for_others(server):
-    store = open_store(StoreOptions(server.url, timeout_s=0.5), BOUNDS, time.time)
+    store = open_store(
+        StoreOptions(server.url, timeout_s=0.5), BOUNDS, time.monotonic, next_fence=int
+    )
     leases = {}
     for name in "abcd":
         leases[name] = await until_answered(lambda name=name: held(store, begins(session_id=name)))
@@ -148,7 +154,9 @@ async def test_a_replica_is_not_written(server, store):
 
 async def test_nobody_answers_where_nobody_is():
     for url in ("redis://127.0.0.1:1", "unix:///nowhere/redis.sock", "redis+cluster://127.0.0.1:1"):
-        store = open_store(StoreOptions(url, timeout_s=TIMEOUT_S), BOUNDS, time.time)
+        store = open_store(
+            StoreOptions(url, timeout_s=TIMEOUT_S), BOUNDS, time.monotonic, next_fence=int
+        )
         with pytest.raises(Unavailable, match="can't be reached"):
             await store.renew(Lease("chat", 1, 1.0))
         await store.aclose()

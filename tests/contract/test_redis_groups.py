@@ -22,13 +22,15 @@ def two_nodes():
 
 async def test_sessions_go_on_with_the_replica_when_the_master_is_killed():
     with watched_master() as (url, master, replica):
-        unknown = open_store(StoreOptions(f"{url}.other", timeout_s=5.0), BOUNDS, time.time)
+        unknown = open_store(
+            StoreOptions(f"{url}.other", timeout_s=5.0), BOUNDS, time.monotonic, next_fence=int
+        )
         with pytest.raises(
             Unavailable, match=r"the store at main\.other of 127.* can't be reached"
         ):
             await unknown.acquire(begins())
         await unknown.aclose()
-        store = open_store(StoreOptions(url, timeout_s=2.0), BOUNDS, time.time)
+        store = open_store(StoreOptions(url, timeout_s=2.0), BOUNDS, time.monotonic, next_fence=int)
         lease = await held(store, begins())
         await store.append(lease, opened(5, 6, 7))
         assert master.call("WAIT", 1, 5000) == 1
@@ -50,7 +52,7 @@ async def test_sessions_go_on_with_the_replica_when_the_master_is_killed():
 
 async def test_a_cluster_keeps_each_session_in_one_place(two_nodes):
     url, nodes = two_nodes
-    store = open_store(StoreOptions(url, timeout_s=10.0), BOUNDS, time.time)
+    store = open_store(StoreOptions(url, timeout_s=10.0), BOUNDS, time.monotonic, next_fence=int)
     for number in range(8):
         name = f"chat{number}"
         older = await held(store, begins(session_id=name))
@@ -68,7 +70,9 @@ async def test_a_cluster_keeps_each_session_in_one_place(two_nodes):
 
 async def test_a_part_of_a_cluster_that_is_gone_is_missed_by_its_sessions_alone():
     with cluster(2) as (url, nodes):
-        store = open_store(StoreOptions(url, timeout_s=10.0), BOUNDS, time.time)
+        store = open_store(
+            StoreOptions(url, timeout_s=10.0), BOUNDS, time.monotonic, next_fence=int
+        )
         names = [f"chat{number}" for number in range(8)]
         for node in nodes:
             node.call("CONFIG", "SET", "cluster-require-full-coverage", "no")
@@ -88,7 +92,7 @@ async def test_a_part_of_a_cluster_that_is_gone_is_missed_by_its_sessions_alone(
 async def test_one_node_of_a_cluster_is_no_server_of_its_own(two_nodes):
     url, _ = two_nodes
     alone = url.replace("redis+cluster", "redis")
-    store = open_store(StoreOptions(alone, timeout_s=10.0), BOUNDS, time.time)
+    store = open_store(StoreOptions(alone, timeout_s=10.0), BOUNDS, time.monotonic, next_fence=int)
     refusals = []
     for number in range(8):
         try:

@@ -69,7 +69,7 @@ def options(server, made):
 
 async def refusal(options):
     """Why a session can't be had."""
-    store = open_store(options, BOUNDS, time.time)
+    store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
     with pytest.raises(Unavailable) as refused:
         await store.acquire(begins())
     await store.aclose()
@@ -83,7 +83,7 @@ def test_the_documented_user_may_do_what_scripts_do_and_nothing_else():
 
 
 async def test_a_user_with_the_documented_rights_can_keep_sessions(options):
-    store = open_store(options, BOUNDS, time.time)
+    store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
     await told(store, begins(), opened(5, 6, 7), target="target:1")
     lease = await held(store, begins())
     await store.append(lease, News(2, (7, 8), ending="done"))
@@ -124,7 +124,10 @@ async def test_files_that_are_missing_are_said(options, tmp_path):
 
 
 async def test_new_certificates_need_no_new_client(server, options, made, tmp_path):
-    store, other = open_store(options, BOUNDS, time.time), certificates(tmp_path)
+    store, other = (
+        open_store(options, BOUNDS, time.monotonic, next_fence=int),
+        certificates(tmp_path),
+    )
     await told(store, begins(), opened(5, 6, 7))
     server.kill()
     made.replace(

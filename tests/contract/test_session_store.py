@@ -53,6 +53,26 @@ async def test_the_same_request_takes_over_and_the_older_lease_writes_no_more(st
         await store.acquire(claim("r2"))
 
 
+async def test_an_attempt_that_comes_late_leaves_the_lease_to_the_one_that_runs(place):
+    store = place.store
+    newer = await held(store, begins(holder="one-000000000002"))
+    await store.append(newer, opened(5, 6, 7))
+    late = [begins(holder=name, takes_over=False) for name in ("one-000000000003", "other-1", "x")]
+    older = begins(holder="one-000000000001")
+    for _ in range(2):
+        for asked in (*late, older):
+            with pytest.raises(SessionTaken, match="session chat has been taken over"):
+                await store.acquire(asked)
+        await place.passes(LEASE_S + 10)  # in the lease, and behind it: it was not given back
+    await store.append(newer, News(3, (8,)))
+    again = await held(store, begins(holder="one-000000000002", takes_over=False))
+    await store.release(again, **NOWHERE)
+    for asked in (*late, older):
+        await store.release(await held(store, asked), **NOWHERE)
+    await held(store, begins(holder="other-1"))
+    await held(store, begins(holder="one-000000000001"))  # of another process: it takes over
+
+
 async def test_another_request_waits_for_the_lease_to_end(place):
     lease = await held(place.store, begins())
     await place.store.append(lease, opened(5, 6, 7))

@@ -59,6 +59,8 @@ class Sequence:
             model=draw.choices(("small", "large", ""), (8, 1, 1))[0],
             create=draw.random() < 0.4,
             ttl_s=draw.choice(TTLS_S),
+            holder=draw.choice(("one-1", "one-2", "other-1")),
+            takes_over=draw.random() < 0.8,
         )
         answers = await self._both(lambda place, _: place.store.acquire(asked))
         if isinstance(answers[0], Exception):

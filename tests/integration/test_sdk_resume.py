@@ -48,6 +48,28 @@ async def test_tries_come_to_an_end_for_asyncio():
     assert gone.num_calls > num_calls + 1
 
 
+TAKEN = errors.SessionTaken("by an attempt that was left behind")
+
+
+async def test_a_stream_that_was_taken_over_goes_on_where_it_was_but_once():
+    breaking = Breaking(TAKEN, [3, 20])
+    with served(register(breaking)) as address:
+        with Client(address) as client:
+            assert_whole(list(client.stream("hello", request_id="mine")))
+        assert [asked.num_received_tokens for asked in breaking.asked] == [0, 3]
+        breaking.asked.clear()
+        async with AsyncClient(address) as client:
+            assert_whole([chunk async for chunk in client.stream("hello", request_id="mine")])
+    breaking = Breaking(TAKEN, [3, 4, 20])
+    with served(register(breaking)) as address:
+        with Client(address) as client, pytest.raises(errors.SessionTaken):
+            list(client.stream("hello", request_id="mine"))
+        breaking.asked.clear()
+        async with AsyncClient(address) as client:
+            with pytest.raises(errors.SessionTaken):
+                [chunk async for chunk in client.stream("hello", request_id="mine")]
+
+
 BROKEN = [GONE, errors.Cancelled("by the router")]
 
 

@@ -36,7 +36,7 @@ LOCAL = Timings(prefill_s=1.0, decode_s=10.0, draft_s=2.0, verify_s=7.0)
 
 
 def speculation(rounds=4, fallbacks=None):
-    return SpeculationStats(rounds, 1, 9, 3, 5, (), (), (), {}, True, fallbacks or {})
+    return SpeculationStats(rounds, 1, 9, 3, 5, (), (), (), {}, {}, True, fallbacks or {})
 
 
 def result(tokens, timings, **stats):

@@ -19,7 +19,7 @@ from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason, SamplingParams
 
 STATS = RequestStats(
-    3, 0, 3, Timings(1, 1, 0, 0), SpeculationStats(0, 0, 0, 0, 0, (), (), (), {}, True)
+    3, 0, 3, Timings(1, 1, 0, 0), SpeculationStats(0, 0, 0, 0, 0, (), (), (), {}, {}, True)
 )
 
 

@@ -29,7 +29,7 @@ FULL = Failure("CapacityError", "there is no room")
 
 
 def stats(tokens, *, steps=0, accepted=0, plain=0, cached=0):
-    spec = SpeculationStats(steps, plain, 3 * steps, accepted, 5, (), (), (), {}, True)
+    spec = SpeculationStats(steps, plain, 3 * steps, accepted, 5, (), (), (), {}, {}, True)
     return RequestStats(10, cached, tokens, Timings(1, 1, 0, 0), spec)
 
 

@@ -1,6 +1,8 @@
 """Laws of claims: whose records requests get to, and when they may run without a store."""
 
+import asyncio
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -15,6 +17,7 @@ from slipstream.core.fingerprint import fingerprint
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
+from slipstream.router.upkeep import Upkeep
 from slipstream.state.claims import Claims, KeepRules, check_received, session_of
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds, Opening
@@ -31,7 +34,7 @@ class Silent:
 
 
 def claims(store=None, **rules):
-    store = store or MemoryStore(Bounds(), lambda: 1000.0)
+    store = store or MemoryStore(Bounds(), lambda: 1000.0, next_fence=count(1).__next__)
     return Claims(store, KeepRules(**rules), next_fence=lambda: 7)
 
 
@@ -95,6 +98,44 @@ async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidde
         assert taken.record.fence == 7
         with pytest.raises(Unavailable):
             await claims(Silent(), allows_unkept=False).take(asked, "", "m")
+
+
+class Slow(MemoryStore):
+    """A store whose answers to claims are on their way until they are let through."""
+
+    def __init__(self):
+        super().__init__(Bounds(), lambda: 1000.0, next_fence=count(1).__next__)
+        self.is_claimed, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def acquire(self, claim):
+        grant = await super().acquire(claim)
+        self.is_claimed.set()
+        await self.answers.wait()
+        return grant
+
+
+async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_session_idle():
+    store = Slow()
+    door, upkeep = claims(store), Upkeep(lease_s=15.0)
+    store.answers.set()
+    first = (await door.take(IN_SESSION, "", "m")).journal
+    first.open((1, 2), Opening(2, "{}", "hash"))
+    await first.keep([3], None)
+    await first.close(target="t", draft="d")
+    store.answers.clear()
+    turn = replace(IN_SESSION, session=SessionRef("chat"), ask=Ask(request_id="r2"))
+    store.is_claimed.clear()
+    leaves = asyncio.create_task(upkeep.taken(door.take(turn, "", "m")))
+    await store.is_claimed.wait()
+    leaves.cancel()
+    await asyncio.wait({leaves})
+    assert leaves.cancelled()
+    store.answers.set()
+    await upkeep.aclose()
+    other = replace(turn, ask=Ask(request_id="r3"))
+    record = (await upkeep.taken(door.take(other, "", "m"))).record
+    assert (record.tokens, record.target, record.draft) == ((1, 2, 3), "t", "d")
+    assert (await door.take(replace(other), "", "m")).journal is not None
 
 
 async def test_a_session_that_goes_on_needs_the_store():

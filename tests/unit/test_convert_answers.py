@@ -44,6 +44,7 @@ SPECULATION_STATS = st.builds(
     SpeculationStats,
     **dict.fromkeys(answered._COUNTS, UINT32),
     **dict.fromkeys(answered._PER_STEP, COUNTS),
+    acceptance_histogram=st.dictionaries(UINT32, UINT32, max_size=4),
     stop_reasons=REASONS,
     lossless=st.booleans(),
     fallbacks=REASONS,

@@ -8,59 +8,15 @@ import pytest
 
 from slipstream.core.ending import Ending
 from slipstream.core.errors import SessionTaken, Unavailable
-from slipstream.core.results import RequestStats, Timings
 from slipstream.core.stats import Outcomes
 from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal
-from slipstream.state.memory import MemoryStore
-from slipstream.state.record import Bounds, Claim, Opening
-
-PROMPT = (1, 2, 3)
-OPENING = Opening(len(PROMPT), "{}", "hash")
-CLAIM = Claim("s", "r", "digest", "", "here", "model", True, 100.0)
-STATS = RequestStats(
-    3, 0, 4, Timings(0, 0, 0, 0), Outcomes().summary(num_spec_tokens=0, lossless=True)
-)
-ENDING = Ending(FinishReason.STOP, STATS)
-
-
-class Line:
-    """A store that can be reached or not; a write may get there though its answer does not."""
-
-    def __init__(self, clock):
-        self.store = MemoryStore(Bounds(), clock)
-        self.is_up = True
-        self.loses_answers = False
-
-    def __getattr__(self, name):
-        async def call(*args, **kwargs):
-            if not self.is_up:
-                raise Unavailable("the store does not answer")
-            answer = await getattr(self.store, name)(*args, **kwargs)
-            if self.loses_answers:
-                raise Unavailable("the answer was lost")
-            return answer
-
-        return call
-
-    def lose_everything(self):
-        self.store = MemoryStore(Bounds(), lambda: 2000.0)
+from store_line import CLAIM, ENDING, OPENING, PROMPT, STATS, Line, kept, opened
 
 
 @pytest.fixture
 def line():
     return Line(lambda: 1000.0)
-
-
-async def opened(line):
-    journal = StoreJournal(line, CLAIM, await line.acquire(CLAIM))
-    journal.open(PROMPT, OPENING)
-    return journal
-
-
-async def kept(line):
-    """What another router would find."""
-    return (await line.store.acquire(CLAIM)).record
 
 
 async def test_what_was_told_is_kept_with_the_prompt_before_it(line):
@@ -78,6 +34,17 @@ async def test_the_ending_is_kept_with_the_last_tokens(line):
     found = Ending.from_json(record.turn.ending)
     assert found.reason is FinishReason.STOP
     assert found.stats.continuity.is_kept
+
+
+async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_statistics(line):
+    outcomes = Outcomes()
+    for accepted in range(200_000):
+        outcomes.record(1000, 1000, num_accepted=accepted % 1000)
+    speculation = outcomes.summary(num_spec_tokens=1000, lossless=True)
+    journal = await opened(line)
+    await journal.keep([4], replace(ENDING, stats=replace(STATS, speculation=speculation)))
+    found = Ending.from_json((await kept(line)).turn.ending)
+    assert found.stats.speculation == speculation
 
 
 async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line):
@@ -118,6 +85,23 @@ async def test_a_store_that_lost_everything_is_told_everything_again(line):
     line.lose_everything()
     await journal.keep([6], None)
     assert (await kept(line)).tokens == (1, 2, 3, 4, 5, 6)
+
+
+async def test_a_later_turn_that_names_no_model_is_kept_in_a_store_that_lost_everything(line):
+    first = await opened(line)
+    await first.keep([4], ENDING)
+    await first.close(target=None, draft=None)
+    turn = replace(CLAIM, request_id="r2", digest="2", model="", create=False)
+    grant = await line.acquire(turn)
+    journal = StoreJournal(line, turn, grant)
+    line.lose_everything()
+    journal.open((*grant.record.tokens, 5), replace(OPENING, num_prompt_tokens=5))
+    await journal.keep([6], None)
+    line.lose_everything()
+    await journal.keep([7], ENDING)
+    assert await journal.close(target=None, draft=None)
+    record = (await line.store.acquire(turn)).record
+    assert (record.tokens, record.output, record.model) == ((1, 2, 3, 4, 5, 6, 7), (6, 7), "model")
 
 
 async def test_a_request_that_began_without_the_store_is_kept_later(line):

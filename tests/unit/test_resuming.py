@@ -85,6 +85,13 @@ def test_without_patience_nothing_is_sent_again():
     assert tried.pause_s() is None
 
 
+def test_a_request_that_was_taken_over_is_taken_back_once():
+    tried, _ = tries()
+    assert tried.takes_back()
+    tried.progressed()
+    assert not tried.takes_back()
+
+
 def resuming(num_received=0):
     ask = Ask(max_tokens=20, request_id="id")
     generation = Generation("hello", ask, num_received=num_received)

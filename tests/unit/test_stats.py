@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.stats import Outcomes
+from slipstream.core.stats import MAX_PER_STEP, Outcomes
 
 ROUNDS = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=20
@@ -51,6 +51,16 @@ def test_the_histogram_accounts_for_every_step_and_every_accepted_token(rounds):
     assert stats.num_spec_steps + stats.num_plain_steps == len(rounds)
     assert 0 <= stats.draft_acceptance_rate <= 1
     assert 1 <= stats.mean_acceptance_length <= 1 + 9
+
+
+def test_of_many_rounds_the_newest_are_there_one_by_one_and_all_in_the_sums():
+    stats = stats_of((step % 3, 4, 8) for step in range(100_000))
+    newest = [step % 3 for step in range(100_000 - MAX_PER_STEP, 100_000)]
+    assert list(stats.per_step_accepted) == newest
+    assert len(stats.per_step_drafted) == len(stats.per_step_depth) == MAX_PER_STEP
+    assert stats.acceptance_histogram == {0: 33_334, 1: 33_333, 2: 33_333}
+    assert (stats.num_spec_steps, stats.num_draft_tokens) == (100_000, 800_000)
+    assert stats.num_accepted_draft_tokens == 3 * 33_333
 
 
 @pytest.mark.parametrize(("drafted", "depth", "accepted"), [(3, 2, 3), (2, 3, 1), (2, 2, -1)])

@@ -137,9 +137,9 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.state.opening import open_store
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
-open_store(StoreOptions(), Bounds(), time.time)
+open_store(StoreOptions(), Bounds(), time.monotonic, next_fence=int)
 try:
-    open_store(StoreOptions("redis://a"), Bounds(), time.time)
+    open_store(StoreOptions("redis://a"), Bounds(), time.monotonic, next_fence=int)
 except InvalidRequest as error:
     sys.exit(str(error))
 """

@@ -4,6 +4,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import decoders
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.text import Piece, TextStream
@@ -110,3 +113,65 @@ def test_nothing_is_emitted_of_what_was_sent_while_it_is_not_reached_again():
     rest = TextStream(decode, num_sent=4)
     assert rest.push([65, 66]) == Piece("", ())
     assert rest.push([67, 68, 69]) == Piece("E", (69,))
+
+
+BYTES = [b"\x80", b"\xe2", b"\x82", b"\xac", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80\xf0", b" a"]
+BYTES += ["é".encode(), "\ufffd".encode(), b"\xac\xe2\x82", b"\x9f\x98\x80\xf0", b"\xff\xfe"]
+
+
+def decode_bytes(tokens: Sequence[int]) -> str:
+    """A tokenizer whose tokens begin and end within characters."""
+    return b"".join(BYTES[token] for token in tokens).decode(errors="replace")
+
+
+def streamed_one_by_one(spell, tokens, **options) -> list[Piece]:
+    stream = TextStream(spell, **options)
+    return [*(stream.push([token]) for token in tokens), stream.finish()]
+
+
+@given(st.lists(st.integers(0, len(BYTES) - 1), max_size=24))
+@example([11] * 20)  # every token ends within a character that the next one completes
+@example([12] * 20)
+@example([1, 2] * 10)
+def test_streamed_text_is_the_decoded_whole_whatever_the_bytes_of_tokens_are(tokens):
+    pieces = streamed_one_by_one(decode_bytes, tokens)
+    assert "".join(piece.text for piece in pieces) == decode_bytes(tokens)
+    assert [token for piece in pieces for token in piece.tokens] == tokens
+    num_sent = 0
+    for at, piece in enumerate(pieces[:-1]):
+        num_sent += len(piece.tokens)
+        assert at + 1 - num_sent <= 3
+        rest = TextStream(decode_bytes, num_sent=num_sent)  # of a stream that broke here
+        text = rest.push(tokens).text + rest.finish().text
+        assert text == "".join(piece.text for piece in pieces[at + 1 :])
+
+
+@pytest.mark.parametrize("byte", [0x80, 0xFF])
+def test_bytes_that_are_never_a_character_are_streamed_as_sentencepiece_decodes_them(byte):
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+
+    def fall_back(tokens: Sequence[int]) -> str:
+        return decoder.decode([f"<0x{token:02X}>" for token in tokens])
+
+    tokens = [byte] * 50
+    pieces = streamed_one_by_one(fall_back, tokens)
+    assert "".join(piece.text for piece in pieces) == fall_back(tokens) == "\ufffd" * 50
+
+
+@pytest.mark.parametrize("token", [0, 1, 4, 11, 12, 13])
+@pytest.mark.parametrize("size", [1, 4000])
+def test_the_work_for_a_token_does_not_grow_with_the_bytes_before_it(token, size):
+    num_decoded = longest = 0
+
+    def counted(tokens: Sequence[int]) -> str:
+        nonlocal num_decoded, longest
+        num_decoded += len(tokens)
+        longest = max(longest, len(tokens))
+        return decode_bytes(tokens)
+
+    stream = TextStream(counted, ["never there"])
+    for _ in range(4000 // size):
+        stream.push([token] * size)
+    stream.finish()
+    assert longest <= 8
+    assert num_decoded <= 20 * 4000

@@ -643,15 +643,15 @@ class SpeculationStats(_message.Message):
     """Of those, the ones that became final."""
     @_builtins.property
     def per_step_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Accepted tokens of each step."""
+        """Accepted tokens of each of the newest 1024 steps, in order."""
 
     @_builtins.property
     def per_step_drafted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Draft tokens of each step."""
+        """Draft tokens of each of these steps."""
 
     @_builtins.property
     def per_step_depth(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Longest path of each step."""
+        """Longest path of each of these steps."""
 
     @_builtins.property
     def stop_reasons(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -663,7 +663,7 @@ class SpeculationStats(_message.Message):
 
     @_builtins.property
     def acceptance_histogram(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """Steps by accepted tokens."""
+        """All steps by accepted tokens."""
 
     def __init__(
         self,

@@ -1,0 +1,115 @@
+"""One session in memory: what is kept of it, who may go on with it, and what it takes."""
+
+from array import array
+from dataclasses import dataclass, field, replace
+
+from slipstream.state.record import Claim, News, Record, Turn
+
+_OVERHEAD_BYTES = 2048
+"""Names, times and the objects around them."""
+
+
+@dataclass(slots=True)
+class KeptSession:
+    """A session, until when it is remembered, and until when it is busy."""
+
+    record: Record
+    """All but the tokens."""
+    tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    holder: str = ""
+    """The attempt that has the newest lease."""
+    expires_at: float = 0.0
+    leased_until: float = 0.0
+    """0 once the lease was given back."""
+    past: tuple[str, ...] = ()
+    """Ids of earlier requests, the oldest first."""
+    counted_bytes: int = 0
+    """What the store has counted for the session."""
+
+    def whole(self) -> Record:
+        """The record with all tokens."""
+        return replace(self.record, tokens=tuple(self.tokens))
+
+    def hold(self, lease_s: float, ttl_s: float, *, now: float) -> None:
+        """Be busy for a while. Without tokens it is remembered for no longer."""
+        self.leased_until = now + lease_s
+        self.expires_at = self.leased_until
+        if self.tokens:
+            self.touch(ttl_s, now=now)
+
+    def touch(self, ttl_s: float, *, now: float) -> None:
+        """Be remembered from now on."""
+        self.expires_at = max(now + ttl_s, self.leased_until)
+
+    def is_busy(self, now: float) -> bool:
+        """Whether a request runs: its lease has not run out, and it has not ended."""
+        return self.leased_until > now and self.record.turn.ending is None
+
+    def num_bytes(self) -> int:
+        """What the session takes."""
+        turn = self.record.turn
+        texts = (turn.params, turn.ending or "", *self.past)
+        return _OVERHEAD_BYTES + 4 * len(self.tokens) + sum(map(len, texts))
+
+    def is_again(self, claim: Claim) -> bool:
+        """Whether the session's newest request asks once more."""
+        turn = self.record.turn
+        said = (self.record.owner, turn.request_id, turn.digest)
+        return said == (claim.owner, claim.request_id, claim.digest)
+
+    def is_held_from(self, claim: Claim) -> bool:
+        """Whether another attempt has the lease, and this one of the same request may not have it.
+
+        The lease counts until it is given back: one that ran out may be in use again.
+        """
+        if not self.leased_until or self.holder == claim.holder:
+            return False
+        process, dash, _ = claim.holder.rpartition("-")
+        is_newer = self.holder.startswith(process + dash) and self.holder > claim.holder
+        return not claim.takes_over or (bool(dash) and is_newer)
+
+    def refusal(self, claim: Claim, now: float) -> str | None:
+        """Why another request may not run; None when it may."""
+        record = self.record
+        if record.owner != claim.owner:
+            return "owner"
+        if claim.request_id in (record.turn.request_id, *self.past):
+            return "request"
+        if claim.create:
+            return "exists"
+        if claim.model not in ("", record.model):
+            return "model"
+        return "busy" if self.is_busy(now) else None
+
+    def begin(self, claim: Claim, *, max_past: int) -> None:
+        """Let another request run."""
+        request_id = self.record.turn.request_id
+        past = (*self.past, request_id) if request_id else self.past
+        self.past = past[max(0, len(past) - max_past) :]
+        self.record = replace(self.record, turn=Turn(claim.request_id, claim.digest))
+
+    def misfit(self, news: News) -> str | None:
+        """Why news do not go on from what is kept; None when they do."""
+        num_kept, turn, opening = len(self.tokens), self.record.turn, news.opening
+        if news.start > num_kept:
+            return "gap"
+        end = news.start + len(news.tokens)
+        if tuple(self.tokens[news.start : end]) != news.tokens[: num_kept - news.start]:
+            return "differs"
+        if opening and turn.num_prompt_tokens not in (0, opening.num_prompt_tokens):
+            return "differs"
+        if turn.ending is not None and (end > num_kept or news.ending not in (None, turn.ending)):
+            return "differs"
+        return None
+
+    def add(self, news: News) -> None:
+        """Keep news that fit."""
+        record, turn, opening = self.record, self.record.turn, news.opening
+        if news.ending is not None:
+            turn = replace(turn, ending=news.ending)
+        if opening is not None:
+            num_tokens, params = opening.num_prompt_tokens, opening.params
+            turn = replace(turn, num_prompt_tokens=num_tokens, params=params)
+            record = replace(record, tokenizer_hash=opening.tokenizer_hash)
+        self.tokens.extend(news.tokens[len(self.tokens) - news.start :])
+        self.record = replace(record, turn=turn)
