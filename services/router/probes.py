@@ -16,7 +16,9 @@ from slipstream.core.request import DraftFacts, ModelFacts
 from slipstream.core.server_info import ReplicaRole
 from slipstream.router.placement import DraftView, Layout, TargetView
 from slipstream.router.replica import Replica
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES
 from slipstream.rpc.convert_facts import check_identity, draft_facts_from_pb, model_facts_from_pb
+from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
 from slipstream.rpc.unary import call_unary
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
@@ -169,12 +171,23 @@ async def _describe_target(
 ) -> target_pb2.DescribeTargetResponse:
     method = f"/{TargetProbe.service}/DescribeTarget"
     request = target_pb2.DescribeTargetRequest(with_tokenizer=with_tokenizer)
-    return await _described(channel, method, request, target_pb2.DescribeTargetResponse)
+    max_bytes = MAX_MESSAGE_BYTES if with_tokenizer else MAX_ANSWER_BYTES
+    kind = target_pb2.DescribeTargetResponse
+    return await _described(channel, method, request, kind, max_bytes=max_bytes)
 
 
-async def _described(channel: grpc.aio.Channel, method: str, request: Message, kind: type[R]) -> R:
+async def _described(
+    channel: grpc.aio.Channel,
+    method: str,
+    request: Message,
+    kind: type[R],
+    *,
+    max_bytes: int = MAX_ANSWER_BYTES,
+) -> R:
     try:
-        return await call_unary(channel, method, request, kind, timeout_s=DESCRIBE_LIMIT_S)
+        return await call_unary(
+            channel, method, request, kind, timeout_s=DESCRIBE_LIMIT_S, max_bytes=max_bytes
+        )
     except grpc.aio.AioRpcError as error:
         raise error_from(error) from None
 

@@ -28,7 +28,6 @@ from slipstream.rpc.v1 import common_pb2
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
-Health = health_pb2.HealthCheckResponse
 _WATCH = "/grpc.health.v1.Health/Watch"
 _LOG = logging.getLogger("slipstream.router")
 
@@ -230,11 +229,11 @@ class Replica(Generic[D]):
             watch.cancel()
         return "it has ended the connection"
 
-    async def _follow(self, watch: Any, health: Health | None) -> None:
+    async def _follow(self, watch: Any, health: health_pb2.HealthCheckResponse | None) -> None:
         """Act on what it says of its health; the faster it says it, the longer that waits."""
         is_described, wait_s = False, FIRST_WAIT_S
         while health is not None:
-            if health.status != Health.SERVING:
+            if health.status != health_pb2.HealthCheckResponse.SERVING:
                 state = ReplicaState.DRAINING if is_described else ReplicaState.CONNECTING
                 self._set(state, "it says that it is not serving")
             elif is_described or await self._describe():
@@ -288,7 +287,9 @@ class Replica(Generic[D]):
         self._hooks.on_change()
 
 
-async def _read(watch: Any) -> Health | None:
+async def _read(watch: Any) -> health_pb2.HealthCheckResponse | None:
     """Return what it says of its health, None at the end; `InternalError` for other bytes."""
     answer = await watch.read()
-    return None if answer is grpc.aio.EOF else parsed(Health, answer, "it")
+    if answer is grpc.aio.EOF:
+        return None
+    return parsed(health_pb2.HealthCheckResponse, answer, "it")

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
-from slipstream.rpc.exchange import parsed
+from slipstream.rpc.exchange import MAX_ANSWER_BYTES, parsed
 
 M = TypeVar("M", bound=Message)
 
@@ -17,6 +17,7 @@ async def call_unary(
     kind: type[M],
     *,
     timeout_s: float | None = None,
+    max_bytes: int = MAX_ANSWER_BYTES,
 ) -> M:
     """Return the answer. Raises `grpc.aio.AioRpcError`, and `InternalError` for other bytes.
 
@@ -24,4 +25,4 @@ async def call_unary(
     """
     call: Any = channel.unary_unary(method)
     answer: bytes = await call(request.SerializeToString(), timeout=timeout_s)
-    return parsed(kind, answer, "it")
+    return parsed(kind, answer, "it", max_bytes=max_bytes)
