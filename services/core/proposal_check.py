@@ -29,7 +29,7 @@ def check_proposal(
             f"drafting was ended by {proposal.stopped_by[:40]!r},"
             f" not by one of {', '.join(STOP_REASONS)}"
         )
-    _check_tokens(tree.tokens, vocab_size, "the proposal")
+    check_tokens(tree.tokens, vocab_size, "the proposal")
     _check_rivals(proposal.rivals, mode, vocab_size)
     if mode is not Verification.MCSD_REPLACEMENT:
         _check_siblings(tree)
@@ -64,7 +64,8 @@ def _check_sizes(proposal: Proposal) -> None:
         )
 
 
-def _check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
+def check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
+    """Raise `InvalidRequest` for an id that is no token's."""
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(f"{source} has token {bad}, outside the vocabulary of {vocab_size}")
@@ -77,7 +78,7 @@ def _check_rivals(rivals: Sequence[int], mode: Verification, vocab_size: int) ->
         raise InvalidRequest(f"{mode.value} verification gives no margins over rivals")
     if len(rivals) > MAX_RIVALS:
         raise InvalidRequest(f"{len(rivals)} rivals are asked for, but at most {MAX_RIVALS} may be")
-    _check_tokens(rivals, vocab_size, "the list of rivals")
+    check_tokens(rivals, vocab_size, "the list of rivals")
 
 
 def _check_siblings(tree: TokenTree) -> None:
@@ -103,9 +104,13 @@ def _check_law(law: SparseLaw | None, node: int, children: Sequence[int], vocab_
         )
     if len(set(law.tokens)) != len(law.tokens):
         raise InvalidRequest(f"the law at node {node} names a token twice")
-    _check_tokens(law.tokens, vocab_size, f"the law at node {node}")
+    check_tokens(law.tokens, vocab_size, f"the law at node {node}")
+    # Each number first: what is none, or not finite, has no sum.
+    bad = next((prob for prob in law.probs if not 0 <= prob <= 1 + _MASS_TOLERANCE), None)
+    if bad is not None:
+        raise InvalidRequest(f"the law at node {node} has the probability {bad}, not 0 to 1")
     total = math.fsum(law.probs)
-    if min(law.probs, default=0) < 0 or not abs(total - 1) <= _MASS_TOLERANCE:
+    if not abs(total - 1) <= _MASS_TOLERANCE:
         raise InvalidRequest(f"the law at node {node} has a mass of {total:.6g}, but must have 1")
     possible = {token for token, prob in zip(law.tokens, law.probs, strict=True) if prob > 0}
     for token in children:

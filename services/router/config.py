@@ -10,6 +10,7 @@ from slipstream.core.request import NO_DRAFTER
 from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
+from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
 from slipstream.state.claims import KeepRules
@@ -174,4 +175,5 @@ class RouterConfig:
     def to_drafts(self) -> ChannelOptions:
         """How to dial drafts."""
         files = self.peer_ca, self.peer_cert, self.peer_key
-        return ChannelOptions(tls=peer_tls(*files, self.peer_draft_name))
+        tls = peer_tls(*files, self.peer_draft_name)
+        return ChannelOptions(tls=tls, max_message_bytes=MAX_ANSWER_BYTES)

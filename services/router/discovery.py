@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 from slipstream.rpc.channel import check_address
 
@@ -54,7 +54,7 @@ class PolledSource:
     """Asks again and again. A question that fails changes nothing."""
 
     def __init__(self, ask: Ask, *, poll_s: float, pause: Pause) -> None:
-        """`ask` raises `OSError`, `Unavailable` or `InvalidRequest` when it can't say."""
+        """`ask` may raise anything when it can't say."""
         self._ask = ask
         self._poll_s = poll_s
         self._pause = pause
@@ -73,7 +73,7 @@ class PolledSource:
     async def _answer(self) -> Addresses | None:
         try:
             found = await self._ask()
-        except (OSError, Unavailable, InvalidRequest) as error:
+        except Exception as error:  # a list that can't be read is not the end of its replicas
             if str(error) != self._problem:
                 _LOG.warning("replicas can't be listed, so the last list stays: %s", error)
                 self._problem = str(error)

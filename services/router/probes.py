@@ -5,22 +5,27 @@ Knows the wire; not how replicas are found or chosen.
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import grpc.aio
+from google.protobuf.message import Message
 
-from slipstream.core.errors import HandshakeError, SlipstreamError
+from slipstream.core.errors import HandshakeError
 from slipstream.core.request import DraftFacts, ModelFacts
 from slipstream.core.server_info import ReplicaRole
 from slipstream.router.placement import DraftView, Layout, TargetView
 from slipstream.router.replica import Replica
-from slipstream.rpc.convert_facts import check_protocol, draft_facts_from_pb, model_facts_from_pb
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.convert_facts import check_identity, draft_facts_from_pb, model_facts_from_pb
+from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
-from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from slipstream.rpc.unary import call_unary
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.text.tokenizer import TextTokenizer
 
 DESCRIBE_LIMIT_S = 30.0
-R = TypeVar("R")
+R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +93,24 @@ class TargetProbe:
 
     def __init__(self) -> None:
         # Models may number their tokens alike and yet differ in their chat templates.
-        self._tokenizers: dict[tuple[str, str], TextTokenizer] = {}
+        # Kept while a target has it: one that names itself anew each time must not fill the memory.
+        self._tokenizers = WeakValueDictionary[tuple[str, str], TextTokenizer]()
 
     async def describe(self, channel: grpc.aio.Channel) -> TargetModel:
         """See `Probe.describe`; a tokenizer that is not what its hash says can't be used."""
-        stub = target_pb2_grpc.TargetServiceStub(channel)
-        described: Any = stub.DescribeTarget(
-            target_pb2.DescribeTargetRequest(), timeout=DESCRIBE_LIMIT_S
-        )
-        answer: target_pb2.DescribeTargetResponse = await _answered(described)
-        check_protocol(answer.identity)
+        answer = await _describe_target(channel, with_tokenizer=False)
+        check_identity(answer.identity)
         facts = model_facts_from_pb(answer)
         key = (facts.model_id, answer.identity.tokenizer_hash)
-        if key not in self._tokenizers:
-            self._tokenizers[key] = await _fetch_tokenizer(stub, key[1])
-        return TargetModel(facts, answer, self._tokenizers[key])
+        tokenizer = self._tokenizers.get(key)
+        if tokenizer is None:
+            tokenizer = self._tokenizers[key] = await _fetch_tokenizer(channel, key[1])
+        return TargetModel(facts, answer, tokenizer)
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """See `Probe.load`."""
-        stub = target_pb2_grpc.TargetServiceStub(channel)
-        asked: Any = stub.GetTargetLoad(target_pb2.GetTargetLoadRequest())
-        answer: target_pb2.GetTargetLoadResponse = await asked
-        return answer.load
+        method, request = f"/{self.service}/GetTargetLoad", target_pb2.GetTargetLoadRequest()
+        return (await call_unary(channel, method, request, target_pb2.GetTargetLoadResponse)).load
 
 
 class DraftProbe:
@@ -120,20 +121,15 @@ class DraftProbe:
 
     async def describe(self, channel: grpc.aio.Channel) -> DraftModel:
         """See `Probe.describe`."""
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        described: Any = stub.DescribeDraft(
-            draft_pb2.DescribeDraftRequest(), timeout=DESCRIBE_LIMIT_S
-        )
-        answer: draft_pb2.DescribeDraftResponse = await _answered(described)
-        check_protocol(answer.identity)
+        method, request = f"/{self.service}/DescribeDraft", draft_pb2.DescribeDraftRequest()
+        answer = await _described(channel, method, request, draft_pb2.DescribeDraftResponse)
+        check_identity(answer.identity)
         return DraftModel(draft_facts_from_pb(answer), answer)
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """See `Probe.load`."""
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        asked: Any = stub.GetDraftLoad(draft_pb2.GetDraftLoadRequest())
-        answer: draft_pb2.GetDraftLoadResponse = await asked
-        return answer.load
+        method, request = f"/{self.service}/GetDraftLoad", draft_pb2.GetDraftLoadRequest()
+        return (await call_unary(channel, method, request, draft_pb2.GetDraftLoadResponse)).load
 
 
 def target_view(replica: Replica[TargetModel], model: TargetModel) -> TargetView:
@@ -170,11 +166,34 @@ def _layout(message: common_pb2.KvLayout) -> Layout:
     return Layout(message.num_layers, message.num_kv_heads, message.head_dim)
 
 
-async def _fetch_tokenizer(stub: Any, expected: str) -> TextTokenizer:
-    described = stub.DescribeTarget(
-        target_pb2.DescribeTargetRequest(with_tokenizer=True), timeout=DESCRIBE_LIMIT_S
-    )
-    answer: target_pb2.DescribeTargetResponse = await _answered(described)
+async def _describe_target(
+    channel: grpc.aio.Channel, *, with_tokenizer: bool
+) -> target_pb2.DescribeTargetResponse:
+    method = f"/{TargetProbe.service}/DescribeTarget"
+    request = target_pb2.DescribeTargetRequest(with_tokenizer=with_tokenizer)
+    max_bytes = MAX_MESSAGE_BYTES if with_tokenizer else MAX_ANSWER_BYTES
+    kind = target_pb2.DescribeTargetResponse
+    return await _described(channel, method, request, kind, max_bytes=max_bytes)
+
+
+async def _described(
+    channel: grpc.aio.Channel,
+    method: str,
+    request: Message,
+    kind: type[R],
+    *,
+    max_bytes: int = MAX_ANSWER_BYTES,
+) -> R:
+    try:
+        return await call_unary(
+            channel, method, request, kind, timeout_s=DESCRIBE_LIMIT_S, max_bytes=max_bytes
+        )
+    except grpc.aio.AioRpcError as error:
+        raise error_from(error) from None
+
+
+async def _fetch_tokenizer(channel: grpc.aio.Channel, expected: str) -> TextTokenizer:
+    answer = await _describe_target(channel, with_tokenizer=True)
     return await asyncio.to_thread(_tokenizer, answer.tokenizer, expected)
 
 
@@ -184,17 +203,11 @@ def _tokenizer(message: target_pb2.Tokenizer, expected: str) -> TextTokenizer:
         tokenizer = TextTokenizer.from_parts(
             message.json, message.chat_template, dict(message.special_tokens)
         )
-    except SlipstreamError as error:
+        vocab_hash = tokenizer.vocab_hash
+    except BaseException as error:  # the library is Rust, whose panics are no `Exception`
         raise HandshakeError(f"its tokenizer can't be used: {error}") from None
-    if tokenizer.vocab_hash != expected:
+    if vocab_hash != expected:
         raise HandshakeError(
-            f"its tokenizer has the hash {tokenizer.vocab_hash[:12]}, but it says {expected[:12]}"
+            f"its tokenizer has the hash {vocab_hash[:12]}, but it says {expected[:12]}"
         )
     return tokenizer
-
-
-async def _answered(call: Any) -> Any:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise error_from(error) from None

@@ -13,19 +13,22 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable
+from slipstream.core.printable import printable
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.epoch import Epoch
 from slipstream.router.heartbeat import Heartbeat, while_both
 from slipstream.rpc.channel import Dialer
+from slipstream.rpc.exchange import parsed
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import common_pb2
 
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
+_WATCH = "/grpc.health.v1.Health/Watch"
 _LOG = logging.getLogger("slipstream.router")
 
 
@@ -122,6 +125,8 @@ class Replica(Generic[D]):
         self._num_others = 0
         """Requests of other routers that ran on it when it was asked last."""
         self._is_retired = False
+        self._is_reported = False
+        """Whether the log says why it is not reached."""
 
     @property
     def name(self) -> str:
@@ -170,9 +175,10 @@ class Replica(Generic[D]):
         """Reach it, and follow what it says of itself, until cancelled or retired and lost."""
         wait_s = FIRST_WAIT_S
         while not self._is_retired:
-            await self._renew()
+            began = time.monotonic()
             reason = await self._attend()
-            if self.state is not ReplicaState.CONNECTING:
+            lasted = time.monotonic() - began > LONGEST_WAIT_S
+            if lasted and self.state is not ReplicaState.CONNECTING:
                 wait_s = FIRST_WAIT_S
             self._set(ReplicaState.CONNECTING, reason)
             await asyncio.sleep(wait_s)
@@ -195,6 +201,7 @@ class Replica(Generic[D]):
         """Follow one connection to its end; why it ended."""
         reason = ""
         try:
+            await self._renew()
             reason = await self._watch()
         except TimeoutError:
             reason = f"it did not answer within {CONNECT_LIMIT_S:g} s"
@@ -202,6 +209,10 @@ class Replica(Generic[D]):
             reason = str(error_from(error))
         except SlipstreamError as error:
             reason = str(error)
+        except Exception as error:  # whatever a replica does, it is not the end of the others
+            reason = f"it is not understood: {type(error).__name__}"
+            if reason != self.reason:
+                _LOG.exception("%s is not understood", self.name)
         finally:
             self.epoch.end(reason or "the router has let go of it")
             self.load, self._num_others = None, 0
@@ -209,25 +220,32 @@ class Replica(Generic[D]):
 
     async def _watch(self) -> str:
         request = health_pb2.HealthCheckRequest(service=self._probe.service)
-        watch: Any = health_pb2_grpc.HealthStub(self.channel).Watch(request)
+        watch: Any = self.channel.unary_stream(_WATCH)(request.SerializeToString())
         try:
             async with asyncio.timeout(CONNECT_LIMIT_S):
-                health = await watch.read()
+                health = await _read(watch)
             await while_both(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
         finally:
             watch.cancel()
         return "it has ended the connection"
 
-    async def _follow(self, watch: Any, health: Any) -> None:
-        is_described = False
-        while health is not grpc.aio.EOF:
+    async def _follow(self, watch: Any, health: health_pb2.HealthCheckResponse | None) -> None:
+        """Act on what it says of its health; the faster it says it, the longer that waits."""
+        is_described, wait_s = False, FIRST_WAIT_S
+        while health is not None:
             if health.status != health_pb2.HealthCheckResponse.SERVING:
                 state = ReplicaState.DRAINING if is_described else ReplicaState.CONNECTING
                 self._set(state, "it says that it is not serving")
             elif is_described or await self._describe():
                 is_described = True
                 self._set(ReplicaState.READY, "")
-            health = await watch.read()
+            began = time.monotonic()
+            health = await _read(watch)
+            if time.monotonic() - began < wait_s:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            else:
+                wait_s = FIRST_WAIT_S
 
     async def _describe(self) -> bool:
         """Ask what it is; False for one that can't be used. It may come back as another one."""
@@ -257,11 +275,21 @@ class Replica(Generic[D]):
         self.load = load
 
     def _set(self, state: ReplicaState, reason: str) -> None:
+        reason = printable(reason)
         if self._is_retired:
             state, reason = ReplicaState.DRAINING, "removed from the list"
         if (state, reason) == (self.state, self.reason):
             return
-        if state is not self.state:
+        if state is not self.state or not self._is_reported:
             _LOG.info("%s is %s%s", self.name, state.value, f": {reason}" if reason else "")
+        self._is_reported = state is not ReplicaState.READY
         self.state, self.reason = state, reason
         self._hooks.on_change()
+
+
+async def _read(watch: Any) -> health_pb2.HealthCheckResponse | None:
+    """Return what it says of its health, None at the end; `InternalError` for other bytes."""
+    answer = await watch.read()
+    if answer is grpc.aio.EOF:
+        return None
+    return parsed(health_pb2.HealthCheckResponse, answer, "it")

@@ -6,6 +6,7 @@ can't be verified counts as a failure. Knows neither wire nor placement.
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -82,7 +83,7 @@ class Try:
     own: Attempt
     shared: Attempt
 
-    def failed(self, error: SlipstreamError) -> None:
+    def failed(self, error: Exception) -> None:
         """Others are told of one that does not answer, not of what it made of one request."""
         self.own.failed()
         if isinstance(error, (errors.Unavailable, errors.DeadlineExceeded)):
@@ -139,7 +140,7 @@ class DraftSeat:
         try:
             proposal = await held.propose(session, news, plan)
             _check(session, plan, proposal, vocab_size=self._vocab_size)
-        except SlipstreamError as error:
+        except Exception as error:  # whatever comes of reading what it says
             await self._lose(held, error)
             return _without_draft(plan, Proposal(fallback=self._reason))
         self._num_told = len(self._tokens)
@@ -162,7 +163,7 @@ class DraftSeat:
             return None
         try:
             await held.park(ttl_s)
-        except SlipstreamError as error:
+        except Exception as error:  # whatever comes of reading what it says
             _LOG.warning("%s did not park a session: %s", held.name, error)
             return None
         finally:
@@ -180,7 +181,7 @@ class DraftSeat:
             self._try.end()
         return held
 
-    async def _lose(self, held: HeldDraft, error: SlipstreamError) -> None:
+    async def _lose(self, held: HeldDraft, error: Exception) -> None:
         self._reason = reason_of(error)
         if not self._is_over(held) and self._try is not None:
             self._try.failed(error)
@@ -199,14 +200,13 @@ class DraftSeat:
             await held.drop()
 
 
-def reason_of(error: SlipstreamError) -> str:
+def reason_of(error: Exception) -> str:
     """In a word or two, why no draft answered."""
     return next((word for kind, word in _REASONS if isinstance(error, kind)), "failed")
 
 
 def _check(session: Session, plan: Plan, proposal: Proposal, *, vocab_size: int) -> None:
     tree = proposal.tree
-    check_proposal(session, proposal, vocab_size=vocab_size, roots=plan.roots)
     if len(tree) > plan.max_nodes:
         raise InvalidRequest(
             f"the proposal has {len(tree)} nodes, above the {plan.max_nodes} asked"
@@ -214,6 +214,11 @@ def _check(session: Session, plan: Plan, proposal: Proposal, *, vocab_size: int)
     depth = max(tree.depths(), default=0)
     if depth > plan.max_depth:
         raise InvalidRequest(f"the proposal is {depth} deep, above the {plan.max_depth} asked")
+    check_proposal(session, proposal, vocab_size=vocab_size, roots=plan.roots)
+    for stats in proposal.stats:
+        numbers = (stats.top_prob, stats.prob, stats.entropy, stats.score or 0.0)
+        if not all(map(math.isfinite, numbers)):
+            raise InvalidRequest(f"a node's statistics are {numbers}, which are no numbers")
 
 
 def _without_draft(plan: Plan, proposal: Proposal) -> Proposal:

@@ -27,7 +27,8 @@ MAX_MESSAGE_BYTES = 64 << 20
 class ChannelOptions:
     """How to reach a service. `token` is sent as a bearer token.
 
-    With `balances`, calls are spread over all the addresses that a name resolves to.
+    With `balances`, calls are spread over all the addresses that a name resolves to. Answers have
+    up to `max_message_bytes`.
     """
 
     tls: ClientTls | None = None
@@ -116,7 +117,7 @@ def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
         *keepalive(),
         *([] if name is None else [("grpc.default_authority", name)]),
         ("grpc.max_receive_message_length", options.max_message_bytes),
-        ("grpc.max_send_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         # Sent again is what its sender knows to be safe to send again.
         ("grpc.enable_retries", 0),
         ("grpc.service_config", json.dumps(config)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.offer import Offer
-from slipstream.core.row_costs import RowCosts
+from slipstream.core.row_costs import MAX_POINTS, RowCosts
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
     Delta,
@@ -32,6 +32,7 @@ from slipstream.rpc.convert_asked import (
     known_logprobs_from_pb,
     logprobs_to_pb,
 )
+from slipstream.rpc.counts import check_proposal_counts, check_verdict_counts
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 _SAMPLING = (
@@ -166,6 +167,7 @@ def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
 
 def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
     """Whether it can be verified is `core.proposal_check`'s to say; this is about form only."""
+    check_proposal_counts(message)
     try:
         tree = TokenTree(tuple(message.tree.tokens), tuple(message.tree.parents))
     except ValueError as error:
@@ -193,8 +195,7 @@ def _laws_from_pb(
     for message in messages:
         if not ROOT <= message.node < num_nodes:
             raise InvalidRequest(f"a law is for node {message.node} of a tree of {num_nodes}")
-        law = SparseLaw(tuple(message.law.tokens), tuple(message.law.probs))
-        laws[message.node + 1] = law
+        laws[message.node + 1] = SparseLaw(tuple(message.law.tokens), tuple(message.law.probs))
     return tuple(laws)
 
 
@@ -243,6 +244,7 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
 
 def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
     """`timing` is the message's own with the caller's part added."""
+    check_verdict_counts(message)
     return Verdict(
         tuple(message.tokens),
         message.num_accepted,
@@ -272,10 +274,8 @@ def _offer_from_pb(message: target_pb2.Verdict) -> Offer | None:
 
 
 def _costs_from_pb(message: target_pb2.Verdict) -> RowCosts | None:
-    points = [*zip(message.cost_tokens, message.costs, strict=False)]
-    if not points:
-        return None
-    return RowCosts(((1, 1.0), *points), message.branch_cost)
+    points = [*zip(message.cost_tokens[:MAX_POINTS], message.costs[:MAX_POINTS], strict=False)]
+    return RowCosts(((1, 1.0), *points), message.branch_cost) if points else None
 
 
 def timing_to_pb(timing: ReplyTiming) -> common_pb2.ReplyTiming:

@@ -10,13 +10,28 @@ from slipstream.rpc import enums
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
+MAX_NAME_CHARS = 256
+MAX_STOP_TOKENS = 4096
+"""A model has a handful."""
 
-def check_protocol(identity: common_pb2.ModelIdentity) -> None:
-    """Raises `HandshakeError` with both versions where they differ."""
+
+def check_identity(identity: common_pb2.ModelIdentity) -> None:
+    """Raises `HandshakeError` for another version of the protocol, and for names that are none."""
     if identity.protocol_version != PROTOCOL_VERSION:
         raise HandshakeError(
             f"it speaks version {identity.protocol_version} of the protocol, but this router"
             f" version {PROTOCOL_VERSION}"
+        )
+    _check_name("model id", identity.model_id)
+    _check_name("tokenizer hash", identity.tokenizer_hash)
+    _check_name("incarnation", identity.incarnation)
+
+
+def _check_name(name: str, value: str) -> None:
+    """Names go into logs, answers and metrics."""
+    if len(value) > MAX_NAME_CHARS or not value.isprintable():
+        raise HandshakeError(
+            f"its {name} is {value[:40]!r}, but must be up to {MAX_NAME_CHARS} printable characters"
         )
 
 
@@ -31,6 +46,13 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
     ):
         if not value:
             raise HandshakeError(f"it says nothing of its {name}")
+    _check_name("numerics", message.numerics)
+    _check_name("dtype", message.dtype)
+    _check_name("advertised address", message.advertised_address)
+    if len(message.stop_token_ids) > MAX_STOP_TOKENS:
+        raise HandshakeError(
+            f"it has {len(message.stop_token_ids)} stop tokens, above {MAX_STOP_TOKENS}"
+        )
     return ModelFacts(
         identity.model_id,
         identity.vocab_size,
@@ -43,6 +65,9 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
 
 def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
     """What requests are checked against. Raises `HandshakeError` for what can't be true."""
+    _check_name("kind", message.kind)
+    _check_name("target model", message.target_model_id)
+    _check_name("dtype", message.dtype)
     if message.kind not in DRAFTERS:
         known = ", ".join(DRAFTERS)
         raise HandshakeError(f"it is a draft of kind {message.kind!r}, but known are {known}")

@@ -21,6 +21,8 @@ from slipstream.rpc.status import error_from
 # What grpc.aio says, in place of the status, of a write that meets the end of its stream. Openings
 # are answered before anything else is written, so no refusal is lost like that.
 _LOST_STATUS = "Internal error from Core"
+MAX_ANSWER_BYTES = 1 << 20
+"""Of any answer but a tokenizer: a tree of 127 nodes with its laws has 210,000 at most."""
 _TOO_LATE = "the request's deadline has passed"
 
 M = TypeVar("M", bound=Message)
@@ -114,9 +116,13 @@ class Exchange:
         except grpc.aio.AioRpcError as error:
             self._is_over = True
             raise self._error(error) from None
-        except BaseException:
+        except (SlipstreamError, asyncio.CancelledError):
             self.cancel()
             raise
+        except Exception as error:  # whatever it is, it comes from the other side
+            self.cancel()
+            kind = type(error).__name__
+            raise InternalError(f"{self._peer.name} is not understood: {kind}") from error
         finally:
             self._patience = None
 
@@ -165,8 +171,12 @@ class Exchange:
         return open_stream(timeout=timeout)
 
 
-def parsed(kind: type[M], data: bytes, source: str) -> M:
-    """The message; `InternalError` naming `source` where the bytes are none."""
+def parsed(kind: type[M], data: bytes, source: str, *, max_bytes: int = MAX_ANSWER_BYTES) -> M:
+    """The message; `InternalError` naming `source` where the bytes are none, or too many."""
+    if len(data) > max_bytes:
+        raise InternalError(
+            f"{source} answered a {kind.__name__} of {len(data)} bytes, above {max_bytes}"
+        )
     try:
         return kind.FromString(data)
     except DecodeError:

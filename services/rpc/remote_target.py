@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.core.types import Delta, Proposal, ReplyTiming, Session, Verdict
+from slipstream.core.verdict_check import check_verdict
 from slipstream.rpc.convert import (
     session_to_pb,
     timing_from_pb,
@@ -18,6 +19,7 @@ from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.carrier import carried
 
+MAX_CREDENTIAL_CHARS = 256
 VERIFY = "/slipstream.rpc.v1.TargetService/Verify"
 
 
@@ -47,6 +49,7 @@ class RemoteTarget:
         answer = await self._ask(session, message, num_tokens=len(delta.tokens))
         began = clock()
         verdict, timing = self._verdict(answer)
+        self._check(session, delta, proposal, verdict)
         serialisation_s = packed_s + clock() - began
         return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
 
@@ -85,7 +88,13 @@ class RemoteTarget:
         """Take the session over. Ending it without more frees what was parked."""
         self._session_id = session.session_id
         opened = await self._exchange.ask(self._opening(session).SerializeToString())
-        self._credential = self._part(opened, "opened").opened.kv_credential
+        credential = self._part(opened, "opened").opened.kv_credential
+        if len(credential) > MAX_CREDENTIAL_CHARS:
+            raise InternalError(
+                f"{self._peer.name} gave a credential of {len(credential)} characters, above"
+                f" {MAX_CREDENTIAL_CHARS}"
+            )
+        self._credential = credential
 
     async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:
         if not self._exchange.is_open:
@@ -103,7 +112,17 @@ class RemoteTarget:
         try:
             return verdict_from_pb(message, ReplyTiming()), message.timing
         except InvalidRequest as error:
-            raise InternalError(f"{self._peer.name} gave a broken verdict: {error}") from None
+            raise self._broken(error) from None
+
+    def _check(self, session: Session, delta: Delta, proposal: Proposal, verdict: Verdict) -> None:
+        vocab_size = self._expected.vocab_size
+        try:
+            check_verdict(session, delta, proposal, verdict, vocab_size=vocab_size)
+        except InvalidRequest as error:
+            raise self._broken(error) from None
+
+    def _broken(self, error: InvalidRequest) -> InternalError:
+        return InternalError(f"{self._peer.name} gave a broken verdict: {error}")
 
     def _part(self, answer: bytes, part: str) -> target_pb2.VerifyResponse:
         message = parsed(target_pb2.VerifyResponse, answer, self._peer.name)

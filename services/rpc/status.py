@@ -9,16 +9,20 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from slipstream.core import errors
 from slipstream.core.errors import SlipstreamError
+from slipstream.core.printable import printable
 
 DOMAIN = "slipstream"
 PUSHBACK = "grpc-retry-pushback-ms"
 PUSHBACK_MS = 500
 """Where the error does not know how long it takes."""
+_MAX_DIGITS = 9
+"""Milliseconds of a pushback that is read: eleven days."""
 
 # The most special class comes first; a code's own class, for errors without a name, comes last.
 _TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
@@ -74,7 +78,10 @@ def reason_of(error: SlipstreamError) -> str:
 
 
 def error_from(error: grpc.RpcError) -> SlipstreamError:
-    """The error that a status stands for, sync or aio; the same class as on the other side."""
+    """The error that a status stands for, sync or aio; the same class as on the other side.
+
+    Any server may have sent the status: what can't be read in its trailers counts as not sent.
+    """
     code, sentence = _code(error), _sentence(error)
     kind = _named(error) or _BY_CODE.get(code, errors.InternalError)
     if kind is errors.InternalError and code is not _INTERNAL:
@@ -95,7 +102,7 @@ def pushback_of(error: SlipstreamError) -> tuple[tuple[str, str], ...]:
 
 def _pushback_s(error: Any) -> float | None:
     for key, value in error.trailing_metadata() or ():
-        if key == PUSHBACK and str(value).isdecimal():
+        if key == PUSHBACK and str(value).isdecimal() and len(value) <= _MAX_DIGITS:
             return int(value) / 1000
     return None
 
@@ -111,7 +118,7 @@ def _code(error: Any) -> grpc.StatusCode:
 
 
 def _sentence(error: Any) -> str:
-    return str(error.details() or "the service gave no reason")
+    return printable(str(error.details() or "the service gave no reason"))
 
 
 def _named(error: Any) -> type[SlipstreamError] | None:
@@ -123,8 +130,11 @@ def _named(error: Any) -> type[SlipstreamError] | None:
 
 def _class_in(value: bytes) -> type[SlipstreamError] | None:
     info = error_details_pb2.ErrorInfo()
-    for detail in status_pb2.Status.FromString(value).details:
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            name = info.reason.title().replace("_", "")
-            return _BY_NAME.get(name)
+    try:
+        for detail in status_pb2.Status.FromString(value).details:
+            if detail.Unpack(info) and info.domain == DOMAIN:
+                name = info.reason.title().replace("_", "")
+                return _BY_NAME.get(name)
+    except DecodeError:
+        return None
     return None

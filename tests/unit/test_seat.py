@@ -1,8 +1,10 @@
 """Laws of the draft's seat: a lost draft costs speculation, never tokens, and it is asked again."""
 
 import asyncio
+import math
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from slipstream.core import errors
 from slipstream.core.options import SpeculationOptions
@@ -11,11 +13,13 @@ from slipstream.core.profile import Profile
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     Delta,
+    NodeStats,
     Plan,
     Proposal,
     SamplingParams,
     Session,
     Shape,
+    SparseLaw,
     StopPolicy,
     Verdict,
     Verification,
@@ -23,6 +27,7 @@ from slipstream.core.types import (
 from slipstream.router.breaker import BreakerLimits, Breakers
 from slipstream.router.seat import DraftSeat, Failures, reason_of
 
+INF, NAN = math.inf, math.nan
 PLAN = Plan(max_depth=4, max_nodes=6)
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=20)
 
@@ -112,6 +117,9 @@ async def test_a_draft_that_lacks_the_targets_keys_makes_a_plain_round_that_says
         (errors.SessionTaken("taken"), "session"),
         (errors.SessionOutOfSync("gap"), "session"),
         (errors.InternalError("bug"), "failed"),
+        (ValueError("-inf + inf in fsum"), "failed"),
+        (OverflowError("intermediate overflow in fsum"), "failed"),
+        (DecodeError("no status"), "failed"),
     ],
 )
 async def test_whatever_a_draft_raises_makes_a_plain_round_that_says_why(error, word):
@@ -142,6 +150,25 @@ async def test_a_law_that_is_none_never_reaches_the_target():
     session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
     world = World(Guesser("a", Proposal(TokenTree.chain([1]))))
     assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
+
+
+@pytest.mark.parametrize(
+    "probs",
+    [(INF,), (INF, -INF), (-INF, 1.0), (1e308, 1e308), (NAN, 1.0), (2.0, -1.0), (0.9, 0.9), ()],
+    ids=str,
+)
+async def test_a_law_of_numbers_that_are_no_probabilities_never_reaches_the_target(probs):
+    session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
+    law = SparseLaw(tuple(range(1, 1 + len(probs))), probs)
+    world = World(Guesser("a", Proposal(TokenTree.chain([1]), laws=(law, None))))
+    assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
+
+
+@pytest.mark.parametrize("number", [INF, -INF, NAN])
+async def test_statistics_that_are_no_numbers_never_reach_the_target(number):
+    stats = (NodeStats(0.5, number, 1.0),)
+    world = World(Guesser("a", Proposal(TokenTree.chain([1]), stats)))
+    assert (await world.round(0, 1, 2, 3)).fallback == "invalid"
 
 
 async def test_a_draft_that_comes_back_is_told_everything_from_the_start():

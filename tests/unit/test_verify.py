@@ -246,7 +246,7 @@ FAULTS = {
         "mcsd",
         Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 3), (0.5, 0.2)), None)),
     ),
-    "mass of nan": (
+    "has the probability nan": (
         "mcsd",
         Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 3), (0.5, float("nan"))), None)),
     ),
