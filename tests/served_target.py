@@ -148,12 +148,19 @@ class Served:
         return target_pb2_grpc.TargetServiceStub(self.channel)
 
     async def open(
-        self, session: Session, *, fence: int = 0, expected: common_pb2.ModelIdentity = IDENTITY
+        self,
+        session: Session,
+        *,
+        fence: int = 0,
+        expected: common_pb2.ModelIdentity = IDENTITY,
+        max_queue_ms: int | None = None,
     ) -> Stream:
         """A `Verify` stream that has been answered."""
         stream = Stream(self.stub.Verify(), session.session_id, "")
         params = session_to_pb(session, fence=fence)
-        opening = target_pb2.OpenTarget(session=params, expected=expected)
+        opening = target_pb2.OpenTarget(
+            session=params, expected=expected, max_queue_ms=max_queue_ms
+        )
         stream.credential = (await stream.ask(open=opening)).opened.kv_credential
         return stream
 
@@ -225,10 +232,11 @@ async def served_target(
     limits: LeaseLimits | None = None,
     *,
     max_sessions: int = 64,
+    num_pages: int = 64,
     telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Served]:
     """A target on a real server. In the end nothing may be left in it but what is parked."""
-    engine = tiny.local_target(model, free_rows=16, max_sessions=max_sessions)
+    engine = tiny.local_target(model, free_rows=16, max_sessions=max_sessions, num_pages=num_pages)
     about = target_pb2.DescribeTargetResponse(
         identity=IDENTITY,
         layout=layout_to_pb(model.layout),

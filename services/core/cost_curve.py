@@ -136,9 +136,19 @@ class CostCurve:
 
     def _alone(self, rows: int) -> float:
         """Return the time of one session's rows, at the speed of the start."""
-        inside, beyond_s = self._inside(rows)
-        at, weight = self._place(inside)
-        return beyond_s + (1 - weight) * self._seconds[at] + weight * self._seconds[at + 1]
+        inside, num_periods = self._inside(rows)
+        if not num_periods:
+            return self._between(inside)
+        low_s, high_s = self._between(self._rows[-1] - self._period), self._seconds[-1]
+        rise_s = high_s - low_s
+        begun_s = self._between(inside) - low_s
+        return high_s + min((num_periods - 1) * rise_s + begun_s, num_periods * rise_s)
+
+    def _between(self, rows: int) -> float:
+        """Return the time of rows within the points: never less for more, not by a rounding."""
+        at, weight = self._place(rows)
+        low_s, high_s = self._seconds[at : at + 2]
+        return min(low_s + weight * (high_s - low_s), high_s)
 
     def _place(self, rows: float) -> tuple[int, float]:
         """The point below and the weight of the next one."""
@@ -146,19 +156,16 @@ class CostCurve:
         low, high = self._rows[at : at + 2]
         return at, (rows - low) / (high - low)
 
-    def _inside(self, rows: int) -> tuple[float, float]:
-        """Rows within the points that cost as much, but for so many seconds."""
-        last = self._rows[-1]
-        if rows <= last:
-            return rows, 0.0
-        period = self._tile if self._tile and last >= 2 * self._tile else last // 2
-        count = -(-(rows - last) // period)
-        return rows - count * period, count * self._rise(last - period, last)
+    def _inside(self, rows: int) -> tuple[int, int]:
+        """Return the rows within the points that cost as much, but for so many periods."""
+        num_periods = max(-(-(rows - self._rows[-1]) // self._period), 0)
+        return rows - num_periods * self._period, num_periods
 
-    def _rise(self, low: int, high: int) -> float:
-        below, weight = self._place(low)
-        low_s = (1 - weight) * self._seconds[below] + weight * self._seconds[below + 1]
-        return self._seconds[self._rows.index(high)] - low_s
+    @property
+    def _period(self) -> int:
+        """Rows behind the last point after which cost rises alike again."""
+        last = self._rows[-1]
+        return self._tile if self._tile and last >= 2 * self._tile else last // 2
 
     def _level(self) -> None:
         """Neighbours out of order share their mean: more rows never cost less."""

@@ -3,6 +3,8 @@
 Both are what was measured where the request runs, unless a profile that the user named pins them.
 """
 
+import math
+
 from slipstream.core.offer import Offer
 from slipstream.core.row_costs import RowCosts
 
@@ -66,10 +68,12 @@ class Prices:
     def drafted(self, num_steps: int, waited_s: float | None) -> float:
         """Learn that a proposal of so many steps took so long; return its cost in plain rounds.
 
-        A request's first proposal reads the prompt as well: it is counted as the others are.
+        A request's first proposal reads the prompt as well: it is counted as the others are. What
+        is no time teaches nothing.
         """
         is_first, self._has_drafted = not self._has_drafted, True
-        if is_first or waited_s is None or not self._round_s or self._step_cost is not None:
+        is_timed = waited_s is not None and 0 <= waited_s < math.inf
+        if is_first or not is_timed or not self._round_s or self._step_cost is not None:
             return num_steps * self.step
         step_s = waited_s / max(num_steps, 1)
         usual_s = step_s if self._step_s is None else self._step_s

@@ -33,7 +33,9 @@ async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
             announced_in(store_options(config), lambda: _announcement(servicer, reached)),
             sampled(telemetry.instruments, servicer.sample),
         ):
-            await server.serve_until_stopped(ready=lambda: say_ready(address))
+            await server.serve_until_stopped(
+                ready=lambda: say_ready(address), broken=servicer.broken
+            )
     finally:
         await servicer.close()
 

@@ -19,6 +19,7 @@ from slipstream.core.types import Delta, Plan, Proposal, Session
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.growth import CHUNK
+from slipstream.engine.failures import FailedSteps
 from slipstream.engine.thread import Done, EngineThread
 
 _LOG = logging.getLogger("slipstream.draft")
@@ -62,6 +63,7 @@ class BatchedDraft:
         self._running: list[_Job] = []  # the thread's
         self._driver: asyncio.Task[None] | None = None
         self._num_steps = self._num_rows = 0
+        self.failed_steps = FailedSteps("draft")
 
     @property
     def num_waiting(self) -> int:
@@ -119,7 +121,8 @@ class BatchedDraft:
         """Have the thread work for as long as there is anything to do."""
         try:
             while self._inbox or self._running:
-                await self._thread.run(self._work)
+                for has_failed in (await self._thread.run(self._work)).value:
+                    self.failed_steps.record(has_failed=has_failed)
         except RuntimeError as error:
             _LOG.info("no more drafts: %s", error)
         finally:
@@ -130,18 +133,23 @@ class BatchedDraft:
             self._inbox.clear()
             self._driver = None
 
-    def _work(self) -> None:
-        """Some steps, on the engine's thread."""
+    def _work(self) -> list[bool]:
+        """Take some steps, on the engine's thread; return of each whether it failed."""
+        have_failed: list[bool] = []
         for _ in range(STEPS):
             self._admit()
             self._drop()
             if not self._running:
-                return
+                break
             draftings = together([job.drafting for job in self._running if job.drafting])
             self._num_steps += 1
             self._num_rows += sum(drafting.num_tokens for drafting in draftings)
-            self._engine.step(draftings)
+            have_failed.append(not self._engine.step(draftings))
+            if have_failed[-1]:
+                error = draftings[0].error
+                _LOG.error("a step of %d sessions failed", len(draftings), exc_info=error)
             self._settle()
+        return have_failed
 
     def _admit(self) -> None:
         while self._inbox:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from slipstream.core.errors import Cancelled, CapacityError, InvalidRequest, NoRoom, SlipstreamError
+from slipstream.core.errors import (
+    Cancelled,
+    CapacityError,
+    InternalError,
+    InvalidRequest,
+    NoRoom,
+    SlipstreamError,
+)
 from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.prices import DEFAULT_STEP_COST
@@ -22,6 +29,7 @@ from slipstream.draft.following import Chains, followed_slots
 from slipstream.draft.growth import Grown, Growth, Prefix, Step
 from slipstream.draft.slots import Score, Slot, SlotReader, read_each
 from slipstream.draft.trees import grow_fork, grow_product
+from slipstream.engine.failures import internal_errors
 from slipstream.models.chaining import Follow
 from slipstream.models.pool import KvPool
 from slipstream.models.scorer import KvView, Scorer
@@ -34,10 +42,8 @@ _GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Grown]] = {
     Shape.FORK: grow_fork,
 }
 
-
 NUM_PAGES = 64
 """Memory of a draft that nobody gives a budget: pages for some 8,000 tokens."""
-
 
 NO_ROOM = "memory"
 """`Proposal.stopped_by` of a session that there is no room for now."""
@@ -110,18 +116,18 @@ class LocalDraft:
         held.drafting = Drafting(session.session_id, self._grow(session, plan, held))
         return held.drafting
 
-    def step(self, draftings: Sequence[Drafting]) -> None:
-        """Take one step of each that is not done, in one pass. Raises nothing.
+    def step(self, draftings: Sequence[Drafting]) -> bool:
+        """Take one step of each that is not done, in one pass; return whether the pass succeeded.
 
         What fails of one session ends its drafting alone; while one is refused, the others stay
-        where they are. Where the pass fails, it ends all of them, and their sessions' keys and
-        values are computed anew.
+        where they are. Where the pass fails, it ends all of them with an `InternalError`, and their
+        sessions' keys and values are computed anew.
         """
         open_ = [(drafting, drafting.step) for drafting in draftings if drafting.step is not None]
-        self._take([pair for pair in open_ if isinstance(pair[1].ask, Follow)], self._follow)
-        self._take(
-            [pair for pair in open_ if not isinstance(pair[1].ask, Follow)], self._score_each
-        )
+        chains = [pair for pair in open_ if isinstance(pair[1].ask, Follow)]
+        others = [pair for pair in open_ if not isinstance(pair[1].ask, Follow)]
+        taken = self._take(chains, self._follow), self._take(others, self._score_each)
+        return all(taken)
 
     def abandon(self, drafting: Drafting) -> None:
         """End one whose proposal nobody waits for."""
@@ -167,16 +173,17 @@ class LocalDraft:
         self,
         open_: Sequence[tuple[Drafting, Step]],
         find: Callable[[Sequence[Step]], list[list[Slot] | Exception]],
-    ) -> None:
+    ) -> bool:
         if not open_:
-            return
+            return True
         try:
-            found = find([step for _, step in open_])
-        except Exception as error:
-            self._fail(open_, error)
-            return
+            with internal_errors("draft"):
+                found = find([step for _, step in open_])
+        except InternalError as error:
+            return self._refuse(open_) or self._fail(open_, error)
         for (drafting, _), slots in zip(open_, found, strict=True):
             drafting.take(slots)
+        return True
 
     def _score_each(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
         asks = [step.ask for step in steps if not isinstance(step.ask, Follow)]
@@ -190,7 +197,8 @@ class LocalDraft:
         asks = [step.ask for step in steps if isinstance(step.ask, Follow)]
         return [*followed_slots(self._chains, asks)]
 
-    def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: Exception) -> None:
+    def _refuse(self, open_: Sequence[tuple[Drafting, Step]]) -> bool:
+        """End those that could never be computed; return whether there are any."""
         num_refused = 0
         for drafting, step in open_:
             try:
@@ -199,11 +207,13 @@ class LocalDraft:
             except SlipstreamError as refusal:
                 drafting.fail(refusal)
                 num_refused += 1
-        if num_refused:
-            return
+        return num_refused > 0
+
+    def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: InternalError) -> bool:
         for drafting, _ in open_:
             drafting.fail(error)
             self._empty(self._held[drafting.session_id])
+        return False
 
     def _grow(self, session: Session, plan: Plan, held: _Held) -> Grown:
         """What is proposed, step by step."""
@@ -214,7 +224,7 @@ class LocalDraft:
         max_depth = self._max_depth(len(held.tokens), view)
         if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by="lag" if max_depth < 1 else "none")
-        elif not self._make_room(held, _num_slots(session)):
+        elif not self._make_room(held, session.num_prompt_tokens + session.max_tokens + MAX_NODES):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
             num_same = self._scorer.num_same(held.state, held.tokens)
@@ -283,11 +293,6 @@ class LocalDraft:
             cost_ratio=self._profile.step_cost or plan.worth or DEFAULT_STEP_COST,
             calibration=self._profile.calibration_at(temperature),
         )
-
-
-def _num_slots(session: Session) -> int:
-    """Places that a request may come to need: its tokens and a tree behind them."""
-    return session.num_prompt_tokens + session.max_tokens + MAX_NODES
 
 
 def _abandoned(session_id: str) -> Cancelled:

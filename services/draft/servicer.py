@@ -105,6 +105,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
+    async def broken(self) -> str | None:
+        """Wait until steps fail again and again; return a sentence that says so.
+
+        None where there are no steps of a model.
+        """
+        return None if self._batched is None else await self._batched.failed_steps.too_many()
+
     async def close(self) -> None:
         """Wait for calls that are ending, then free what is parked and end readers and thread."""
         await self._is_idle.wait()

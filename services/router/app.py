@@ -205,6 +205,7 @@ def _patience(config: RouterConfig) -> Patience:
     return Patience(
         config.target_round_timeout_s,
         config.target_token_timeout_s,
+        config.target_queue_s,
         config.target_wait_s,
         config.draft_round_timeout_s,
         config.draft_token_timeout_s,

@@ -31,6 +31,7 @@ _POSITIVE = (
     "target_wait_s",
     "park_ttl_s",
 )
+_LONGEST_QUEUE_S = 86400.0
 ALLOW, REFUSE = "allow", "refuse"
 """What becomes of new requests while the store does not answer."""
 
@@ -54,6 +55,9 @@ class RouterConfig:
     draft_round_timeout_s: float = option(2.0, "Longest time for a proposal; then a plain round.")
     draft_token_timeout_s: float = option(0.005, "More of it for every token of a prompt.")
     max_requests: int = option(64, "Requests that run at once; more are refused.")
+    target_queue_s: float = option(
+        60.0, "Longest time that a round waits for memory of its target; then it is refused."
+    )
     target_wait_s: float = option(
         30.0, "How long a request that has lost its target waits for another one."
     )
@@ -117,6 +121,10 @@ class RouterConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
+        if not 0 <= self.target_queue_s <= _LONGEST_QUEUE_S:
+            raise InvalidRequest(
+                f"target_queue_s is {self.target_queue_s}, but must be 0 to {_LONGEST_QUEUE_S:.0f}"
+            )
         if self.drafter not in (None, NO_DRAFTER, *DRAFTERS):
             kinds = ", ".join([*DRAFTERS, NO_DRAFTER])
             raise InvalidRequest(f"drafter is {self.drafter!r}, but must be one of {kinds}")

@@ -23,6 +23,7 @@ NO_DRAFT = "no draft"
 NO_KEYS = "no keys"
 """The draft lacks the target's newest keys and values: it can't reach them, or is too slow."""
 _LOG = logging.getLogger("slipstream.router")
+_OF_THE_REPLICA = (errors.Unavailable, errors.DeadlineExceeded, errors.InternalError)
 # Few words, so that fallbacks can be counted by them. The more special class comes first.
 _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
     (errors.DeadlineExceeded, "timeout"),
@@ -84,9 +85,10 @@ class Try:
     shared: Attempt
 
     def failed(self, error: Exception) -> None:
-        """Others are told of one that does not answer, not of what it made of one request."""
+        """Count a failure. For all requests only where it says more of the replica than of this
+        request: it does not answer, or fails inside."""
         self.own.failed()
-        if isinstance(error, (errors.Unavailable, errors.DeadlineExceeded)):
+        if isinstance(error, _OF_THE_REPLICA):
             self.shared.failed()
 
     def succeeded(self) -> None:

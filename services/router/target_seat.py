@@ -27,6 +27,8 @@ _LOST = (
 """What says more of the replica than of the request: another one may do better."""
 MAX_LOSSES = 32
 """Of one request: it may be what the replicas die of."""
+MAX_INTERNAL_ERRORS = 4
+"""Of one request: it may be what their steps fail of. Fewer than a target endures in a row."""
 
 
 class HeldTarget(Protocol):
@@ -84,7 +86,9 @@ class TargetSeat:
         self._tokens: list[int] = []
         self._num_told = 0
         """Leading tokens that the held target was told, or said itself."""
-        self._num_losses = 0
+        self._full: set[str] = set()
+        """Targets without room for the round that is verified."""
+        self._num_losses = self._num_internal_errors = 0
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`. Raises what the last one did when there is no other."""
@@ -100,6 +104,7 @@ class TargetSeat:
                 await self._replace(held, error)
                 proposal = _again(session, proposal)
                 continue
+            self._full.clear()
             self._tokens += verdict.tokens
             self._num_told = len(self._tokens)
             if self._try is not None:
@@ -133,10 +138,15 @@ class TargetSeat:
             attempt.failed(error)
         await self._drop()
         self._num_losses += 1
-        if self._num_losses > MAX_LOSSES:
+        self._num_internal_errors += isinstance(error, errors.InternalError)
+        if self._num_losses > MAX_LOSSES or self._num_internal_errors >= MAX_INTERNAL_ERRORS:
             raise error
-        # A full replica is alive: waiting for it is the caller's choice, trying another is ours.
-        found = self._choose() if isinstance(error, CapacityError) else await self._found()
+        if isinstance(error, CapacityError):
+            # A full replica is alive: waiting for it is the caller's choice, trying each is ours.
+            self._full.add(lost.name)
+            found = self._choose(self._full)
+        else:
+            found = await self._found()
         if found is None:
             raise error
         if not isinstance(error, CapacityError):
@@ -156,8 +166,8 @@ class TargetSeat:
             return None
         return found
 
-    def _choose(self) -> HeldTarget | None:
-        return self._search.choose(self._failures.resting())
+    def _choose(self, full: Collection[str] = ()) -> HeldTarget | None:
+        return self._search.choose(self._failures.resting().union(full))
 
     def _is_late(self) -> bool:
         remaining_s = self._search.remaining()

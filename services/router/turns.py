@@ -49,11 +49,12 @@ Remaining = Callable[[], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long rounds may take, how long requests wait for a target when all are lost, and how
-    long keys are kept between turns. See `RouterConfig`."""
+    """How long rounds may take and wait for memory, how long requests wait for a target when all
+    are lost, and how long keys are kept between turns. See `RouterConfig`."""
 
     target_round_s: float = 30.0
     target_token_s: float = 0.02
+    target_queue_s: float = 60.0
     target_wait_s: float = 30.0
     draft_round_s: float = 2.0
     draft_token_s: float = 0.005
@@ -209,7 +210,13 @@ class Turns:
         patience, record = self._patience, work.record
         fence, remaining = record.fence, work.remaining
         terms = SeatTerms(
-            Terms(fence, patience.target_round_s, patience.target_token_s, remaining),
+            Terms(
+                fence,
+                patience.target_round_s,
+                patience.target_token_s,
+                remaining,
+                queue_s=patience.target_queue_s,
+            ),
             Terms(fence, patience.draft_round_s, patience.draft_token_s, remaining),
             kind,
             record.draft,

@@ -42,7 +42,8 @@ class Terms:
     """On what terms one request uses a replica.
 
     `fence` is that of the session's owner. A round may take `round_s` and `token_s` more for every
-    token that it tells; all of them together what `remaining` says, None being no limit.
+    token that it tells, and `queue_s` more once the replica says that it waits for memory; all of
+    them together what `remaining` says, None being no limit.
     """
 
     fence: int = 0
@@ -50,6 +51,7 @@ class Terms:
     token_s: float = 0.01
     remaining: Callable[[], float | None] = lambda: None
     clock: Clock = time.perf_counter
+    queue_s: float = 60.0
 
     def limit_s(self, num_tokens: int) -> float:
         """How long a round that tells so many tokens may take."""
@@ -85,6 +87,10 @@ class Exchange:
         if self._is_over:
             raise self._has_ended()
         return await self._within(self._terms.limit_s(num_tokens), self._ask(message))
+
+    async def more(self, limit_s: float) -> bytes:
+        """Wait for another answer to the last message, for so long. Raises as `ask` does."""
+        return await self._within(limit_s, self._read())
 
     async def finish(self, message: bytes) -> None:
         """Send the last message and wait for its answer and for the stream's end."""
@@ -136,6 +142,9 @@ class Exchange:
             self._call = self._opened()
         with suppress(asyncio.InvalidStateError):  # the stream has ended, and reading says why
             await self._call.write(message)
+        return await self._read()
+
+    async def _read(self) -> bytes:
         answer = await self._call.read()
         if answer is grpc.aio.EOF:
             self._is_over = True

@@ -46,7 +46,11 @@ class RemoteTarget:
         trace = trace_to_pb(carried())
         message = target_pb2.VerifyRequest(verify=verify, trace=trace).SerializeToString()
         packed_s = clock() - began
-        answer = await self._ask(session, message, num_tokens=len(delta.tokens))
+        num_tokens = len(delta.tokens)
+        answer = await self._ask(session, message, num_tokens=num_tokens)
+        if parsed(target_pb2.VerifyResponse, answer, self._peer.name).HasField("queued"):
+            limit_s = self._terms.queue_s + self._terms.limit_s(num_tokens)
+            answer = await self._exchange.more(limit_s)
         began = clock()
         verdict, timing = self._verdict(answer)
         self._check(session, delta, proposal, verdict)
@@ -104,7 +108,11 @@ class RemoteTarget:
     def _opening(self, session: Session) -> target_pb2.VerifyRequest:
         params = session_to_pb(session, fence=self._terms.fence)
         return target_pb2.VerifyRequest(
-            open=target_pb2.OpenTarget(session=params, expected=self._expected)
+            open=target_pb2.OpenTarget(
+                session=params,
+                expected=self._expected,
+                max_queue_ms=round(self._terms.queue_s * 1000),
+            )
         )
 
     def _verdict(self, answer: bytes) -> tuple[Verdict, common_pb2.ReplyTiming]:

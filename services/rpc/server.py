@@ -6,7 +6,7 @@ Knows nothing of what is served.
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
 from slipstream.rpc.callers import Callers
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import Calls, ErrorsToStatuses
@@ -91,6 +91,10 @@ def stream_limit(given: int | None, num_sessions: int) -> int:
     return max(MAX_STREAMS, 2 * num_sessions) if given is None else given
 
 
+async def _never() -> None:
+    """What is served never breaks."""
+
+
 class Server:
     """One process's server. `start` it, then `serve_until_stopped` or `stop`."""
 
@@ -154,17 +158,30 @@ class Server:
         *,
         ready: Callable[[], None] = lambda: None,
         stopping: Callable[[], None] = lambda: None,
+        broken: Callable[[], Awaitable[str | None]] = _never,
     ) -> None:
         """Serve until SIGTERM or SIGINT, then drain and stop. A second signal ends the grace.
 
-        `ready` is called once signals mean that, `stopping` at the first of them.
+        `ready` is called once signals mean that, `stopping` at the first of them. What is served is
+        of no more use once `broken` returns a reason: then it stops, too, and raises
+        `InternalError`.
         """
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
+        reasons: list[str] = []
+
+        async def watch() -> None:
+            if (reason := await broken()) is not None:
+                _LOG.critical("%s", reason)
+                reasons.append(reason)
+                stopped.set()
+
+        watching = loop.create_task(watch())
         ready()
         await stopped.wait()
+        watching.cancel()
         stopping()
         _LOG.info("stopping: calls in flight have %g s", self._options.grace_s)
         stopped.clear()
@@ -174,6 +191,8 @@ class Server:
         hurry.cancel()
         self._calls.give_up()
         await ending
+        if reasons:
+            raise InternalError(reasons[0])
 
     async def _close(self) -> None:
         for server in filter(None, (self._server, self._health_server)):

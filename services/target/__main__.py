@@ -57,7 +57,9 @@ async def _serve_with(crew: Crew | None, config: TargetConfig, telemetry: Teleme
             announced_in(store_options(config), lambda: _announcement(servicer)),
             sampled(telemetry.instruments, servicer.sample),
         ):
-            await server.serve_until_stopped(ready=lambda: say_ready(address))
+            await server.serve_until_stopped(
+                ready=lambda: say_ready(address), broken=servicer.broken
+            )
     finally:
         await servicer.close()
 

@@ -11,14 +11,23 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 
-from slipstream.core.errors import SessionClosed, SessionTaken, Unavailable
+from slipstream.core.errors import (
+    InternalError,
+    NoRoom,
+    SessionClosed,
+    SessionTaken,
+    Unavailable,
+)
 from slipstream.core.inline import finished
 from slipstream.core.timing import Clock
 from slipstream.core.types import Delta, Proposal, Session, Verdict
+from slipstream.engine.failures import FailedSteps
 from slipstream.engine.gathering import Gathering
 from slipstream.engine.thread import EngineThread
 from slipstream.target.engine import LocalTarget
+from slipstream.target.pending import PendingVerification, Verified
 from slipstream.target.schedule import RowBudget, Schedule
 from slipstream.target.waiting import Spending, TimeSpent
 from slipstream.target.works import Ran, Step, Work, Works
@@ -35,27 +44,6 @@ class BatchLimits:
 
     rows: RowBudget = field(default_factory=RowBudget)
     max_waiting: int = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """A verdict, how long it waited for its first step, and how long its steps took.
-
-    The first of them `began` at that time of the clock; `step` is the last one.
-    """
-
-    value: Verdict
-    queue_s: float
-    engine_s: float
-    began: float
-    step: Step
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    work: Work
-    arrived: float
-    answer: "asyncio.Future[Verified]"
 
 
 class BatchedTarget:
@@ -81,7 +69,7 @@ class BatchedTarget:
         self._works = Works(engine, schedule, max_waiting=limits.max_waiting, clock=clock)
         self._gathering: Gathering[str] = Gathering()
         self._arrivals: deque[Work] = deque()
-        self._asked: dict[str, _Asked] = {}
+        self._pending: dict[str, PendingVerification] = {}
         self._blocked: frozenset[Work] = frozenset()
         self._has_room = False
         self._news = asyncio.Event()
@@ -90,11 +78,12 @@ class BatchedTarget:
         self._is_stepping = False
         self._num_steps = self._num_rows = self._last_rows = 0
         self._spent = TimeSpent(clock)
+        self.failed_steps = FailedSteps("target")
 
     @property
     def num_waiting(self) -> int:
         """Verifications that have not begun."""
-        return sum(asked.work.began is None for asked in self._asked.values())
+        return sum(pending.work.began is None for pending in self._pending.values())
 
     @property
     def num_steps(self) -> int:
@@ -122,28 +111,35 @@ class BatchedTarget:
         return self._spent
 
     async def run(self, session: Session, delta: Delta, proposal: Proposal) -> Verified:
-        """The verdict, and what it took.
+        """Return the verdict, and what it took. Raises what `begin` and its answer do."""
+        return await self.begin(session, delta, proposal).verified()
 
-        Raises what `core.ports.Target.verify` does, `SessionTaken` when another call for the
-        session comes meanwhile, `SessionClosed` when it is released, `CapacityError` when more wait
-        for memory than may.
+    def begin(
+        self,
+        session: Session,
+        delta: Delta,
+        proposal: Proposal,
+        *,
+        max_queue_s: float | None = None,
+    ) -> PendingVerification:
+        """Begin a verification, which may wait for memory for `max_queue_s`, None for no limit.
+
+        Its answer raises what `core.ports.Target.verify` does, `SessionTaken` when another call for
+        the session comes meanwhile, `SessionClosed` when it is released, `NoRoom` when it waited
+        for memory for too long or more wait than may.
         """
         if self._is_closed:
             raise Unavailable("the target is about to stop")
         session_id = session.session_id
         self._end(session_id, SessionTaken(f"session {session_id} was taken over"))
         work = Work(session, delta, proposal)
-        asked = _Asked(work, self._clock(), asyncio.get_running_loop().create_future())
-        self._asked[session_id] = asked
+        pending = PendingVerification(work, self._clock(), max_queue_s, self._left)
+        self._pending[session_id] = pending
         self._arrivals.append(work)
         self._gathering.came(session_id, self._thread.idle_s)
         self._spent.turn(self._doing())
         self._wake()
-        try:
-            return await asked.answer
-        finally:
-            if self._asked.get(session_id) is asked:  # whoever waited is gone
-                self._end(session_id, None)
+        return pending
 
     async def prepare(self, session: Session) -> None:
         """Compile the session's grammar, if it has one, where no other session waits for it.
@@ -190,19 +186,23 @@ class BatchedTarget:
             self._has_room = True
             self._wake()
 
+    def _left(self, pending: PendingVerification) -> None:
+        """End what is under way for a caller that no longer waits."""
+        if self._pending.get(pending.work.session_id) is pending:
+            self._end(pending.work.session_id, None)
+
     def _end(self, session_id: str, error: Exception | None) -> None:
         """End what is under way of a session, if anything. Without an error nobody waits for it."""
-        asked = self._asked.pop(session_id, None)
-        if asked is None:
+        pending = self._pending.pop(session_id, None)
+        if pending is None:
             return
-        asked.work.is_dropped = True
+        pending.work.is_dropped = True
         self._gathering.gone(session_id)
-        if error is not None and not asked.answer.done():
-            asked.answer.set_exception(error)
+        pending.fail(error)
         self._wake()
 
     def _end_all(self, error: Exception) -> None:
-        for session_id in list(self._asked):
+        for session_id in list(self._pending):
             self._end(session_id, error)
 
     def _wake(self) -> None:
@@ -215,7 +215,7 @@ class BatchedTarget:
     def _has_work(self) -> bool:
         if self._has_room and self._blocked:
             return True
-        return any(asked.work not in self._blocked for asked in self._asked.values())
+        return any(pending.work not in self._blocked for pending in self._pending.values())
 
     async def _drive(self) -> None:
         """Make steps while there is work."""
@@ -223,9 +223,12 @@ class BatchedTarget:
             while self._has_work():
                 await self._gather()
                 await self._step()
-        except Exception as error:
+        except Exception:
             _LOG.exception("the steps of the target have ended")
-            self._end_all(error)
+            self.failed_steps.record(has_failed=True)
+            self._end_all(
+                InternalError("the target's steps ended, through no fault of the request")
+            )
         finally:
             self._driver = None
             self._is_stepping = False
@@ -257,21 +260,34 @@ class BatchedTarget:
     def _settle(self, ran: Ran) -> None:
         """Hand out what is done. The gathering knows of it before anybody can come again."""
         self._is_stepping = False
-        self._blocked = ran.blocked
-        done = [asked for asked in self._asked.values() if asked.work in ran.done]
+        self._queue(ran.blocked)
+        done = [pending for pending in self._pending.values() if pending.work in ran.done]
         if ran.step is not None:
             self._count(ran.step)
-            back = [asked.work.session_id for asked in done if _comes_again(asked.work)]
+            back = [pending.work.session_id for pending in done if _comes_again(pending.work)]
             self._gathering.stepped(back, self._thread.idle_s, seconds=ran.step.seconds)
         self._spent.turn(self._doing())
-        for asked in done:
-            del self._asked[asked.work.session_id]
-            self._answer(asked)
+        for pending in done:
+            del self._pending[pending.work.session_id]
+            pending.answer()
+
+    def _queue(self, blocked: frozenset[Work]) -> None:
+        """Let those who wait for memory know, and those who no longer do."""
+        for pending in self._pending.values():
+            if pending.work in blocked:
+                pending.queue(partial(self._is_late, pending.work.session_id))
+            elif pending.work in self._blocked:
+                pending.leave_queue()
+        self._blocked = blocked
+
+    def _is_late(self, session_id: str, limit_s: float) -> None:
+        self._end(session_id, NoRoom(f"the request waited {limit_s:g} s for memory, the limit"))
 
     def _count(self, step: Step) -> None:
         self._num_steps += 1
         self._num_rows += step.num_rows
         self._last_rows = step.num_rows
+        self.failed_steps.record(has_failed=step.has_failed)
         if self._on_step is not None:
             self._on_step(step)
 
@@ -280,17 +296,6 @@ class BatchedTarget:
         if self._is_stepping:
             return Spending.BUSY
         return Spending.WAITING if self._gathering.num_away else Spending.IDLE
-
-    def _answer(self, asked: _Asked) -> None:
-        work, answer = asked.work, asked.answer
-        if answer.done():
-            return
-        if work.verdict is None or work.error is not None:
-            answer.set_exception(work.error or RuntimeError("a work ended without a verdict"))
-            return
-        assert work.began is not None and work.step is not None, "a verdict is of a step"
-        queue_s = work.began - asked.arrived
-        answer.set_result(Verified(work.verdict, queue_s, work.engine_s, work.began, work.step))
 
 
 def _comes_again(work: Work) -> bool:

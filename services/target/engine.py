@@ -21,6 +21,7 @@ from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
+from slipstream.engine.failures import internal_errors
 from slipstream.models.bucketed import Drawn
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
@@ -103,8 +104,12 @@ class LocalTarget:
             tap.lower(cache.count)
         return Verification(session, proposal, tokens, cache, held, cache.count)
 
+    @internal_errors("target")
     def step(self, shares: Sequence[Share]) -> None:
-        """One forward for all shares, of different verifications; those decided by it are done."""
+        """One forward for all shares, of different verifications; those decided by it are done.
+
+        Raises `InternalError` for whatever fails in it.
+        """
         began = self._clock()
         keys = sum(share.num_rows * share.work.cache.count for share in shares)
         parts = [share.part() for share in shares]

@@ -1,6 +1,7 @@
 """What a target offers its sessions, learnt from its own steps. Knows neither clock nor model."""
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -138,7 +139,9 @@ class LoadMeter:
         self._yields.record(num_nodes=num_nodes, num_accepted=num_accepted)
 
     def record(self, step: StepTaken) -> None:
-        """See `Meter`."""
+        """See `Meter`. A step whose times are none teaches nothing."""
+        if not (0 <= step.seconds < math.inf and math.isfinite(step.waited_s)):
+            return
         self._waits.record(step.waited_s, step_s=step.seconds, is_drafting=step.is_drafted)
         self.curve.record(step.rows, step.sessions, step.keys, seconds=step.seconds)
         self._keys_per_row += _KEYS_WEIGHT * (step.keys / step.rows - self._keys_per_row)

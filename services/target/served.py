@@ -42,6 +42,8 @@ class Served:
         self.credential = secrets.token_urlsafe(24)
         self.has_begun = False
         """Whether a verification of it was answered."""
+        self.max_queue_s: float | None = None
+        """Longest time for a round of it to wait for memory; None for no limit."""
         self._linger_s = linger_s
         self._is_over = False
         self._readers: set[Reader] = set()

@@ -6,13 +6,14 @@ what it held, unless the session was parked. Knows no models.
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
-from slipstream.core.types import ReplyTiming, Session
+from slipstream.core.types import Proposal, ReplyTiming, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.rpc.convert import session_from_pb, verdict_to_pb, verify_from_pb
 from slipstream.rpc.inbox import Inbox
@@ -23,6 +24,7 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.batcher import BatchedTarget, BatchLimits
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_streams import KvStreams
+from slipstream.target.pending import Verified
 from slipstream.target.served import Served, ServedSessions
 from slipstream.target.telling import Telling, tell_load
 from slipstream.telemetry.logs import bind
@@ -67,6 +69,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """Where drafts reach this target; known once it listens."""
         self.about.advertised_address = address
 
+    async def broken(self) -> str:
+        """Wait until steps fail again and again; return a sentence that says so."""
+        return await self._batched.failed_steps.too_many()
+
     async def close(self) -> None:
         """Free what is parked and end the engine's thread. The calls must have ended."""
         await self._leases.clear()
@@ -87,10 +93,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         try:
             opened = target_pb2.TargetOpened(kv_credential=served.credential)
             yield target_pb2.VerifyResponse(opened=opened)
-            while (message := await inbox.next()) is not None:
-                yield await self._answer(message, session, served)
-                if message.HasField("park"):
-                    return
+            async with aclosing(self._answers(inbox, session, served)) as answers:
+                async for answer in answers:
+                    yield answer
         finally:
             self._sessions.end(served)
             await self._leases.close(served.lease)
@@ -168,42 +173,52 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         bind(session_id=session.session_id)
         await self._batched.prepare(session)
         lease = await self._leases.open(session.session_id, asked.session.fence)
-        return session, self._sessions.begin(lease)
+        served = self._sessions.begin(lease)
+        if asked.HasField("max_queue_ms"):
+            served.max_queue_s = asked.max_queue_ms / 1000
+        return session, served
 
-    async def _answer(
-        self, message: target_pb2.VerifyRequest, session: Session, served: Served
-    ) -> target_pb2.VerifyResponse:
-        match message.WhichOneof("message"):
-            case "verify":
-                with self._telling.answering(message) as reply:
-                    return await self._verify(message.verify, session, served, reply)
-            case "park":
-                self._sessions.end(served)
-                if not served.lease.is_revoked:
-                    await self._batched.park(session.session_id)
-                await self._leases.park(served.lease, message.park.ttl_ms / 1000)
-                return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
-            case _:
-                raise InvalidRequest(f"an open stream verifies or parks, but got {_kind(message)}")
+    async def _answers(
+        self, inbox: Inbox[target_pb2.VerifyRequest], session: Session, served: Served
+    ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
+        """Answer message after message; nothing comes after a session is parked."""
+        while (message := await inbox.next()) is not None:
+            match message.WhichOneof("message"):
+                case "verify":
+                    arrived = time.perf_counter()
+                    with self._telling.answering(message) as reply:
+                        delta, proposal = verify_from_pb(message.verify)
+                        limit_s = served.max_queue_s
+                        pending = self._batched.begin(session, delta, proposal, max_queue_s=limit_s)
+                        if limit_s is not None and await pending.is_queued():
+                            yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
+                        done = await pending.verified()
+                        self._record(done, proposal, served, reply)
+                    timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
+                    yield target_pb2.VerifyResponse(verdict=verdict_to_pb(done.value, timing))
+                case "park":
+                    yield await self._park(message.park, served)
+                    return
+                case _:
+                    kind = _kind(message)
+                    raise InvalidRequest(f"an open stream verifies or parks, but got {kind}")
 
-    async def _verify(
-        self,
-        message: target_pb2.VerifyProposal,
-        session: Session,
-        served: Served,
-        reply: Reply | None,
-    ) -> target_pb2.VerifyResponse:
-        arrived = time.perf_counter()
-        delta, proposal = verify_from_pb(message)
-        done = await self._batched.run(session, delta, proposal)
+    async def _park(self, message: draft_pb2.Park, served: Served) -> target_pb2.VerifyResponse:
+        self._sessions.end(served)
+        if not served.lease.is_revoked:
+            await self._batched.park(served.session_id)
+        await self._leases.park(served.lease, message.ttl_ms / 1000)
+        return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
+
+    def _record(
+        self, done: Verified, proposal: Proposal, served: Served, reply: Reply | None
+    ) -> None:
         is_first, served.has_begun = not served.has_begun, True
         if is_first:
             self._num_cached_tokens += done.value.num_cached
         self._num_rounds += 1
         self._telling.verified(reply, done, num_nodes=len(proposal.tree), is_first=is_first)
         served.tell(reply)
-        timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
-        return target_pb2.VerifyResponse(verdict=verdict_to_pb(done.value, timing))
 
 
 def register(servicer: TargetServicer) -> Register:

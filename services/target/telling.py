@@ -15,8 +15,9 @@ from slipstream.rpc.kv import ENCODING, KvEncoding
 from slipstream.rpc.status import code_of
 from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
-from slipstream.target.batcher import BatchedTarget, Verified
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.kv_streams import Snapshot
+from slipstream.target.pending import Verified
 from slipstream.target.works import Step
 from slipstream.telemetry import catalog
 from slipstream.telemetry.kv_spans import KvSpans

@@ -124,9 +124,10 @@ def _read(value: Any) -> Costs | None:
             float(session_s),
             float(branch_s),
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     is_sound = len(costs.points) > 1 and all(0 < at < math.inf for _, at in costs.points)
+    is_sound &= all(0 <= more < math.inf for more in (costs.session_s, costs.branch_s))
     rows = [rows for rows, _ in costs.points]
     return costs if is_sound and rows[0] == 1 and rows == sorted(set(rows)) else None
 

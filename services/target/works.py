@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.errors import NoRoom
+from slipstream.core.errors import InternalError, NoRoom
 from slipstream.core.timing import Clock
 from slipstream.core.types import Delta, Proposal, Session, Verdict
+from slipstream.engine.failures import internal_errors
 from slipstream.target.engine import LocalTarget
 from slipstream.target.schedule import Schedule
 from slipstream.target.verification import Share, Verification
@@ -27,6 +28,8 @@ class Step:
     num_sessions: int
     began: float
     seconds: float
+    has_failed: bool = False
+    """Whether all who shared it got its error instead of a verdict."""
 
     @property
     def ended(self) -> float:
@@ -160,11 +163,13 @@ class Works:
         error: Exception | None = None
         began = self._clock()
         try:
-            self._engine.step(shares)
-        except Exception as failure:
+            with internal_errors("target"):
+                self._engine.step(shares)
+        except InternalError as failure:
             _LOG.exception("a step of %d sessions failed", len(works))
             error = failure
-        step = Step(num_rows, len(works), began, self._clock() - began)
+        seconds = self._clock() - began
+        step = Step(num_rows, len(works), began, seconds, has_failed=error is not None)
         for work in works:
             work.began = began if work.began is None else work.began
             work.engine_s += step.seconds

@@ -8,12 +8,15 @@ import torch
 import tiny
 from batches import ask, batched, guess, held, session_of
 from slipstream.core.errors import (
+    InternalError,
+    InvalidRequest,
     SessionClosed,
     SessionOutOfSync,
     SessionTaken,
     Unavailable,
 )
 from slipstream.core.types import Delta, Proposal
+from slipstream.engine.failures import MAX_FAILED_STEPS
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.schedule import RowBudget
 
@@ -28,8 +31,9 @@ def model():
 class Faulty:
     """An engine whose step fails as often as told."""
 
-    def __init__(self, engine):
+    def __init__(self, engine, error=None):
         self._engine = engine
+        self._error = error or RuntimeError("out of luck")
         self.num_failures = 0
 
     def __getattr__(self, name):
@@ -38,7 +42,7 @@ class Faulty:
     def step(self, shares):
         if self.num_failures:
             self.num_failures -= 1
-            raise RuntimeError("out of luck")
+            raise self._error
         self._engine.step(shares)
 
 
@@ -145,10 +149,38 @@ async def test_a_step_that_fails_is_the_error_of_those_in_it_and_the_engine_goes
     engine = Faulty(tiny.local_target(model))
     async with batched(engine) as (target, _):
         engine.num_failures = 1
-        with pytest.raises(RuntimeError, match="out of luck"):
+        with pytest.raises(InternalError, match="a step of the target failed"):
             await target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
         assert "a step of 1 sessions failed" in caplog.text
+        assert "out of luck" in caplog.text
         assert (await target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())).tokens
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("a bad row"), ValueError("a bad row")])
+async def test_what_fails_inside_a_step_is_never_blamed_on_the_request(model, error):
+    engine = Faulty(tiny.local_target(model), error)
+    async with batched(engine) as (target, _):
+        engine.num_failures = 1
+        with pytest.raises(InternalError, match="no fault of the request"):
+            await target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
+
+
+async def test_an_engine_is_broken_after_so_many_failed_steps_in_a_row_and_not_before(model):
+    engine = Faulty(tiny.local_target(model))
+    async with batched(engine) as (target, _):
+        broken = asyncio.ensure_future(target.failed_steps.too_many())
+
+        async def fail(times):
+            engine.num_failures = times
+            for _ in range(times):
+                assert not broken.done()
+                with pytest.raises(InternalError):
+                    await ask(target, 0)
+
+        await fail(MAX_FAILED_STEPS - 1)
+        assert (await ask(target, 0)).tokens
+        await fail(MAX_FAILED_STEPS)
+        assert f"{MAX_FAILED_STEPS} steps of the target in a row have failed" in await broken
 
 
 async def test_a_second_call_takes_the_session_over(model):

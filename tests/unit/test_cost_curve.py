@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.cost_curve import Budget, CostCurve, ladder, learn
@@ -85,13 +85,14 @@ def test_the_fastest_of_several_forwards_counts():
 points = st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=9)
 
 
+@settings(deadline=None)
 @given(points, st.sampled_from([None, 4]), st.lists(st.tuples(st.integers(1, 99), st.floats(0, 9))))
 def test_more_rows_never_cost_less_whatever_was_timed(seconds, tile, steps):
     curve = CostCurve([(3 * at + 1, value) for at, value in enumerate(seconds)], tile=tile)
     for rows, taken in steps:
         curve.record(rows, 1 + rows % 3, 10 * rows, seconds=taken)
     costs = [curve.seconds(rows) for rows in range(1, 120)]
-    assert costs == pytest.approx(sorted(costs))
+    assert costs == sorted(costs)
     assert costs[0] > 0
 
 
@@ -133,6 +134,7 @@ STEPS = st.tuples(
 )
 
 
+@settings(deadline=None)  # on a busy machine an example may take long
 @given(st.lists(STEPS, max_size=60), st.sampled_from([None, 16]), st.floats(0, 1e9))
 def test_whatever_is_recorded_a_forward_takes_a_time_that_rises_with_its_rows(steps, tile, first):
     """Also behind a first crowd forward that took ages, as the processor was taken away."""
@@ -142,7 +144,7 @@ def test_whatever_is_recorded_a_forward_takes_a_time_that_rises_with_its_rows(st
     for sessions, keys in ((1, 0), (4, 5000)):
         costs = [curve.seconds(rows, sessions, keys) for rows in range(1, 200)]
         assert all(0 < cost < math.inf for cost in costs)
-        assert costs == pytest.approx(sorted(costs))
+        assert costs == sorted(costs)
 
 
 def test_a_machine_that_was_busy_at_the_start_is_seen_as_it_is_afterwards():

@@ -7,7 +7,13 @@ import pytest
 
 import tiny
 from draft_crowd import PROFILE, Keys, alone, asked, batched, both_scorers, engine, same
-from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync, Unavailable
+from slipstream.core.errors import (
+    Cancelled,
+    InternalError,
+    InvalidRequest,
+    SessionOutOfSync,
+    Unavailable,
+)
 from slipstream.core.types import (
     Delta,
     Plan,
@@ -20,6 +26,7 @@ from slipstream.core.types import (
 from slipstream.draft.batcher import STEPS, BatchedDraft, together
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.growth import CHUNK
+from slipstream.engine.failures import MAX_FAILED_STEPS
 from slipstream.engine.thread import EngineThread
 from slipstream.models.scorer import Sync
 
@@ -167,36 +174,55 @@ async def test_keys_that_are_none_end_one_draft(scorers, temperature):
 
 
 class Failing:
-    """A draft model whose next pass fails."""
+    """A draft model whose next passes fail."""
 
     def __init__(self, scorer):
         self._scorer = scorer
-        self.fails = False
+        self.num_failures = 0
 
     def __getattr__(self, name):
         return getattr(self._scorer, name)
 
     def score(self, asks):
         scores = self._scorer.score(asks)
-        if self.fails:
-            self.fails = False
+        if self.num_failures:
+            self.num_failures -= 1
             raise RuntimeError("out of luck")
         return scores
 
 
-async def test_a_pass_that_fails_ends_those_in_it_and_leaves_no_trace(scorers):
+async def test_a_pass_that_fails_ends_those_in_it_and_leaves_no_trace(scorers, caplog):
     scorer = Failing(scorers["glide"])
     local = LocalDraft(scorer, Feed(Keys(), (0, 2)), profile=PROFILE)
     calls = [asked(0), asked(3)]
     async with batched(local) as draft:
-        scorer.fails = True
+        scorer.num_failures = 1
         found = await asyncio.gather(
             *(draft.propose(*call) for call in calls), return_exceptions=True
         )
-        assert [str(one) for one in found] == ["out of luck"] * 2
+        assert [type(one) for one in found] == [InternalError] * 2
+        assert "out of luck" in caplog.text
         assert local.num_kv_bytes == 0
         for call in calls:
             same(await draft.propose(*call), alone(scorers, "glide", *call))
+
+
+async def test_a_draft_is_broken_after_so_many_failed_passes_in_a_row_and_not_before(scorers):
+    scorer = Failing(scorers["glide"])
+    async with batched(LocalDraft(scorer, Feed(Keys(), (0, 2)), profile=PROFILE)) as draft:
+        broken = asyncio.ensure_future(draft.failed_steps.too_many())
+
+        async def fail(times):
+            scorer.num_failures = times
+            for _ in range(times):
+                assert not broken.done()
+                with pytest.raises(InternalError):
+                    await draft.propose(*asked(0))
+
+        await fail(MAX_FAILED_STEPS - 1)
+        await draft.propose(*asked(0))
+        await fail(MAX_FAILED_STEPS)
+        assert f"{MAX_FAILED_STEPS} steps of the draft in a row have failed" in await broken
 
 
 async def test_a_thread_that_stops_leaves_nobody_waiting(scorers):

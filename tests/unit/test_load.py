@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.cost_curve import CostCurve
@@ -192,6 +192,24 @@ def test_what_a_meter_raises_fails_no_step_and_is_logged_once(caplog):
         meter.verified(num_nodes=1, num_accepted=1)
         meter.record(StepTaken(1, 1, 1, 1.0))
     assert len(caplog.records) == 1
+
+
+TIMES = st.floats(allow_nan=True)
+STEPS = st.tuples(
+    st.integers(1, 64), st.integers(1, 256), st.integers(0, 10**9), TIMES, TIMES, st.booleans()
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(STEPS, max_size=20))
+def test_whatever_steps_took_every_one_has_an_offer(taken):
+    meter = LoadMeter(curve_of())
+    for sessions, rows, keys, seconds, waited_s, is_drafted in taken:
+        offer = meter.offer(sessions)
+        assert 0 < offer.round_s < math.inf
+        assert offer.rows >= 1
+        meter.verified(num_nodes=rows - 1, num_accepted=min(rows - 1, 3))
+        meter.record(StepTaken(rows, sessions, keys, seconds, waited_s, is_drafted))
 
 
 def steps(meter, count, *, sessions, accepted=0.5, law=staircase):

@@ -1,6 +1,10 @@
 """Plans follow what rounds and drafts are measured to cost, whether a request is alone or not."""
 
+import math
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
@@ -9,7 +13,9 @@ from slipstream.core.profile import Profile
 from slipstream.core.row_costs import RowCosts
 from slipstream.core.stop import TOO_DEAR
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, Verdict
+from slipstream.core.types import Proposal, ReplyTiming, Verdict
+from slipstream.rpc.convert import verdict_from_pb
+from slipstream.rpc.v1 import target_pb2
 
 STAIRS = RowCosts(((1, 1.0), (4, 1.1), (5, 1.6), (8, 1.7)))
 
@@ -138,3 +144,34 @@ def test_forced_speculation_goes_on_with_the_one_node_that_is_left():
     crowded = verdict_of(0, offer_of(0.0, rows=1))
     assert planner_of(mode=Mode.FORCED).plan(99, crowded).max_nodes == 1
     assert planner_of().plan(99, crowded).max_depth == 0
+
+
+COUNTS = st.integers(0, 2**32 - 1)
+COSTS = st.one_of(st.floats(width=32), st.floats(1, 2.0**127, width=32))
+OFFERS = st.fixed_dictionaries(
+    {
+        "free_rows": st.one_of(st.integers(0, 200), COUNTS),
+        "round_s": st.one_of(st.floats(), st.floats(0, 1e-300), st.floats(0, 1)),
+        "cost_tokens": st.lists(COUNTS, max_size=6).map(sorted),
+        "costs": st.lists(COSTS, max_size=6).map(sorted),
+        "branch_cost": COSTS,
+    }
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(OFFERS, st.floats(), st.integers(1, 5)), max_size=12),
+    st.sampled_from(list(Mode)),
+    st.sampled_from([None, 1e-300, 0.01, 1e300]),
+)
+def test_whatever_a_target_offers_and_drafts_take_the_next_round_is_planned(rounds, mode, step_s):
+    planner = planner_of(mode=mode, step_s=step_s)
+    for offer, waited_s, depth in rounds:
+        verdict = verdict_from_pb(target_pb2.Verdict(tokens=[1], **offer), ReplyTiming())
+        plan = planner.plan(50, verdict)
+        assert all(price >= 0 for price in plan.row_prices)
+        assert plan.worth is None or 0 <= plan.worth <= 1
+        if plan.max_depth:
+            planner.record(chain(depth, waited_s), verdict)
+        assert not math.isnan(planner._backoff.gain)

@@ -115,6 +115,28 @@ async def test_health_is_watched_from_serving_to_the_drain():
     assert (first.status, second.status) == (status.SERVING, status.NOT_SERVING)
 
 
+async def test_a_server_of_what_is_broken_says_so_stops_and_fails(caplog):
+    server, address = await serving(Failing(errors.NotBuilt("no")))
+    is_broken = asyncio.Event()
+
+    async def broken():
+        await is_broken.wait()
+        return "8 steps in a row have failed"
+
+    stopped = asyncio.create_task(server.serve_until_stopped(broken=broken))
+    async with connect(address, ChannelOptions()) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME))
+        first = await watch.read()
+        is_broken.set()
+        second = await watch.read()
+        with pytest.raises(errors.InternalError, match="8 steps in a row"):
+            await stopped
+    status = health_pb2.HealthCheckResponse
+    assert (first.status, second.status) == (status.SERVING, status.NOT_SERVING)
+    assert "8 steps in a row have failed" in caplog.text
+
+
 async def test_a_plaintext_port_serves_health_and_nothing_else():
     with socket.create_server(("127.0.0.1", 0)) as free:
         health = f"127.0.0.1:{free.getsockname()[1]}"

@@ -5,9 +5,10 @@ import pytest
 from slipstream.core import errors
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Proposal, Session, Verdict, Verification
+from slipstream.engine.failures import MAX_FAILED_STEPS
 from slipstream.router.breaker import BreakerLimits, Breakers
 from slipstream.router.seat import Failures
-from slipstream.router.target_seat import MAX_LOSSES, Search, TargetSeat
+from slipstream.router.target_seat import MAX_INTERNAL_ERRORS, MAX_LOSSES, Search, TargetSeat
 
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=100)
 LOST = errors.Unavailable("it is gone")
@@ -46,13 +47,13 @@ class Counter:
 class World:
     """A seat, the targets that may sit on it one after the other, and a clock."""
 
-    def __init__(self, *targets, wait_s=5.0, remaining=None):
+    def __init__(self, *targets, wait_s=5.0, remaining=None, shared=None):
         self.now = 0.0
         self.remaining = remaining
         self.first, *self.waiting = targets
         self.num_losses = self.num_pauses = 0
         limits = BreakerLimits(failures=1)
-        self.shared = Breakers(lambda: self.now, BreakerLimits())
+        self.shared = shared or Breakers(lambda: self.now, BreakerLimits())
         failures = Failures(Breakers(lambda: self.now, limits), self.shared)
         search = Search(self.choose, self.pause, lambda: self.remaining, wait_s)
         self.seat = TargetSeat(self.first, search, failures, on_loss=self.lost)
@@ -153,6 +154,23 @@ async def test_a_full_target_is_left_for_another_one_but_not_waited_for():
     assert alone.num_pauses == 0
 
 
+async def test_each_full_target_is_asked_once_a_round_however_long_its_queue_was():
+    class Busy(Counter):
+        async def verify(self, session, delta, proposal):
+            world.now += 60.0
+            world.waiting.append(self)
+            self.asked.append(delta)
+            raise errors.CapacityError("the request waited 60 s for memory, the limit")
+
+    targets = [Busy(name) for name in ("a", "b", "c")]
+    world = World(*targets)
+    with pytest.raises(errors.CapacityError):
+        await world.round()
+    assert [len(target.asked) for target in targets] == [1, 1, 1]
+    assert world.num_losses == 0
+    assert not world.shared.resting()
+
+
 async def test_a_request_waits_for_a_target_to_come_back():
     world = World(Counter("a", 0), Counter("a"))
     await world.round()
@@ -173,6 +191,14 @@ async def test_a_request_that_kills_every_target_is_given_up():
     with pytest.raises(errors.Unavailable):
         await world.round()
     assert len(world.waiting) == 1
+
+
+async def test_a_request_that_fails_the_steps_of_targets_is_given_up_before_they_are():
+    error = errors.InternalError("a step of the target failed")
+    world = World(*(Counter(f"t{index}", 0, error) for index in range(MAX_FAILED_STEPS)))
+    with pytest.raises(errors.InternalError):
+        await world.round()
+    assert len(world.waiting) == MAX_FAILED_STEPS - MAX_INTERNAL_ERRORS > 0
 
 
 async def test_a_released_seat_holds_nobody_and_takes_nobody():
@@ -199,3 +225,13 @@ async def test_all_requests_learn_of_a_target_that_does_not_answer():
     for _ in range(limits.failures - 1):
         world.shared.begin("a").failed()
     assert world.shared.resting() == {"a"}
+
+
+async def test_a_target_whose_every_step_fails_is_not_the_first_that_others_ask():
+    shared = Breakers(lambda: 0.0, BreakerLimits())
+    error = errors.InternalError("a step of the target failed")
+    for _ in range(BreakerLimits().failures):
+        assert not shared.resting()
+        world = World(Counter("a", 0, error), Counter("b"), shared=shared)
+        await world.round()
+    assert shared.resting() == {"a"}

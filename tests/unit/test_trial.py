@@ -10,6 +10,7 @@ from slipstream.models.machine import Measurements
 from slipstream.target import trial
 from slipstream.target.trial import learn_cost
 
+NAN, INF = float("nan"), float("inf")
 NAME = "costs of a tiny model"
 
 
@@ -51,7 +52,19 @@ def test_costs_of_a_busy_machine_are_measured_again(machine):
     assert learnt(Clock(1.0)).seconds(8) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("kept", [7, [], [[[1, 0.1]], 0.0], [[[1, -1.0], [8, 1.0]], 0.0], None])
+BAD_POINTS = [[[1, 0.1]], [[1, -1.0], [8, 1.0]], [[1, 1.0], [INF, 2.0]], [[1, 1.0], [8, NAN]]]
+SOUND = [[1, 1.0], [8, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *(7, [], None),
+        *([points, 0.0, 0.0] for points in BAD_POINTS),
+        *([SOUND, bad, 0.0] for bad in (NAN, INF, -1.0)),
+        *([SOUND, 0.0, bad] for bad in (NAN, INF, -1.0)),
+    ],
+)
 def test_what_is_no_record_of_costs_is_measured_again(machine, kept):
     machine.keep(NAME, kept)
     assert learnt(Clock(1.0)).seconds(8) == pytest.approx(1.0)

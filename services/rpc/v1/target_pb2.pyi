@@ -104,6 +104,11 @@ class OpenTarget(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_MS_FIELD_NUMBER: _builtins.int
+    max_queue_ms: _builtins.int
+    """Longest time for a round to wait for memory; then it is refused as RESOURCE_EXHAUSTED. Unset:
+    no limit, and the caller takes no `queued`.
+    """
     @_builtins.property
     def session(self) -> _common_pb2.SessionParams:
         """What the target is told about the request."""
@@ -117,12 +122,15 @@ class OpenTarget(_message.Message):
         *,
         session: _common_pb2.SessionParams | None = ...,
         expected: _common_pb2.ModelIdentity | None = ...,
+        max_queue_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "session", b"session"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_queue_ms", b"_max_queue_ms", "expected", b"expected", "max_queue_ms", b"max_queue_ms", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_queue_ms", b"_max_queue_ms", "expected", b"expected", "max_queue_ms", b"max_queue_ms", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_queue_ms: _TypeAlias = _typing.Literal["max_queue_ms"]  # noqa: Y015
+    _WhichOneofArgType__max_queue_ms: _TypeAlias = _typing.Literal["_max_queue_ms", b"_max_queue_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_queue_ms) -> _WhichOneofReturnType__max_queue_ms | None: ...
 
 Global___OpenTarget: _TypeAlias = OpenTarget  # noqa: Y015
 
@@ -171,6 +179,7 @@ class VerifyResponse(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
     PARKED_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___TargetOpened:
         """To the first message: the session is open."""
@@ -183,22 +192,46 @@ class VerifyResponse(_message.Message):
     def parked(self) -> _draft_pb2.Parked:
         """To the last message: the session is parked."""
 
+    @_builtins.property
+    def queued(self) -> Global___Queued:
+        """To a proposal, before its verdict: it waits for memory."""
+
     def __init__(
         self,
         *,
         opened: Global___TargetOpened | None = ...,
         verdict: Global___Verdict | None = ...,
         parked: _draft_pb2.Parked | None = ...,
+        queued: Global___Queued | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "opened", b"opened", "parked", b"parked", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "opened", b"opened", "parked", b"parked", "queued", b"queued", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "opened", b"opened", "parked", b"parked", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "opened", b"opened", "parked", b"parked", "queued", b"queued", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "verdict", "parked"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "verdict", "parked", "queued"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
+
+@_typing.final
+class Queued(_message.Message):
+    """The round waits until other sessions give memory back. It keeps its place for as long as the
+    stream is open, up to `max_queue_ms`; then its verdict follows, or the end of the stream.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Queued: _TypeAlias = Queued  # noqa: Y015
 
 @_typing.final
 class TargetOpened(_message.Message):
