@@ -188,7 +188,7 @@ class LocalDraft:
     def _follow(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
         assert self._chains is not None, "nobody else asks for it"
         asks = [step.ask for step in steps if isinstance(step.ask, Follow)]
-        return [*followed_slots(self._chains, asks)]
+        return followed_slots(self._chains, asks)
 
     def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: Exception) -> None:
         num_refused = 0
@@ -210,22 +210,22 @@ class LocalDraft:
         view = None
         if self._feed is not None:
             view = self._feed.source.view(session.session_id, self._feed.layers)
-        staleness = 0 if view is None else max(len(held.tokens) - 1 - view.count, 0)
-        max_depth = self._max_depth(len(held.tokens), view)
+        lag = 0 if view is None else len(held.tokens) - 1 - view.count
+        max_depth = self._max_depth(lag)
         if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by="lag" if max_depth < 1 else "none")
         elif not self._make_room(held, _num_slots(session)):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
             num_same = self._scorer.num_same(held.state, held.tokens)
-            prefix = Prefix(held.state, held.tokens, num_same, view, staleness, self._chains)
+            prefix = Prefix(held.state, held.tokens, num_same, view, lag, self._chains)
             reader = SlotReader(session, self._scorer.vocab, self._score(plan))
             growth = Growth(
                 session, prefix, reader=reader, profile=self._profile, max_depth=max_depth
             )
             stop = self._stop(plan, session.sampling.temperature)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
-        return proposal if self._feed is None else replace(proposal, staleness=staleness)
+        return proposal if self._feed is None else replace(proposal, staleness=max(lag, 0))
 
     def _update(self, session: Session, delta: Delta) -> _Held:
         held = self._held.get(session.session_id)
@@ -260,12 +260,10 @@ class LocalDraft:
             self._scorer.close(held.state)
         held.state, held.capacity = None, 0
 
-    def _max_depth(self, num_tokens: int, view: KvView | None) -> int:
+    def _max_depth(self, lag: int) -> int:
         """The deepest slot whose distance to the newest target key was trained for."""
-        if self._scorer.max_lag is None or view is None:
-            return 1 << 30
-        staleness = num_tokens - 1 - view.count
-        return self._scorer.max_lag - staleness
+        max_lag = self._scorer.max_lag
+        return 1 << 30 if max_lag is None or self._feed is None else max_lag - lag
 
     def _score(self, plan: Plan) -> Score | None:
         """The decision model, where its score decides: it costs a part of every draft step.

@@ -45,15 +45,16 @@ Grown = Growing[Proposal]
 class Prefix:
     """A session's tokens, the first `num_same` of which its `state` in the draft model holds.
 
-    `view` is what is read of the target; `staleness` is by how many tokens it lags behind.
-    `chains` follows whole chains where there is a device for it.
+    `view` is what is read of the target. `lag` is how many tokens before the last one it lacks: -1
+    where it has the last one's keys as well, as behind target-initialised roots. `chains` follows
+    whole chains where there is a device for it.
     """
 
     state: Any
     tokens: Sequence[int]
     num_same: int
     view: KvView | None
-    staleness: int = 0
+    lag: int = 0
     chains: Chains | None = None
 
 
@@ -107,7 +108,7 @@ class Growth:
             count,
             self.session.stop_token_ids,
             self._calibration,
-            at.staleness,
+            at.lag,
             self._reader.score is not None,
             plan.worth,
         )
@@ -152,11 +153,11 @@ class Growth:
         return len(self._depths)
 
     def _reading(self, depths: Sequence[int], count: int) -> Reading:
-        num_tokens, staleness = len(self._prefix.tokens), self._prefix.staleness
+        num_tokens, lag = len(self._prefix.tokens), self._prefix.lag
         return Reading(
             self._reader,
             [num_tokens + depth for depth in depths],
-            [staleness + depth for depth in depths],
+            [lag + depth for depth in depths],
             count,
         )
 
