@@ -76,7 +76,7 @@ class Models:
         if kind == "vanilla":
             facts = DraftFacts("vanilla", PROFILE)
             draft = LocalDraft(CausalScorer(self.plain), profile=PROFILE)
-            return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
+            return Drafter(draft, facts, (), "tiny", tiny.VOCAB)
         if kind == "no-cross":
             facts = DraftFacts("glide", PROFILE)
             draft = LocalDraft(self.no_cross, profile=PROFILE)

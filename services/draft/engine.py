@@ -13,13 +13,13 @@ from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.prices import DEFAULT_STEP_COST
 from slipstream.core.profile import Profile
-from slipstream.core.stop import Stop, make_stop
+from slipstream.core.stop import CONTEXT, Stop, make_stop
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.dynamic import grow_dynamic
 from slipstream.draft.following import Chains, followed_slots
-from slipstream.draft.growth import Grown, Growth, Prefix, Step
+from slipstream.draft.growth import Grown, Growth, Prefix, Reach, Step
 from slipstream.draft.slots import Score, Slot, SlotReader, read_each
 from slipstream.draft.trees import grow_fork, grow_product
 from slipstream.models.chaining import Follow
@@ -211,18 +211,16 @@ class LocalDraft:
         if self._feed is not None:
             view = self._feed.source.view(session.session_id, self._feed.layers)
         lag = 0 if view is None else len(held.tokens) - 1 - view.count
-        max_depth = self._max_depth(lag)
-        if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
-            proposal = Proposal(stopped_by="lag" if max_depth < 1 else "none")
-        elif not self._make_room(held, _num_slots(session)):
+        reach = self._reach(len(held.tokens), lag)
+        if reach.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
+            proposal = Proposal(stopped_by=reach.ended_by if reach.max_depth < 1 else "none")
+        elif not self._make_room(held, self._num_slots(session)):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
             num_same = self._scorer.num_same(held.state, held.tokens)
             prefix = Prefix(held.state, held.tokens, num_same, view, lag, self._chains)
             reader = SlotReader(session, self._scorer.vocab, self._score(plan))
-            growth = Growth(
-                session, prefix, reader=reader, profile=self._profile, max_depth=max_depth
-            )
+            growth = Growth(session, prefix, reader=reader, profile=self._profile, reach=reach)
             stop = self._stop(plan, session.sampling.temperature)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
         return proposal if self._feed is None else replace(proposal, staleness=max(lag, 0))
@@ -255,15 +253,26 @@ class LocalDraft:
                 return False
         return True
 
+    def _num_slots(self, session: Session) -> int:
+        """Places that a request may come to need: its tokens and a tree behind them."""
+        num_tokens = session.num_prompt_tokens + session.max_tokens
+        return min(num_tokens, self._scorer.context_length or num_tokens) + MAX_NODES
+
     def _empty(self, held: _Held) -> None:
         if held.state is not None:
             self._scorer.close(held.state)
         held.state, held.capacity = None, 0
 
-    def _max_depth(self, lag: int) -> int:
-        """The deepest slot whose distance to the newest target key was trained for."""
-        max_lag = self._scorer.max_lag
-        return 1 << 30 if max_lag is None or self._feed is None else max_lag - lag
+    def _reach(self, num_tokens: int, lag: int) -> Reach:
+        """The deepest slot whose distance to the newest target key was trained for, and whose
+        path is within the draft's context."""
+        max_lag, context_length = self._scorer.max_lag, self._scorer.context_length
+        reach = Reach()
+        if max_lag is not None and self._feed is not None:
+            reach = Reach(max_lag - lag)
+        if context_length is not None and context_length + 1 - num_tokens < reach.max_depth:
+            reach = Reach(context_length + 1 - num_tokens, CONTEXT)
+        return reach
 
     def _score(self, plan: Plan) -> Score | None:
         """The decision model, where its score decides: it costs a part of every draft step.
@@ -281,11 +290,6 @@ class LocalDraft:
             cost_ratio=self._profile.step_cost or plan.worth or DEFAULT_STEP_COST,
             calibration=self._profile.calibration_at(temperature),
         )
-
-
-def _num_slots(session: Session) -> int:
-    """Places that a request may come to need: its tokens and a tree behind them."""
-    return session.num_prompt_tokens + session.max_tokens + MAX_NODES
 
 
 def _abandoned(session_id: str) -> Cancelled:

@@ -58,11 +58,16 @@ class Prefix:
     chains: Chains | None = None
 
 
-class Growth:
-    """A tree in the making behind a session's tokens.
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How deep a session's draft can go now, whatever the plan says, and what ends it there."""
 
-    `max_depth` is the depth that staleness leaves of the largest lag the draft was trained for.
-    """
+    max_depth: int = 1 << 30
+    ended_by: str = "lag"
+
+
+class Growth:
+    """A tree in the making behind a session's tokens."""
 
     def __init__(
         self,
@@ -71,10 +76,11 @@ class Growth:
         *,
         reader: SlotReader,
         profile: Profile,
-        max_depth: int,
+        reach: Reach,
     ) -> None:
         self.session = session
-        self.max_depth = max_depth
+        self.reach = reach
+        self.max_depth = reach.max_depth
         self._prefix = prefix
         self._reader = reader
         self.cape_table = profile.cape_table
