@@ -26,7 +26,9 @@ def byte_tokenizer(*, template: str | None = TEMPLATE) -> PreTrainedTokenizerFas
     return fast
 
 
-def tiny_llama(*, vocab_size: int = 259, seed: int = 0) -> LlamaForCausalLM:
+def tiny_llama(
+    *, vocab_size: int = 259, context_length: int = 128, seed: int = 0
+) -> LlamaForCausalLM:
     """Random weights, two layers, grouped queries, float32."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -36,7 +38,7 @@ def tiny_llama(*, vocab_size: int = 259, seed: int = 0) -> LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=context_length,
         bos_token_id=None,
         eos_token_id=0,
         tie_word_embeddings=True,
@@ -44,8 +46,9 @@ def tiny_llama(*, vocab_size: int = 259, seed: int = 0) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def save_checkpoint(folder: Path, *, vocab_size: int = 259) -> Path:
+def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int = 128) -> Path:
     """A complete model directory."""
-    tiny_llama(vocab_size=vocab_size).save_pretrained(folder)
+    model = tiny_llama(vocab_size=vocab_size, context_length=context_length)
+    model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder

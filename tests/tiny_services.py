@@ -20,6 +20,7 @@ from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
 from slipstream.draft.servicer import DraftServicer, DraftSettings
 from slipstream.draft.servicer import register as draft_register
+from slipstream.draft.sources import KvSources
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide_scorer import GlideScorer
@@ -76,7 +77,7 @@ class Models:
         if kind == "vanilla":
             facts = DraftFacts("vanilla", PROFILE)
             draft = LocalDraft(CausalScorer(self.plain), profile=PROFILE)
-            return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
+            return Drafter(draft, facts, (), "tiny", tiny.VOCAB)
         if kind == "no-cross":
             facts = DraftFacts("glide", PROFILE)
             draft = LocalDraft(self.no_cross, profile=PROFILE)
@@ -164,10 +165,11 @@ async def draft_place(
     settings: DraftSettings | None = None,
     *,
     telemetry: Telemetry | None = None,
+    sources: KvSources | None = None,
 ) -> AsyncIterator[DraftPlace]:
     """A served draft. It waits long for keys, so that tests do not depend on how fast they are."""
     settings = settings or DraftSettings(kv_wait_s=5.0)
-    feeds = KvFeeds(ChannelOptions(), torch.device("cpu"))
+    feeds = KvFeeds(ChannelOptions(), torch.device("cpu"), sources)
     drafter = models.drafter(kind, feeds)
     made_for = ForTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
     about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from slipstream.client.embedded_draft import draft_seat
 from slipstream.client.engine import Engine
 from slipstream.client.surface import Call, late
 from slipstream.core.errors import SessionBusy
@@ -80,7 +81,10 @@ class EmbeddedSession:
         self.session_id = session_id
         self._engine = engine
         self._facts = facts
-        self._draft = LookupDraft(ports.draft)
+        seat = draft_seat(
+            ports.draft, facts.kind, session_id, vocab_size=engine.facts.vocab_size, clock=clock
+        )
+        self._draft = LookupDraft(seat)
         self._ports = ports
         self._clock = clock
         self._answer: Answer | None = None

@@ -22,6 +22,7 @@ def ordered_top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The `k` best of `scores` [V] or [n, V] fp32 with their ids, both [..., min(k, V)].
 
     Value descending, id ascending, also where the k-th value is tied; never a sort of a row.
+    Scores that are no number come first on a device; on the host they raise `ModelError`.
     """
     if k < 1:
         raise ValueError(f"the {k} best tokens were asked for, but must be at least 1")
@@ -48,6 +49,8 @@ def _top_by_bound(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         pool = row[: num_blocks * _BLOCK].reshape(_BLOCK, num_blocks).max(0)
     bound = np.partition(pool, pool.shape[0] - k)[pool.shape[0] - k]
     ids = np.flatnonzero(row >= bound)
+    if len(ids) < k:  # what is no number compares with none
+        raise ModelError("a slot has scores that are no numbers")
     best = ids[np.argsort(-row[ids], kind="stable")[:k]]
     return torch.from_numpy(row[best]), torch.from_numpy(best)
 
@@ -69,12 +72,12 @@ def top_by_key(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def argmax_first(scores: Tensor) -> int:
     """Id of the largest of `scores` [V], the smallest id among equals.
 
-    Raises `ModelError` when there is a score that is no number: no token would be right.
+    Raises `ModelError` where the largest is infinite or no number: no token would be right.
     """
     is_on_host = scores.device.type == "cpu"  # where numpy is several times faster than torch
     best = int(scores.numpy().argmax() if is_on_host else scores.argmax())
-    if math.isnan(float(scores[best])):
-        raise ModelError("a slot has scores that are no numbers")
+    if not math.isfinite(largest := float(scores[best])):
+        raise ModelError(f"the best score of a slot is {largest}, so no token can be chosen")
     return best
 
 

@@ -61,15 +61,14 @@ def draw_rows(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     `logits` [R, V] fp32, `temperatures` [R] fp32 with 0 for greedy, `keys` [R, 2] int32.
     """
     best = logits.amax(-1)
-    is_law = torch.where(temperatures == 0, ~best.isnan(), best.isfinite())
     ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     tokens = perturbed(logits, temperatures, keys, ids).argmax(-1)
-    return torch.where(is_law, tokens, NO_TOKEN)
+    return torch.where(best.isfinite(), tokens, NO_TOKEN)
 
 
 def draw_greedy_rows(logits: Tensor) -> Tensor:
     """`draw_rows` where every temperature is 0."""
-    return torch.where(logits.amax(-1).isnan(), NO_TOKEN, logits.argmax(-1))
+    return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), NO_TOKEN)
 
 
 def walk_drawn(tree: TokenTree, tokens: Sequence[int]) -> Walk:

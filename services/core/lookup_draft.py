@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.core.copying import LONGEST_MATCH, Chances, Copying
-from slipstream.core.history import apply_delta
+from slipstream.core.history import num_same
 from slipstream.core.ngram import Lookup
 from slipstream.core.ports import Draft
 from slipstream.core.row_costs import num_paying
@@ -45,14 +45,14 @@ class _Past:
 
     def take(self, delta: Delta) -> None:
         """Take in what became final. Raises `SessionOutOfSync` as every draft does."""
-        tokens, num_same = apply_delta(self.lookup.tokens, delta)
-        self.lookup.truncate(num_same)
-        self.lookup.append(tokens[num_same:])
-        self.num_told = min(self.num_told, num_same)
+        same = num_same(self.lookup.tokens, delta)
+        self.lookup.truncate(same)
+        self.lookup.append(delta.tokens[same - delta.start :])
+        self.num_told = min(self.num_told, same)
         copy = self._copy
-        if len(tokens) != copy.start or num_same < copy.start:
-            if num_same == copy.start:
-                self._chances.learn(copy.match, copy.tokens, tokens[copy.start :])
+        if delta.end != copy.start or same < copy.start:
+            if same == copy.start:
+                self._chances.learn(copy.match, copy.tokens, self.lookup.tokens[copy.start :])
             self._copy = _Copy()
 
     def copy(self, session: Session, copying: Copying) -> _Copy:

@@ -4,11 +4,13 @@ Knows token ids only. It has no law, so it serves `exact` verification, chains, 
 that asks for confidence.
 """
 
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.history import apply_delta
+from slipstream.core.history import num_same
 from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts
 from slipstream.core.tree import TokenTree
@@ -20,36 +22,38 @@ NGRAM = DraftFacts(
 """What this draft says of itself."""
 
 
+_ENCODING = f"utf-32-{sys.byteorder[0]}e"
+MAX_TOKEN_ID = sys.maxunicode
+"""Largest token id that is looked up; every vocabulary ends far below."""
+
+
 @dataclass(slots=True)
 class Lookup:
-    """The tokens of a session and where each of its n-grams went on, kept up as tokens come.
+    """The tokens of a session, in which the latest ones are searched for.
 
     With tokens 1 2 3 4 2 3 and n-grams of up to 3: no 4 2 3 and no 3-gram at all occurred
     before, but 2 3 did, at the start, and 4 2 3 followed it. So the guess is 4 2 3 and, as the
     copy then runs into itself, 4 2 3 again for as long as asked.
+
+    There is no index, which for a long prompt would take a second to build: the tokens are kept as
+    the characters of a string as well, and a search of it takes microseconds.
     """
 
     max_n: int
     min_n: int
     tokens: list[int] = field(default_factory=list)
-    _ends: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-    """Ascending positions of the tokens that followed each n-gram."""
+    _text: str = ""
+    """One character for each token."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Take in the next tokens; the cost does not depend on how many came before."""
-        for token in tokens:
-            for gram in self._suffixes():
-                self._ends.setdefault(gram, []).append(len(self.tokens))
-            self.tokens.append(token)
+        """Take in the next tokens. Raises `InvalidRequest` for an id that no vocabulary has."""
+        self._text += _text_of(tokens)
+        self.tokens += tokens
 
     def truncate(self, length: int) -> None:
         """Forget the tokens from position `length` on."""
-        while len(self.tokens) > length:
-            self.tokens.pop()
-            for gram in self._suffixes():
-                self._ends[gram].pop()
-                if not self._ends[gram]:
-                    del self._ends[gram]
+        del self.tokens[length:]
+        self._text = self._text[:length]
 
     def guess(self, count: int) -> list[int]:
         """Up to `count` tokens that followed the most recent longest match; [] without one."""
@@ -58,15 +62,17 @@ class Lookup:
 
     def latest(self) -> int | None:
         """Position of the token that followed the most recent longest match; None without one."""
-        for gram in self._suffixes():
-            if gram in self._ends:
-                return self._ends[gram][-1]
+        text, size = self._text, len(self._text)
+        for n in range(min(self.max_n, size), self.min_n - 1, -1):
+            start = text.rfind(text[size - n :], 0, size - 1)
+            if start >= 0:
+                return start + n
         return None
 
     def copy(self, position: int, count: int) -> list[int]:
         """`count` tokens from `position` on, repeated where the copy runs into itself."""
-        copied = self.tokens[position:]
-        return [copied[index % len(copied)] for index in range(count)]
+        period = len(self.tokens) - position
+        return [self.tokens[position + index % period] for index in range(count)]
 
     def match(self, position: int, longest: int) -> int:
         """How many tokens before `position` are those that the session ends with."""
@@ -77,10 +83,16 @@ class Lookup:
                 return length
         return limit
 
-    def _suffixes(self) -> list[tuple[int, ...]]:
-        """The n-grams that the tokens end with, longest first."""
-        longest = min(self.max_n, len(self.tokens))
-        return [tuple(self.tokens[-n:]) for n in range(longest, self.min_n - 1, -1)]
+
+def _text_of(tokens: Sequence[int]) -> str:
+    """The string whose code points are these token ids."""
+    try:
+        return array("I", tokens).tobytes().decode(_ENCODING, "surrogatepass")
+    except (OverflowError, UnicodeDecodeError):
+        bad = next(token for token in tokens if not 0 <= token <= MAX_TOKEN_ID)
+        raise InvalidRequest(
+            f"prompt lookup takes token ids from 0 to {MAX_TOKEN_ID}, but got {bad}"
+        ) from None
 
 
 class NgramDraft:
@@ -113,8 +125,8 @@ class NgramDraft:
     def _told(self, session_id: str, delta: Delta) -> Lookup:
         """The session's lookup once it holds exactly the tokens up to the delta's end."""
         lookup = self._lookups.get(session_id) or Lookup(self._max_n, self._min_n)
-        tokens, num_same = apply_delta(lookup.tokens, delta)
-        lookup.truncate(num_same)
-        lookup.append(tokens[num_same:])
+        same = num_same(lookup.tokens, delta)
+        lookup.truncate(same)
+        lookup.append(delta.tokens[same - delta.start :])
         self._lookups[session_id] = lookup
         return lookup

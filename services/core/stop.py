@@ -12,10 +12,12 @@ from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import StopPolicy
 
+CONTEXT = "context"
+"""What ends the drafting where the draft's own context does."""
 TOO_DEAR = "load"
 """What ends the drafting where no further token is worth its time."""
 STOP_REASONS = (
-    *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", "memory"),
+    *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, "memory"),
     *("lookup", "grammar", "none"),
 )
 """What may end the drafting of a proposal: `Proposal.stopped_by`."""

@@ -6,6 +6,7 @@ alone, and the law of the output is not the target's. Opt-in, and labelled so ev
 to the released algorithm, that bias included. Knows nothing of models or caches.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from slipstream.core.candidates import argmax_first, ordered_top
 from slipstream.core.constraint import Constraint
+from slipstream.core.errors import ModelError
 from slipstream.core.laws import LawContext
 from slipstream.core.noise import Purpose, gumbel, uniform
 from slipstream.core.slots import branch_test, residual
@@ -96,7 +98,12 @@ def _rejected_law(proposal: Proposal, node: int) -> SparseLaw | None:
 
 
 def _supported(values: Tensor, ids: Tensor) -> tuple[int, ...]:
-    return tuple(ids[values > -torch.inf].tolist())
+    """The ids whose values are above -inf. Raises `ModelError` unless the best is finite."""
+    # A float64 holds every id, so one transfer brings both.
+    best, tokens = torch.stack([values.double(), ids.double()]).tolist()
+    if not math.isfinite(best[0]):
+        raise ModelError(f"the best score of a slot is {best[0]}, so no root can be drawn")
+    return tuple(int(token) for value, token in zip(best, tokens, strict=True) if value > -math.inf)
 
 
 class _Rows:

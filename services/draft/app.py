@@ -31,7 +31,7 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
     if config.draft == NO_DRAFTER:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
     thread = EngineThread("draft")
-    feeds = KvFeeds(config.to_targets(), parse_device(config.device))
+    feeds = KvFeeds(config.to_targets(), parse_device(config.device), config.sources())
     cores = Cores(config.threads, config.pin_threads)
     drafter, target = load_on(thread.call, lambda: _build(config, feeds), cores)
     if drafter.memory is not None and isinstance(drafter.draft, LocalDraft):

@@ -27,7 +27,7 @@ from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import TargetParts
 from slipstream.models.graphs import Replay
 from slipstream.models.kv_layout import KEY_BLOCK
-from slipstream.models.loading import load_target_parts, require_same_tokenizer
+from slipstream.models.loading import load_target_parts, num_token_ids, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
 from slipstream.models.shards import own_bytes
@@ -70,8 +70,8 @@ class Drafter:
     """A draft behind its port, and what it says of itself.
 
     `layers` are the target layers whose keys and values it reads; `tokenizer_hash` and
-    `vocab_size` are its own where it is a model; `context_length` is what it can take, None for
-    anything that the target can; `memory` is what it takes and `dtype` the element type of its
+    `vocab_size` are its own where it is a model; `context_length` is that of the longest session
+    it serves, None for any; `memory` is what it takes and `dtype` the element type of its
     weights, if it is a model.
     """
 
@@ -265,11 +265,11 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     needs = Needs(weight_bytes, model.workspace_bytes(_ROWS), model.context_length)
     return DraftModel(
         kind="vanilla",
-        scorer=CausalScorer(model),
+        # Heads are padded to sizes of their own: the tokens of the text are what both have.
+        scorer=CausalScorer(model, vocab_size=num_token_ids(loaded.tokenizer)),
         pair=Pair(target.model_id, VANILLA + loaded.model_id, loaded.tokenizer_hash),
         source=target.source,
         tokenizer_hash=loaded.tokenizer_hash,
         vocab_size=model.vocab_size,
-        context_length=model.context_length,
         memory=target.memory.plan(model.layout, needs),
     )

@@ -64,7 +64,7 @@ def _end(growth: Growth, plan: Plan, stop: Stop, slots: Sequence[Slot]) -> str |
     if growth.ends_with(slot.tokens[0]):
         return "eos"
     if depth >= limit:
-        return "lag" if limit == growth.max_depth else "depth"
+        return growth.reach.ended_by if limit == growth.max_depth else "depth"
     if stop.should_stop(growth.signal(slot, depth, path_prob)):
         return "policy"
     return TOO_DEAR if plan.worth is not None and path_prob < plan.worth else None

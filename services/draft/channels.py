@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
+from slipstream.draft.sources import dialled
 from slipstream.rpc.certificates import Stamp
 from slipstream.rpc.channel import ChannelOptions, Dialer
 
@@ -38,7 +39,7 @@ class Channels:
 
     @asynccontextmanager
     async def to(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        """A channel for as long as it is needed. Raises `InvalidRequest` for no address."""
+        """A channel to HOST:PORT for as long as it is needed."""
         way = address, self._dial.stamp()
         channel = self._take(way)
         try:
@@ -58,7 +59,7 @@ class Channels:
         elif way in self._idle:
             channel, num_users = self._idle.pop(way), 0
         else:
-            channel, num_users = self._dial(way[0]), 0
+            channel, num_users = self._dial(dialled(way[0])), 0
         self._used[way] = (channel, num_users + 1)
         return channel
 

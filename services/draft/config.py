@@ -7,6 +7,7 @@ from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.draft.memory import DraftMemory
 from slipstream.draft.servicer import DraftSettings
+from slipstream.draft.sources import KvSources, usual_sources
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.callers import named_callers
@@ -79,6 +80,12 @@ class DraftConfig:
     peer_target_name: str | None = option(
         None, "Name that targets' certificates must carry; unset, that of the address."
     )
+    kv_sources: tuple[str, ...] = option(
+        (),
+        "Targets that it may dial for keys and values: HOST:PORT, where HOST may be a network such"
+        " as 10.0.0.0/8, *.NAME or *, and PORT *; unset, any, or those of this machine where it"
+        " listens on a loopback address.",
+    )
     store_url: str | None = option(
         None, "Redis to announce itself in, for routers whose replicas are registry:."
     )
@@ -105,6 +112,7 @@ class DraftConfig:
         store_options(self)
         self.server_options()
         self.to_targets()
+        self.sources()
         self.settings()
 
     def server_options(self) -> ServerOptions:
@@ -123,6 +131,10 @@ class DraftConfig:
         """How to dial targets."""
         files = self.peer_ca, self.peer_cert, self.peer_key
         return ChannelOptions(tls=peer_tls(*files, self.peer_target_name))
+
+    def sources(self) -> KvSources:
+        """Which targets may be dialled. Raises `InvalidRequest` for a pattern that is none."""
+        return KvSources(self.kv_sources or usual_sources(self.address))
 
     def memory(self, *, is_mirroring: bool = False) -> DraftMemory:
         """What may be taken for keys and values."""

@@ -53,13 +53,13 @@ def describe(
 def target_expectations(
     about: draft_pb2.DescribeDraftResponse, asked: draft_pb2.OpenDraft
 ) -> list[Expectation]:
-    """What the caller's target must be: a draft without layers needs the same tokenizer only."""
-    reads = bool(about.target_layers)
+    """What the caller's target must be: a plain draft needs the same tokenizer only."""
+    reads, is_glide = bool(about.target_layers), about.kind == "glide"
     ours = common_pb2.ModelIdentity(
         protocol_version=PROTOCOL_VERSION,
         model_id=about.target_model_id,
         tokenizer_hash=about.identity.tokenizer_hash,
-        vocab_size=about.identity.vocab_size if reads else 0,
+        vocab_size=about.identity.vocab_size if is_glide else 0,
     )
     layout = [
         Expectation(name, getattr(about.target_layout, name), getattr(asked.target_layout, name))

@@ -23,7 +23,7 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> Grown:
     limit = min(plan.max_depth, growth.max_depth)
     rows = {ROOT: ROOT}
     slots = {ROOT: (yield from growth.first(width))}
-    stopped_by = "lag" if limit == growth.max_depth else "depth"
+    stopped_by = growth.reach.ended_by if limit == growth.max_depth else "depth"
     depth = 1
     while True:
         for node, slot in slots.items():

@@ -20,13 +20,13 @@ from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.prices import DEFAULT_STEP_COST
 from slipstream.core.profile import Profile
-from slipstream.core.stop import Stop, make_stop
+from slipstream.core.stop import CONTEXT, Stop, make_stop
 from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.dynamic import grow_dynamic
 from slipstream.draft.following import Chains, followed_slots
-from slipstream.draft.growth import Grown, Growth, Prefix, Step
+from slipstream.draft.growth import Grown, Growth, Prefix, Reach, Step
 from slipstream.draft.slots import Score, Slot, SlotReader, read_each
 from slipstream.draft.trees import grow_fork, grow_product
 from slipstream.engine.failures import internal_errors
@@ -195,7 +195,7 @@ class LocalDraft:
     def _follow(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
         assert self._chains is not None, "nobody else asks for it"
         asks = [step.ask for step in steps if isinstance(step.ask, Follow)]
-        return [*followed_slots(self._chains, asks)]
+        return followed_slots(self._chains, asks)
 
     def _refuse(self, open_: Sequence[tuple[Drafting, Step]]) -> bool:
         """End those that could never be computed; return whether there are any."""
@@ -220,22 +220,20 @@ class LocalDraft:
         view = None
         if self._feed is not None:
             view = self._feed.source.view(session.session_id, self._feed.layers)
-        staleness = 0 if view is None else max(len(held.tokens) - 1 - view.count, 0)
-        max_depth = self._max_depth(len(held.tokens), view)
-        if max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
-            proposal = Proposal(stopped_by="lag" if max_depth < 1 else "none")
-        elif not self._make_room(held, session.num_prompt_tokens + session.max_tokens + MAX_NODES):
+        lag = 0 if view is None else max(len(held.tokens) - 1 - view.count, 0)
+        reach = self._reach(len(held.tokens), lag)
+        if reach.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
+            proposal = Proposal(stopped_by=reach.ended_by if reach.max_depth < 1 else "none")
+        elif not self._make_room(held, self._num_slots(session)):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
             num_same = self._scorer.num_same(held.state, held.tokens)
-            prefix = Prefix(held.state, held.tokens, num_same, view, staleness, self._chains)
+            prefix = Prefix(held.state, held.tokens, num_same, view, lag, self._chains)
             reader = SlotReader(session, self._scorer.vocab, self._score(plan))
-            growth = Growth(
-                session, prefix, reader=reader, profile=self._profile, max_depth=max_depth
-            )
+            growth = Growth(session, prefix, reader=reader, profile=self._profile, reach=reach)
             stop = self._stop(plan, session.sampling.temperature)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
-        return proposal if self._feed is None else replace(proposal, staleness=staleness)
+        return proposal if self._feed is None else replace(proposal, staleness=lag)
 
     def _update(self, session: Session, delta: Delta) -> _Held:
         held = self._held.get(session.session_id)
@@ -265,17 +263,26 @@ class LocalDraft:
                 return False
         return True
 
+    def _num_slots(self, session: Session) -> int:
+        """Places that a request may come to need: its tokens and a tree behind them."""
+        num_tokens = session.num_prompt_tokens + session.max_tokens
+        return min(num_tokens, self._scorer.context_length or num_tokens) + MAX_NODES
+
     def _empty(self, held: _Held) -> None:
         if held.state is not None:
             self._scorer.close(held.state)
         held.state, held.capacity = None, 0
 
-    def _max_depth(self, num_tokens: int, view: KvView | None) -> int:
-        """The deepest slot whose distance to the newest target key was trained for."""
-        if self._scorer.max_lag is None or view is None:
-            return 1 << 30
-        staleness = num_tokens - 1 - view.count
-        return self._scorer.max_lag - staleness
+    def _reach(self, num_tokens: int, lag: int) -> Reach:
+        """The deepest slot whose distance to the newest target key was trained for, and whose
+        path is within the draft's context."""
+        max_lag, context_length = self._scorer.max_lag, self._scorer.context_length
+        reach = Reach()
+        if max_lag is not None and self._feed is not None:
+            reach = Reach(max_lag - lag)
+        if context_length is not None and context_length + 1 - num_tokens < reach.max_depth:
+            reach = Reach(context_length + 1 - num_tokens, CONTEXT)
+        return reach
 
     def _score(self, plan: Plan) -> Score | None:
         """The decision model, where its score decides: it costs a part of every draft step.

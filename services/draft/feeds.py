@@ -15,9 +15,10 @@ from slipstream.draft.channels import Channels
 from slipstream.draft.feed import FeedAddress, KvFeed
 from slipstream.draft.memory import ByteBudget
 from slipstream.draft.mirror import KvMirror
+from slipstream.draft.sources import KvSources
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.scorer import KvView
-from slipstream.rpc.channel import ChannelOptions, check_address
+from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.tensors import torch_dtype
 from slipstream.telemetry.replies import Reply
@@ -40,9 +41,13 @@ class FeedNeed:
 class KvFeeds:
     """`draft.engine.KvSource` over streams from targets. `view` may be called from any thread."""
 
-    def __init__(self, options: ChannelOptions, device: torch.device) -> None:
-        """`options` say how targets are dialled; `device` is where the draft reads."""
+    def __init__(
+        self, options: ChannelOptions, device: torch.device, sources: KvSources | None = None
+    ) -> None:
+        """`options` say how targets are dialled; `device` is where the draft reads; `sources` are
+        the targets that are allowed, by default those of this machine."""
         self._channels = Channels(options)
+        self._sources = sources or KvSources()
         self._device = device
         self._feeds: dict[str, KvFeed] = {}
         self._readers: set[asyncio.Task[None]] = set()
@@ -97,9 +102,9 @@ class KvFeeds:
     ) -> bool:
         """Keep a session up to date from there; False where that has ended for good.
 
-        What is begun is told as part of `begun_by`. Raises `InvalidRequest` for no address.
+        What is begun is told as part of `begun_by`. Raises what `KvSources.check` does.
         """
-        check_address(at.address)
+        self._sources.check(at.address)
         feed = self._feeds.get(session_id)
         if feed is None or feed.form != need.form:
             self.close(session_id)

@@ -3,12 +3,13 @@
 What the growers' steps are one by one, in one pass and one transfer. Knows no model's form.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
 from slipstream.core.stop import Stop
 from slipstream.core.types import SamplingParams
-from slipstream.draft.slots import Slot
+from slipstream.draft.slots import Slot, no_law
 from slipstream.models.chaining import Follow, Found
 
 
@@ -24,9 +25,12 @@ class Chains(Protocol):
         ...
 
 
-def followed_slots(chains: Chains, asks: Sequence[Follow]) -> list[list[Slot]]:
-    """The chains as slots, each as long as its policy let it be."""
-    return [
-        [Slot(one.tokens, one.probs, one.top_prob, one.entropy, one.score) for one in chain]
-        for chain in chains.follow(asks)
-    ]
+def followed_slots(chains: Chains, asks: Sequence[Follow]) -> list[list[Slot] | Exception]:
+    """The chains as slots, each as long as its policy let it be, or the error of one."""
+    return [_slots(chain) for chain in chains.follow(asks)]
+
+
+def _slots(chain: Sequence[Found]) -> list[Slot] | Exception:
+    if any(math.isnan(one.top_prob) for one in chain):
+        return no_law()
+    return [Slot(one.tokens, one.probs, one.top_prob, one.entropy, one.score) for one in chain]

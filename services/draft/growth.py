@@ -45,23 +45,29 @@ Grown = Growing[Proposal]
 class Prefix:
     """A session's tokens, the first `num_same` of which its `state` in the draft model holds.
 
-    `view` is what is read of the target; `staleness` is by how many tokens it lags behind.
-    `chains` follows whole chains where there is a device for it.
+    `view` is what is read of the target. `lag` is how many tokens before the last one it lacks: -1
+    where it has the last one's keys as well, as behind target-initialised roots. `chains` follows
+    whole chains where there is a device for it.
     """
 
     state: Any
     tokens: Sequence[int]
     num_same: int
     view: KvView | None
-    staleness: int = 0
+    lag: int = 0
     chains: Chains | None = None
 
 
-class Growth:
-    """A tree in the making behind a session's tokens.
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How deep a session's draft can go now, whatever the plan says, and what ends it there."""
 
-    `max_depth` is the depth that staleness leaves of the largest lag the draft was trained for.
-    """
+    max_depth: int = 1 << 30
+    ended_by: str = "lag"
+
+
+class Growth:
+    """A tree in the making behind a session's tokens."""
 
     def __init__(
         self,
@@ -70,10 +76,11 @@ class Growth:
         *,
         reader: SlotReader,
         profile: Profile,
-        max_depth: int,
+        reach: Reach,
     ) -> None:
         self.session = session
-        self.max_depth = max_depth
+        self.reach = reach
+        self.max_depth = reach.max_depth
         self._prefix = prefix
         self._reader = reader
         self.cape_table = profile.cape_table
@@ -107,7 +114,7 @@ class Growth:
             count,
             self.session.stop_token_ids,
             self._calibration,
-            at.staleness,
+            at.lag,
             self._reader.score is not None,
             plan.worth,
         )
@@ -152,11 +159,11 @@ class Growth:
         return len(self._depths)
 
     def _reading(self, depths: Sequence[int], count: int) -> Reading:
-        num_tokens, staleness = len(self._prefix.tokens), self._prefix.staleness
+        num_tokens, lag = len(self._prefix.tokens), self._prefix.lag
         return Reading(
             self._reader,
             [num_tokens + depth for depth in depths],
-            [staleness + depth for depth in depths],
+            [lag + depth for depth in depths],
             count,
         )
 

@@ -197,7 +197,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         bind(session_id=session.session_id)
         check_session(session, self._drafter.context_length)
         form = self._supply.form(asked.target_layout)
-        vocab_size = min(asked.target.vocab_size, self._drafter.vocab_size or (1 << 32))
+        vocab_size = asked.target.vocab_size
         lease = await self._leases.open(session.session_id, asked.session.fence)
         self._feeds.rest(session.session_id)  # this request brings a feed of its own
         return _Open(session, lease, vocab_size, form)

@@ -24,7 +24,7 @@ from slipstream.core.candidates import (
 from slipstream.core.errors import ModelError
 from slipstream.core.laws import LawContext
 from slipstream.core.types import NodeStats, Session, SparseLaw, Verification
-from slipstream.models.decision import GREEDY, SAMPLED, slot_stats
+from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
 from slipstream.models.scorer import Scores
 
 LAW_SIZE = 64
@@ -184,7 +184,7 @@ def _slot(
 ) -> Slot:
     """One row's slot out of its numbers: see `_table`. Probabilities begin at `start`."""
     if math.isnan(numbers[start]):
-        raise ModelError("a slot has scores that are no numbers")
+        raise no_law()
     size = picked.sizes[row]
     probs_at = start if picked.is_best else start + 1
     ids_at = len(numbers) - picked.columns.size(1)
@@ -257,15 +257,20 @@ def _chances(
     ]
     chances = scoring(hidden, torch.tensor(stats, device=hidden.device)).tolist()
     return [
-        None if reader.score is None else chance[reader.chance]
+        None if reader.score is None or math.isnan(chance[reader.chance]) else chance[reader.chance]
         for reader, chance in zip(readers, chances, strict=True)
     ]
 
 
+def no_law() -> ModelError:
+    """The error of a slot whose scores give no distribution."""
+    return ModelError("the draft's scores of a slot are no numbers, or all infinite")
+
+
 def law_entropy(log_probs: Tensor) -> Tensor:
     """Entropy in nats of the laws with these logarithms, [R, V] to [R]."""
-    probs = log_probs.exp()
+    probs, logs = log_probs.exp(), log_probs.clamp(min=LEAST)
     if probs.size(0) == 1:  # a product of vectors takes the shortest way
-        return torch.dot(probs[0], log_probs[0]).neg_()[None]
-    negative: Tensor = torch.linalg.vecdot(probs, log_probs)
+        return torch.dot(probs[0], logs[0]).neg_()[None]
+    negative: Tensor = torch.linalg.vecdot(probs, logs)
     return negative.neg_()

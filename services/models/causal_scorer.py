@@ -38,8 +38,11 @@ class CausalScorer:
     vocab: Tensor | None = None
     max_lag: int | None = None
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: CausalModel, *, vocab_size: int | None = None) -> None:
+        """Leading ids up to `vocab_size` are scored, by default all of the model's."""
         self._model = model
+        self._vocab_size = vocab_size or model.vocab_size
+        self.context_length: int = model.context_length
         self.hidden_size: int = model.config.hidden_size
         self.layout: KvLayout = model.layout
 
@@ -69,7 +72,7 @@ class CausalScorer:
             end = state.num_synced + max(tree.depths())
         elif not ask.tokens:
             raise InvalidRequest("a draft cannot score an empty prefix")
-        limit = min(state.cache.num_slots, self._model.context_length)
+        limit = min(state.cache.num_slots, self.context_length)
         if end > limit:
             raise CapacityError(
                 f"the draft's session has room for {limit} tokens, {end} are needed"
@@ -79,13 +82,14 @@ class CausalScorer:
         """See `Scorer.score`; what a plain draft can read of the target is nothing."""
         for ask in asks:
             self.check(ask)
-        parts = [_synced(ask) if isinstance(ask, Sync) else _grown(ask) for ask in asks]
+        parts = [self._known(_part(ask)) for ask in asks]
         rows: list[Tensor] = []
         for group in _groups(parts, len(asks[0].state.cache.pool.scratch)):
             rows += self._forward(group)
         pairs = zip(asks, rows, strict=True)
         hidden = torch.cat([own[len(own) - ask.num_scores :] for ask, own in pairs])
-        return Scores(self._model.logits(hidden).float(), hidden.float())
+        logits = self._model.logits(hidden)[:, : self._vocab_size]
+        return Scores(logits.float(), hidden.float())
 
     def num_bytes(self, state: _State) -> int:
         """See `Scorer.num_bytes`."""
@@ -95,6 +99,18 @@ class CausalScorer:
         """See `Scorer.close`."""
         state.cache.close()
 
+    def _known(self, part: Part) -> Part:
+        """The part with the last token of the model in the place of each that it does not have.
+
+        A target that numbers its tokens alike may have more of them, which no text has.
+        """
+        last, tree = len(self._model.embedding) - 1, part.tree
+        if max((*part.pending, *tree.tokens)) <= last:
+            return part
+        pending = [min(token, last) for token in part.pending]
+        nodes = tuple(min(token, last) for token in tree.tokens)
+        return Part(part.cache, pending, TokenTree(nodes, tree.parents))
+
     def _forward(self, parts: Sequence[Part]) -> Sequence[Tensor]:
         """Hidden states of each part's rows; what is no tree is kept."""
         hidden, places = self._model.forward(parts)
@@ -103,6 +119,10 @@ class CausalScorer:
                 part.cache.keep(slots)
         own: tuple[Tensor, ...] = hidden.split([len(slots) for slots in places])
         return own
+
+
+def _part(ask: Ask) -> Part:
+    return _synced(ask) if isinstance(ask, Sync) else _grown(ask)
 
 
 def _synced(ask: Sync) -> Part:

@@ -22,6 +22,8 @@ DECISION_NAME = "decision.safetensors"
 NUM_STATS = 4
 GREEDY, SAMPLED = 0, 1
 """Columns of the chances: at temperature 0, and above."""
+LEAST = torch.finfo(torch.float32).min
+"""Stands for the logarithm of 0 in an entropy, where 0 times -inf would be no number."""
 
 _EPS = 1e-6
 _MOST = -math.log(_EPS)

@@ -26,7 +26,7 @@ from slipstream.models.chain_stop import (
     Signals,
     should_stop,
 )
-from slipstream.models.decision import GREEDY, SAMPLED, device_stats
+from slipstream.models.decision import GREEDY, LEAST, SAMPLED, device_stats
 from slipstream.models.glide_packed import GlideParts, Rotation
 from slipstream.models.paged import additive, gather, page_slots
 from slipstream.models.pool import KvPool
@@ -175,7 +175,7 @@ class ChainBody:
         shape, model = self._shape, self._model
         logits = model.parts.head(hidden).float()
         log_probs = torch.log_softmax(logits, -1)
-        entropies = -torch.linalg.vecdot(log_probs.exp(), log_probs)
+        entropies = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=LEAST))
         tops = log_probs.topk(2).values
         ranking = logits
         if shape.is_sampled:

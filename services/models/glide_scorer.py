@@ -60,6 +60,7 @@ class GlideScorer:
         self.vocab = vocab
         self.hidden_size = model.config.hidden_size
         self.max_lag = model.config.max_lag or None
+        self.context_length: int | None = None
         self._target, self._dtype = target, dtype
         self._embeddings = target.embeddings.to(dtype)
         self._layers = [PackedLayer(layer, dtype) for layer in model.layers]

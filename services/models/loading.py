@@ -183,9 +183,14 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
 
 def require_same_vocabulary(path: Path, tokenizer: Any, vocab_size: int) -> None:
     """Raises `ModelMismatch` for a tokenizer with ids past the model's."""
-    highest = max(tokenizer.get_vocab().values(), default=-1)
+    highest = num_token_ids(tokenizer) - 1
     if highest < 0 or highest >= vocab_size:
         raise ModelMismatch(
             f"the tokenizer in {path} goes up to id {highest}, "
             f"but the model knows {vocab_size} tokens"
         )
+
+
+def num_token_ids(tokenizer: Any) -> int:
+    """Ids up to the highest that a tokenizer gives; a model's head may have more."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)

@@ -85,6 +85,11 @@ class Scorer(Protocol):
         ...
 
     @property
+    def context_length(self) -> int | None:
+        """Most tokens of a session, a path behind them included; None for the target's limit."""
+        ...
+
+    @property
     def layout(self) -> KvLayout:
         """Shape of its own keys and values."""
         ...

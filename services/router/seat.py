@@ -15,6 +15,7 @@ from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.core.history import apply_delta
 from slipstream.core.proposal_check import check_proposal
+from slipstream.core.stop import CONTEXT
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Delta, Plan, Proposal, Session
 from slipstream.router.breaker import Attempt, Breakers
@@ -22,6 +23,8 @@ from slipstream.router.breaker import Attempt, Breakers
 NO_DRAFT = "no draft"
 NO_KEYS = "no keys"
 """The draft lacks the target's newest keys and values: it can't reach them, or is too slow."""
+_LACKING = {"lag": NO_KEYS, CONTEXT: CONTEXT}
+"""Why a draft could propose nothing at all, by what ended its drafting."""
 _LOG = logging.getLogger("slipstream.router")
 _OF_THE_REPLICA = (errors.Unavailable, errors.DeadlineExceeded, errors.InternalError)
 # Few words, so that fallbacks can be counted by them. The more special class comes first.
@@ -125,6 +128,8 @@ class DraftSeat:
         self._num_told = 0
         """Leading tokens that the held draft was told."""
         self._reason = NO_DRAFT
+        self._logged: set[tuple[str, type[Exception]]] = set()
+        """Failures that the log has: a draft that keeps failing is asked again and again."""
 
     @property
     def holder(self) -> str | None:
@@ -135,7 +140,7 @@ class DraftSeat:
         """A draft's proposal, or an empty one that says in `fallback` why there is none."""
         self._tokens, num_same = apply_delta(self._tokens, delta)
         self._num_told = min(self._num_told, num_same)
-        held = self._held or self._take()
+        held = self._held or (None if self._reason == CONTEXT else self._take())
         if held is None:
             return _without_draft(plan, Proposal(fallback=self._reason))
         news = Delta.since(self._num_told, self._tokens)
@@ -150,8 +155,11 @@ class DraftSeat:
             self._try.succeeded()
         self._reason = NO_DRAFT
         if not len(proposal.tree):
-            lost = NO_KEYS if proposal.stopped_by == "lag" else None
-            return _without_draft(plan, replace(proposal, fallback=lost))
+            lacking = _LACKING.get(proposal.stopped_by)
+            if lacking == CONTEXT:  # of no more use to the request, whose tokens only grow
+                self._reason = CONTEXT
+                await self._drop()
+            return _without_draft(plan, replace(proposal, fallback=lacking))
         return proposal
 
     async def release(self, session_id: str) -> None:
@@ -187,7 +195,9 @@ class DraftSeat:
         self._reason = reason_of(error)
         if not self._is_over(held) and self._try is not None:
             self._try.failed(error)
-            _LOG.warning("a request goes on without the draft %s: %s", held.name, error)
+            if (failure := (held.name, type(error))) not in self._logged:
+                self._logged.add(failure)
+                _LOG.warning("a request goes on without the draft %s: %s", held.name, error)
         await self._drop()
 
     def _is_over(self, held: HeldDraft) -> bool:

@@ -47,6 +47,7 @@ _TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
     (errors.Cancelled, grpc.StatusCode.CANCELLED),
     (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.ModelError, grpc.StatusCode.INTERNAL),
     (errors.InternalError, grpc.StatusCode.INTERNAL),
 )
 _BY_NAME = {kind.__name__: kind for kind, _ in _TABLE}

@@ -56,6 +56,7 @@ class TappedScorer:
         self.hidden_size: int = scorer.hidden_size
         self.layout: KvLayout = scorer.layout
         self.max_lag: int | None = scorer.max_lag
+        self.context_length: int | None = scorer.context_length
         self.slots: list[Scores] = []
 
     def pool(self, num_pages: int) -> KvPool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import tiny
+import tiny_checkpoint
 from slipstream.core import errors
 from slipstream.core.types import (
     Delta,
@@ -18,6 +19,7 @@ from slipstream.core.types import (
     StopPolicy,
 )
 from slipstream.draft.servicer import DraftSettings
+from slipstream.models.causal import CausalModel
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
 from tiny_services import Models, draft_place, is_empty, rounds, target_place, until
@@ -202,3 +204,19 @@ async def test_no_more_sessions_than_there_is_room_for(models):
             await drafts.remote().propose(second, Delta(0, PROMPT), PLAN)
         await first.propose(SESSION, Delta(len(PROMPT), ()), PLAN)
         await first.release("s")
+
+
+async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts_what_it_can():
+    llama = tiny_checkpoint.tiny_llama(vocab_size=32, context_length=40)
+    models = Models(plain=CausalModel(llama, numerics="fast"))
+    session, prompt, asked = Session("s", 20, 600), tuple(range(20, 40)), Plan(4, 12)
+    async with draft_place(models, "vanilla") as drafts:
+        draft = drafts.remote()
+        within = await draft.propose(session, Delta(0, prompt), asked)
+        at_the_end = await draft.propose(session, Delta(20, (47,) * 19), asked)
+        beyond = await draft.propose(session, Delta(39, (47,) * 9), asked)
+        await draft.release("s")
+    assert max(within.tree.tokens) < 32
+    assert (len(within.tree), within.stopped_by) == (4, "depth")
+    assert (len(at_the_end.tree), at_the_end.stopped_by) == (2, "context")
+    assert (len(beyond.tree), beyond.stopped_by) == (0, "context")

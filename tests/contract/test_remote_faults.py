@@ -30,6 +30,7 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
         errors.SessionTaken("held with fence 8, not 7"),
         errors.SessionOutOfSync("a gap"),
         errors.CapacityError("64 sessions are running"),
+        errors.ModelError("the best score of a slot is nan"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -20,6 +20,7 @@ from charts import (
 )
 from key_files import key, write_keys
 from slipstream.config import load_config, parse_flags
+from slipstream.core.errors import PermissionDenied
 from slipstream.draft.config import DraftConfig
 from slipstream.router.config import RouterConfig
 from slipstream.router.key_file import read_keys
@@ -110,6 +111,21 @@ def test_engines_announce_the_address_of_their_own_pod(case, mounted, tmp_path):
         if pod.role != "router":
             config, _ = told(documents, pod, mounted, tmp_path)
             assert config.advertised_address == f"10.1.2.3:{pod.ports['grpc']}"
+
+
+@every_case()
+def test_drafts_may_read_from_the_targets_beside_them_and_from_no_other_port(
+    case, mounted, tmp_path
+):
+    documents = rendered(case)
+    configs = {
+        pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
+    }
+    if "draft" in configs and "target" in configs:
+        sources, address = configs["draft"].sources(), configs["target"].advertised_address
+        sources.check(address)
+        with pytest.raises(PermissionDenied):
+            sources.check(f"{address.rpartition(':')[0]}:6379")
 
 
 @every_case()

@@ -1,5 +1,6 @@
 """Candidates come in exact order, and draws have the law they claim."""
 
+import math
 from collections import Counter
 from fractions import Fraction
 
@@ -19,6 +20,7 @@ from slipstream.core.candidates import (
     sparse_law,
     top_by_key,
 )
+from slipstream.core.errors import ModelError
 from slipstream.core.noise import Purpose, gumbel
 from slipstream.core.types import SparseLaw
 
@@ -55,9 +57,21 @@ def test_rows_of_a_batch_are_selected_alone_and_k_is_capped_by_the_vocabulary():
 
 
 @settings(max_examples=100, deadline=None)
-@given(TIED)
+@given(TIED.filter(lambda scores: max(scores) > -math.inf))
 def test_the_best_token_is_the_first_among_equals(scores):
     assert argmax_first(torch.tensor(scores)) == by_definition(scores, 1)[0]
+
+
+@pytest.mark.parametrize("bad", [-math.inf, math.inf, math.nan])
+def test_scores_whose_best_is_no_finite_number_have_no_best_token(bad):
+    with pytest.raises(ModelError, match="the best score of a slot"):
+        argmax_first(torch.tensor([bad, bad]))
+
+
+@pytest.mark.parametrize("size", [3, 500])
+def test_more_of_the_best_than_there_are_numbers_is_an_error(size):
+    with pytest.raises(ModelError, match="no numbers"):
+        ordered_top(torch.full((size,), math.nan), 2)
 
 
 def test_coupled_candidates_wear_the_noise_of_the_targets_draw():

@@ -9,6 +9,7 @@ import device_only
 import tiny
 import tiny_glide
 from slipstream.core.calibration import Calibration
+from slipstream.core.errors import ModelError
 from slipstream.core.profile import Profile
 from slipstream.core.stop import FixedStop
 from slipstream.core.types import (
@@ -27,6 +28,7 @@ from slipstream.models.graphs import Replay
 from slipstream.models.scorer import Grow, KvView, Sync
 
 LENGTHS = (40, 3, 17, 1)
+PLAN = Plan(4, 12)
 PROFILE = Profile(
     step_cost=0.02,
     calibration=Calibration((0.2, 0.7, 0.9)),
@@ -213,6 +215,31 @@ def test_shapes_of_chains_are_few():
         propose(device, texts, [plan] * 4, [SamplingParams()])
     assert len(device._chains._replay) <= 8
     assert device._chains.num_bytes > 0
+
+
+class SpoiltSource(Source):
+    """The same, but one session's keys are no numbers."""
+
+    def view(self, session_id, layers):
+        view = super().view(session_id, layers)
+        if session_id == "2":
+            for keys, _ in view.layers.values():
+                keys.fill_(float("nan"))
+        return view
+
+
+def test_a_chain_without_numbers_is_an_error_of_its_session_alone():
+    (_, device), texts = drafts()
+    whole, _ = propose(device, texts, [PLAN] * 4, [SamplingParams()])
+    device._feed = Feed(SpoiltSource(tiny_glide.llama(), texts, 0), device._feed.layers)
+    begun = []
+    for at, text in enumerate(texts):
+        session = Session(f"{at}", len(text), 30, stop_token_ids=frozenset({7, 21}))
+        begun.append(device.begin(session, Delta(0, tuple(text)), PLAN))
+    device.step(begun)
+    with pytest.raises(ModelError):
+        begun.pop(2).result()
+    assert_same([one.result() for one in begun], [whole[0], whole[1], whole[3]])
 
 
 @pytest.mark.gpu

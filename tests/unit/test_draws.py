@@ -1,5 +1,6 @@
 """Rows that draw on their own draw the tokens of `core.verify`."""
 
+import math
 import random
 
 import pytest
@@ -77,6 +78,13 @@ def test_noise_of_many_slots_is_that_of_each():
     rows = gumbel_rows(torch.tensor(keys, dtype=torch.int32), ids)
     for row, (seed, at) in zip(rows, slots, strict=True):
         assert torch.equal(row, gumbel(seed, at, ids, purpose=Purpose.DRAW))
+
+
+@pytest.mark.parametrize("bad", [[-math.inf] * 9, [math.nan] * 9, [math.inf] + [0.0] * 8])
+def test_a_greedy_row_that_is_no_law_has_no_token(bad):
+    logits = torch.tensor([bad, [0.0] * 9])
+    drawn = draw_rows(logits, torch.zeros(2), torch.zeros(2, 2, dtype=torch.int32))
+    assert drawn.tolist() == draw_greedy_rows(logits).tolist() == [NO_TOKEN, 0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.copying import Copying
@@ -220,6 +220,7 @@ def trees(draw):
     return TokenTree(tuple(tokens), tuple(parents))
 
 
+@settings(deadline=None)
 @given(trees(), st.lists(st.integers(0, 3), max_size=8).map(tuple), st.integers(0, 16))
 def test_a_tree_with_a_copy_keeps_the_drafts_and_has_the_copy_as_far_as_there_is_room(
     tree, copy, max_nodes

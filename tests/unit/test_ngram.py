@@ -1,11 +1,18 @@
 """Prompt lookup repeats what followed, and keeps the laws of the draft's port."""
 
+import sys
+from functools import partial
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync, UnsupportedCombination
-from slipstream.core.ngram import Lookup, NgramDraft
+from slipstream.core.inline import finished
+from slipstream.core.lookup_draft import LookupDraft
+from slipstream.core.ngram import MAX_TOKEN_ID, Lookup, NgramDraft
 from slipstream.core.types import Delta, Plan, Session, Shape
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
@@ -80,6 +87,45 @@ def test_truncating_leaves_no_trace(tokens, length, more):
     lookup.truncate(length)
     lookup.append(more)
     assert lookup == looked_up(tokens[:length] + more)
+
+
+def num_lines_run(work):
+    """How many lines of Python `work` takes: what holds up an event loop, counted."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("num_ids", [1, 50_000])
+def test_a_long_prompt_takes_no_more_steps_of_the_event_loop_than_a_short_one(num_ids):
+    draw = Random(1)
+    prompt = tuple(draw.randrange(num_ids) for _ in range(131_072))
+    plan = plan_of(8, lookup=Copying(1, 8))
+    for draft in (NgramDraft(), LookupDraft(NgramDraft())):
+        for delta in (Delta(0, prompt), Delta(len(prompt), (7, 7)), Delta(9, (7, 7))):
+            proposing = draft.propose(session_of(), delta, plan)
+            assert num_lines_run(partial(finished, proposing)) < 1000
+
+
+@pytest.mark.parametrize("token", [0, 0xD800, 0xFEFF, MAX_TOKEN_ID])
+def test_every_id_that_a_vocabulary_may_have_is_looked_up(token):
+    assert looked_up([token, 1, token]).guess(1) == [1]
+
+
+@pytest.mark.parametrize("token", [-1, MAX_TOKEN_ID + 1, 2**32])
+def test_an_id_that_no_vocabulary_has_is_refused(token):
+    with pytest.raises(InvalidRequest, match=f"from 0 to 1114111, but got {token}"):
+        looked_up([1, token])
 
 
 async def test_a_proposal_is_a_chain_within_the_plan():

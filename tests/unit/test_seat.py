@@ -105,6 +105,26 @@ async def test_a_draft_that_lacks_the_targets_keys_makes_a_plain_round_that_says
     assert world.seat.holder == "a"
 
 
+async def test_a_request_beyond_a_drafts_context_frees_it_and_asks_no_more():
+    guesser = Guesser("a", Proposal(stopped_by="context"))
+    world = World(guesser, Guesser("b"))
+    for at in range(3):
+        assert (await world.round(at, 1)).fallback == "context"
+    assert guesser.is_dropped
+    assert len(guesser.deltas) == len(world.excluded) == 1
+
+
+async def test_a_draft_that_keeps_failing_says_why_in_every_round_and_in_the_log_once(caplog):
+    world = World(*(Guesser("a", errors.InternalError("bug 24")) for _ in range(9)))
+    for at in range(9):
+        assert (await world.round(at, 1)).fallback == "failed"
+        world.now += 10.0
+    assert world.waiting == []
+    assert [at.getMessage() for at in caplog.records] == [
+        "a request goes on without the draft a: bug 24"
+    ]
+
+
 @pytest.mark.parametrize(
     ("error", "word"),
     [

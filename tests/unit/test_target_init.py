@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import oracle
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, SparseLaw, Verification
 from slipstream.core.verify import verify
@@ -36,6 +36,14 @@ def test_an_empty_proposal_draws_the_roots_and_makes_nothing_final():
     walk = verify(session_of(GREEDY, 3), PROMPT, Proposal(), row)
     assert (walk.nodes, walk.token, walk.roots) == ((), None, (1, 3, 2))
     assert visited == [ROOT]
+
+
+@pytest.mark.parametrize("bad", [-float("inf"), float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.7)])
+def test_logits_without_a_distribution_are_an_error_and_no_roots(sampling, bad):
+    row, _ = rows_of({ROOT: [bad] * 4})
+    with pytest.raises(ModelError):
+        verify(session_of(sampling, 3), PROMPT, Proposal(), row)
 
 
 def forest(*branches):

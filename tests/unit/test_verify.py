@@ -288,7 +288,8 @@ def test_leaving_out_tokens_that_no_noise_could_lift_changes_no_draw(temperature
 
 @pytest.mark.parametrize("mode", [Verification.EXACT, Verification.MCSD])
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3])
-def test_logits_that_are_no_numbers_are_an_error_and_not_a_token(sampling, mode):
-    broken = torch.full((VOCAB,), float("nan"))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_logits_without_a_distribution_are_an_error_and_not_a_token(bad, sampling, mode):
+    broken = torch.full((VOCAB,), bad)
     with pytest.raises(ModelError):
         verify(session_of(sampling, mode), PROMPT, Proposal(), lambda _: broken)

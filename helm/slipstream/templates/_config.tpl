@@ -103,6 +103,10 @@ max_connection_age_s: 300
 max_connection_age_grace_s: {{ include "slipstream.role.grace" . }}
 {{- else -}}
 device: {{ ternary "cuda" "cpu" (gt (int (index .root.Values .part).gpu.count) 0) }}
+{{- if and (eq .part "draft") .root.Values.target.enabled }}
+kv_sources:
+  - "*:{{ .root.Values.target.ports.grpc | int }}"
+{{- end }}
 {{- if and (eq .part "target") (gt (int .root.Values.target.gpu.count) 1) }}
 tensor_parallel: {{ .root.Values.target.gpu.count | int }}
 {{- end }}

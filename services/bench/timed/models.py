@@ -75,6 +75,7 @@ class TimedScorer:
     vocab: Tensor | None = None
     hidden_size = 1
     max_lag: int | None = None
+    context_length: int | None = None
     layout = LAYOUT
 
     def __init__(self, script: Script, devices: Devices) -> None:

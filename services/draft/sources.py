@@ -1,0 +1,109 @@
+"""The targets that a draft reads keys and values from: those that its operator allows.
+
+Callers name their addresses, and could otherwise have this process dial whatever it can reach.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import quote
+
+from slipstream.core.errors import InvalidRequest, PermissionDenied
+
+ANYWHERE = ("*:*",)
+THIS_MACHINE = ("127.0.0.0/8:*", "[::1]:*", "localhost:*")
+_ANY = "*"
+_DNS = "dns:///"
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,252})")
+_SHOWN = 80
+"""Characters of an address that errors repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A HOST:PORT of `kv_sources`: a network of addresses, a name or the end of one, or any."""
+
+    network: IPv4Network | IPv6Network | None
+    name: str
+    port: int | None
+
+    def admits(self, host: str, port: int) -> bool:
+        if self.port not in (None, port):
+            return False
+        if self.name == _ANY:
+            return True
+        address = _ip(host)
+        if address is not None:
+            return self.network is not None and address in self.network
+        if self.name.startswith("*."):
+            return host.endswith(self.name[1:])
+        return bool(self.name) and host == self.name
+
+
+class KvSources:
+    """Addresses that may be dialled, by patterns such as 10.0.0.0/8:50061 or *.targets.svc:*."""
+
+    def __init__(self, patterns: Sequence[str] = THIS_MACHINE) -> None:
+        """Raises `InvalidRequest` for a pattern that is none."""
+        self._shown = ", ".join(patterns)
+        self._patterns = [_pattern(text) for text in patterns]
+
+    def check(self, address: str) -> None:
+        """Raise `InvalidRequest` unless it is HOST:PORT, `PermissionDenied` unless allowed."""
+        host, port = _split(address)
+        if not any(pattern.admits(host, port) for pattern in self._patterns):
+            raise PermissionDenied(
+                f"keys and values are read from {self._shown} (kv_sources), not from"
+                f" {address[:_SHOWN]}"
+            )
+
+
+def usual_sources(listening: str) -> tuple[str, ...]:
+    """Return the patterns of a draft that is told none and listens there.
+
+    One that only this machine reaches reads from this machine only.
+    """
+    host = listening.rpartition(":")[0].strip("[]")
+    address = _ip(host)
+    is_here = host == "localhost" if address is None else address.is_loopback
+    return THIS_MACHINE if is_here else ANYWHERE
+
+
+def dialled(address: str) -> str:
+    """The gRPC name of HOST:PORT, which no part of it can turn into another scheme's."""
+    return _DNS + quote(address.removeprefix(_DNS), safe=":")
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.removeprefix(_DNS).rpartition(":")
+    host = host.lower()
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    is_host = isinstance(_ip(host[1:-1]), IPv6Address) if is_bracketed else _NAME.fullmatch(host)
+    if not (is_host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
+        raise InvalidRequest(
+            f"keys and values are read from HOST:PORT, but the address is {address[:_SHOWN]!r}"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _pattern(text: str) -> _Pattern:
+    host, _, port = text.lower().rpartition(":")
+    if host and (port == _ANY or (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        number = None if port == _ANY else int(port)
+        try:
+            return _Pattern(ip_network(host.strip("[]")), "", number)
+        except ValueError:
+            if host == _ANY or _NAME.fullmatch(host.removeprefix("*.")):
+                return _Pattern(None, host, number)
+    raise InvalidRequest(
+        f"kv_sources has {text!r}, but takes HOST:PORT, where HOST may be a network, *.NAME or *,"
+        " and PORT *"
+    )
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

@@ -1,0 +1,122 @@
+"""A plain draft of other sizes than its target's, or one that fails, costs speed and no token."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+import tiny_checkpoint
+from slipstream.client import (
+    AsyncClient,
+    Client,
+    Mode,
+    SamplingParams,
+    SpeculationOptions,
+    StopPolicy,
+    Verification,
+)
+from slipstream.client.embedded import Embedded
+from slipstream.client.engine import Engine, EngineOptions
+from slipstream.core.errors import ModelError
+from slipstream.core.profile import Profile
+from slipstream.core.request import DraftFacts
+from slipstream.core.types import Shape
+from slipstream.draft.build import Drafter
+
+FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, lookup=False)
+OFF = SpeculationOptions(mode=Mode.OFF)
+SIZES = {
+    "larger head": ({}, {"vocab_size": 320}),
+    "smaller head": ({"vocab_size": 320}, {}),
+    "shorter context": ({}, {"context_length": 40}),
+}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def folders(request, tmp_path_factory):
+    """A target and a draft of one tokenizer, whose configurations differ."""
+    return [
+        tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp(role), **changes)
+        for role, changes in zip(("target", "draft"), SIZES[request.param], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("verification", [Verification.EXACT, Verification.MCSD])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_draft_of_another_size_drafts_what_it_can(folders, temperature, verification):
+    target, draft = map(str, folders)
+    speculation = replace(FORCED, verification=verification)
+    with Client.embedded(target, f"vanilla:{draft}", dtype="float32") as client:
+        last = client.model_info().vocab_size - 1
+        # Never the end of the text, and now and then the last token of the target's head.
+        bias = ((0, -100.0), (last, 5.0 if temperature else 0.0))
+        sampling = SamplingParams(temperature=temperature, seed=2, logit_bias=bias)
+        result, plain = (
+            client.generate([5, 80, 6], max_tokens=80, sampling=sampling, speculation=how)
+            for how in (speculation, OFF)
+        )
+    if verification is Verification.EXACT:
+        assert result.token_ids == plain.token_ids
+    if temperature:
+        assert last in result.token_ids
+    assert len(result.token_ids) == 80
+    stats = result.stats.speculation
+    assert stats.num_draft_tokens > 0
+    if load_config(folders[1])["max_position_embeddings"] == 40:
+        # Up to 40 of 83 tokens are drafted behind, and the last round of all is plain.
+        assert 40 <= stats.fallbacks.pop("context") <= 43
+    assert stats.fallbacks == {}
+
+
+def load_config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+class Failing:
+    """A draft that never proposes anything."""
+
+    def __init__(self, error):
+        self.error = error
+        self.num_asked = 0
+        self.released = []
+
+    async def propose(self, session, delta, plan):
+        self.num_asked += 1
+        raise self.error
+
+    async def release(self, session_id):
+        self.released.append(session_id)
+        raise self.error
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    folder = tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target"))
+    return Engine.load(str(folder), EngineOptions(dtype="float32"))
+
+
+@pytest.mark.parametrize("error", [IndexError("index 24"), ModelError("no numbers")], ids=repr)
+def test_what_a_draft_of_this_process_raises_is_no_error_of_the_request(engine, error, caplog):
+    draft, facts = Failing(error), DraftFacts("vanilla", Profile(shape=Shape.CHAIN, max_depth=4))
+    client = Client.of(Embedded(engine, Drafter(draft, facts)))
+    with client, caplog.at_level(logging.WARNING):
+        result = client.generate([5, 80, 6], max_tokens=40, speculation=FORCED)
+        plain = client.generate([5, 80, 6], max_tokens=40, speculation=OFF)
+    assert result.token_ids == plain.token_ids
+    stats = result.stats.speculation
+    assert set(stats.fallbacks) == {"failed"}
+    assert stats.num_plain_steps == len(result.token_ids) - 1
+    assert 1 <= draft.num_asked <= stats.fallbacks["failed"] <= stats.num_plain_steps
+    told = [one.getMessage() for one in caplog.records if "goes on without" in one.getMessage()]
+    assert len(told) == 1
+    assert "vanilla" in told[0] and str(error) in told[0]
+
+
+async def test_a_draft_that_fails_beside_an_event_loop_is_no_error_of_the_request(tmp_path):
+    folder = tiny_checkpoint.save_checkpoint(tmp_path)
+    async with AsyncClient.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
+        model = client._backend.drafter.draft._scorer._model
+        model.embedding.fill_(float("nan"))  # tied: the target has weights of its own
+        result = await client.generate([5, 80, 6], max_tokens=20, speculation=FORCED)
+    assert set(result.stats.speculation.fallbacks) == {"failed"}
