@@ -36,6 +36,7 @@ class Counted:
 
 
 ALICE = Key("alice", Limits(tokens_per_minute=1000, max_concurrent=1))
+UNNAMED = Generation("x")
 NAMED = Generation("x", Ask(request_id="r"))
 
 
@@ -45,7 +46,7 @@ async def chunks(*sizes, num_prompt_tokens=0):
         yield Chunk("", tuple(range(size)), prompt=info)
 
 
-def within(limits, given, key=ALICE, *, asked=Generation("x"), remaining=lambda: None):
+def within(limits, given, key=ALICE, *, asked=UNNAMED, remaining=lambda: None):
     return limits.within(key, asked, given, remaining)
 
 
