@@ -11,6 +11,7 @@ from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
+from slipstream.rpc.interceptors import CallLimits
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
 from slipstream.state.claims import KeepRules
@@ -30,6 +31,8 @@ _POSITIVE = (
     "lease_s",
     "target_wait_s",
     "park_ttl_s",
+    "send_timeout_s",
+    "request_timeout_s",
 )
 _LONGEST_QUEUE_S = 86400.0
 ALLOW, REFUSE = "allow", "refuse"
@@ -57,6 +60,14 @@ class RouterConfig:
     max_requests: int = option(64, "Requests that run at once; more are refused.")
     target_queue_s: float = option(
         60.0, "Longest time that a round waits for memory of its target; then it is refused."
+    )
+    send_timeout_s: float = option(
+        60.0,
+        "Seconds for a caller to take one message of a stream; then the stream ends, and the same"
+        " request again goes on.",
+    )
+    request_timeout_s: float = option(
+        1800.0, "Longest time of a request in seconds, whatever its caller allows."
     )
     target_wait_s: float = option(
         30.0, "How long a request that has lost its target waits for another one."
@@ -150,6 +161,7 @@ class RouterConfig:
             grace_s=self.grace_s,
             max_connection_age_s=self.max_connection_age_s,
             max_connection_age_grace_s=self.max_connection_age_grace_s,
+            limits=CallLimits(self.send_timeout_s, self.request_timeout_s),
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,
         )

@@ -5,8 +5,10 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
+from slipstream.core.request import Generation
 from slipstream.core.results import Chunk
 from slipstream.router.access import Key
+from slipstream.state.claims import request_name
 from slipstream.state.quotas import Quotas, Ticket
 
 LONGEST_S = 600.0
@@ -56,14 +58,15 @@ class KeyLimits:
 
     @asynccontextmanager
     async def admitted(
-        self, key: Key, *, request_id: str, remaining: Remaining
+        self, key: Key, asked: Generation, remaining: Remaining
     ) -> AsyncIterator[Spending]:
         """Let a request run. Raises `LimitExceeded`, which says when there is room again.
 
         `remaining` is the caller's patience in seconds, None being endless.
         """
         attempt = secrets.token_hex(8)
-        ticket = Ticket(key.name, key.limits, request_id or attempt, attempt)
+        request = request_name(asked, key.name) if asked.ask.request_id else attempt
+        ticket = Ticket(key.name, key.limits, request, attempt)
         spending = Spending(self._quotas, ticket, remaining)
         await spending.begin()
         try:
@@ -74,9 +77,8 @@ class KeyLimits:
     async def within(
         self,
         key: Key,
+        asked: Generation,
         chunks: AsyncGenerator[Chunk, None],
-        *,
-        request_id: str,
         remaining: Remaining,
     ) -> AsyncGenerator[Chunk, None]:
         """The chunks of a request, each counted before it is given out."""
@@ -85,7 +87,7 @@ class KeyLimits:
                 async for chunk in chunks:
                     yield chunk
                 return
-            async with self.admitted(key, request_id=request_id, remaining=remaining) as spending:
+            async with self.admitted(key, asked, remaining) as spending:
                 async for chunk in chunks:
                     await spending.charge(_num_tokens(chunk))
                     yield chunk

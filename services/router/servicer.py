@@ -137,9 +137,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncGenerator[Chunk, None]:
         remaining, parts = self._remaining(context), self._parts
         run = parts.turns.chunks(asked, key.name, remaining, watch)
-        request_id = asked.ask.request_id
-        chunks = parts.limits.within(key, run, request_id=request_id, remaining=remaining)
-        async with aclosing(chunks):
+        async with aclosing(parts.limits.within(key, asked, run, remaining)) as chunks:
             async for chunk in chunks:
                 watch.answered(chunk)
                 yield chunk

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from slipstream.core.errors import InvalidRequest, SlipstreamError, Unavailable
+from slipstream.core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    SlipstreamError,
+    Unavailable,
+)
 from slipstream.rpc.callers import Callers
 from slipstream.rpc.status import pushback_of, status_of
 
@@ -26,15 +31,26 @@ class _Malformed:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """How long calls may take, in seconds."""
+
+    send_s: float = 60.0
+    """Longest time for a caller to take one message of a stream."""
+    call_s: float | None = None
+    """Longest time of a whole call; None for no limit."""
+
+
 class Calls:
-    """The calls in flight, and who may make one.
+    """The calls in flight, who may make one, and how long it may take.
 
     Health and reflection are not among them: they answer everybody, and who watches health never
     ends.
     """
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, limits: CallLimits) -> None:
         self._callers = callers
+        self._limits = limits
         self._num_running = 0
         self._is_closed = False
         self._idle = asyncio.Event()
@@ -44,7 +60,8 @@ class Calls:
     async def one(self, method: str, context: Any) -> AsyncIterator[None]:
         """Count a call for as long as it runs.
 
-        Raises `Unavailable` once there may be no more, and `PermissionDenied`.
+        Raises `Unavailable` once there may be no more, `PermissionDenied`, and `DeadlineExceeded`
+        within a call that has run for the longest time.
         """
         if method.startswith("/grpc."):
             yield
@@ -55,11 +72,22 @@ class Calls:
         self._num_running += 1
         self._idle.clear()
         try:
-            yield
+            async with _limited(self._limits.call_s, _too_long):
+                yield
         finally:
             self._num_running -= 1
             if not self._num_running:
                 self._idle.set()
+
+    async def send(self, messages: AsyncIterator[Any], context: Any) -> None:
+        """Send the messages of a stream. Raises `Unavailable` when the caller does not take one."""
+        is_first = True
+        async for message in messages:
+            async with _limited(self._limits.send_s, _not_taken):
+                if is_first:  # by itself: otherwise no status could follow a message that is stuck
+                    await context.send_initial_metadata(())
+                await context.write(message)
+            is_first = False
 
     def close(self) -> None:
         """Refuse those that come from now on."""
@@ -106,6 +134,29 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
             request_deserializer=_lenient(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
+
+
+@asynccontextmanager
+async def _limited(
+    limit_s: float | None, error: Callable[[float], SlipstreamError]
+) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            yield
+    except TimeoutError:
+        if limit_s is None or not limit.expired():
+            raise
+        raise error(limit_s) from None
+
+
+def _too_long(limit_s: float) -> SlipstreamError:
+    return DeadlineExceeded(f"the call has run for {limit_s:g} s, the longest time that one may")
+
+
+def _not_taken(limit_s: float) -> SlipstreamError:
+    return Unavailable(
+        f"the caller has not taken a message within {limit_s:g} s; the same request again goes on"
+    )
 
 
 def _lenient(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
@@ -159,14 +210,13 @@ def _awaited(handler: Any, method: str, calls: Calls) -> Any:
 
 
 def _streaming(handler: Any, method: str, calls: Calls) -> Any:
-    async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+    async def answer(request: Any, context: Any) -> None:
         try:
             async with (
                 calls.one(method, context),
                 aclosing(handler(_checked(request), context)) as answers,
             ):
-                async for message in answers:
-                    yield message
+                await calls.send(answers, context)
         except Exception as error:
             await _abort(context, error, method)
 
@@ -182,4 +232,5 @@ async def _abort(context: Any, error: Exception, method: str) -> None:
     assert isinstance(error, SlipstreamError)
     status = status_of(error)
     trailing = [*(context.trailing_metadata() or ()), *(status.trailing_metadata or ())]
-    await context.abort(status.code, status.details, (*trailing, *pushback_of(error)))
+    with suppress(grpc.aio.InternalError):  # the caller has gone meanwhile
+        await context.abort(status.code, status.details, (*trailing, *pushback_of(error)))

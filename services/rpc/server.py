@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
 from slipstream.rpc.callers import Callers
 from slipstream.rpc.channel import keepalive
-from slipstream.rpc.interceptors import Calls, ErrorsToStatuses
+from slipstream.rpc.interceptors import CallLimits, Calls, ErrorsToStatuses
 from slipstream.rpc.security import ServerTls
 
 HEALTH = "grpc.health.v1.Health"
@@ -53,6 +53,7 @@ class ServerOptions:
     dials anew, which is how servers that came later get their share. 0 for never."""
     max_connection_age_grace_s: float = 3600.0
     """Longest time for calls on such a connection to end by themselves; then they are cut off."""
+    limits: CallLimits = field(default_factory=CallLimits)
     tls: ServerTls | None = None
     callers: Callers = field(default_factory=Callers)
     health_address: str | None = None
@@ -103,7 +104,7 @@ class Server:
         self._options = options
         self._names = ("", *services)
         self._health = HealthServicer()
-        self._calls = Calls(options.callers)
+        self._calls = Calls(options.callers, options.limits)
         self._server = grpc.aio.server(
             interceptors=[ErrorsToStatuses(self._calls)], options=_arguments(options)
         )

@@ -126,3 +126,11 @@ def session_of(asked: Generation, owner: str) -> str:
         return session_id
     name = f"{owner}/{asked.ask.request_id}"
     return f"r-{hashlib.sha256(name.encode()).hexdigest()[:48]}"
+
+
+def request_name(asked: Generation, owner: str) -> str:
+    """Return the name of a request among all of its owner: session, id and digest of the rest.
+
+    Only the same request, sent again, has the same name.
+    """
+    return f"{session_of(asked, owner)}/{asked.ask.request_id}/{fingerprint(asked)}"

@@ -50,7 +50,8 @@ class Ticket:
 
     key: str
     limits: Limits
-    request_id: str
+    request: str
+    """Names the request among all of the key; equal only where the same one is sent again."""
     attempt: str
     """Unique to the attempt."""
 
@@ -141,25 +142,25 @@ class MemoryQuotas:
             raise refusal(ticket, limit, waits[limit])
         if ticket.limits.requests_per_minute is not None:
             account.requests.lower(1)
-        account.running[ticket.request_id] = (ticket.attempt, now_s + ttl_s)
+        account.running[ticket.request] = (ticket.attempt, now_s + ttl_s)
 
     async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
         """See `Quotas.charge`."""
         now_s = self._clock()
         account = self._account(ticket, now_s)
         _pay(ticket, account, num_tokens, now_s)
-        attempt, _ = account.running.get(ticket.request_id, (ticket.attempt, 0.0))
+        attempt, _ = account.running.get(ticket.request, (ticket.attempt, 0.0))
         if attempt == ticket.attempt:
-            account.running[ticket.request_id] = (attempt, now_s + ttl_s)
+            account.running[ticket.request] = (attempt, now_s + ttl_s)
 
     async def give_back(self, ticket: Ticket, num_tokens: int) -> None:
         """See `Quotas.give_back`."""
         now_s = self._clock()
         account = self._account(ticket, now_s)
         _pay(ticket, account, num_tokens, now_s)
-        attempt, _ = account.running.get(ticket.request_id, ("", 0.0))
+        attempt, _ = account.running.get(ticket.request, ("", 0.0))
         if attempt == ticket.attempt:
-            del account.running[ticket.request_id]
+            del account.running[ticket.request]
 
     async def aclose(self) -> None:
         """See `Quotas.aclose`."""
@@ -173,7 +174,7 @@ class MemoryQuotas:
 def _waits(ticket: Ticket, account: _Account, now_s: float) -> list[tuple[str, float]]:
     """What is used up, and when there is some again."""
     limits, waits = ticket.limits, []
-    goes_on = ticket.request_id in account.running
+    goes_on = ticket.request in account.running
     if (most := limits.requests_per_minute) is not None:
         needed = _ENOUGH - most if goes_on else _ENOUGH
         level = account.requests.filled(most, now_s)

@@ -138,7 +138,7 @@ class RedisQuotas:
             return None
         limits = ticket.limits
         arguments = [
-            *(operation, ticket.request_id, ticket.attempt, math.ceil(ttl_s * 1000), num_tokens),
+            *(operation, ticket.request, ticket.attempt, math.ceil(ttl_s * 1000), num_tokens),
             *(limits.requests_per_minute or 0, limits.tokens_per_minute or 0),
             *(limits.max_concurrent or 0, round(RUNNING_RETRY_S * 1000)),
         ]

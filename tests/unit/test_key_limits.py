@@ -2,10 +2,12 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from slipstream.core.errors import LimitExceeded
+from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.results import Chunk, PromptInfo
 from slipstream.router.access import Key
 from slipstream.router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits
@@ -34,6 +36,8 @@ class Counted:
 
 
 ALICE = Key("alice", Limits(tokens_per_minute=1000, max_concurrent=1))
+UNNAMED = Generation("x")
+NAMED = Generation("x", Ask(request_id="r"))
 
 
 async def chunks(*sizes, num_prompt_tokens=0):
@@ -42,8 +46,8 @@ async def chunks(*sizes, num_prompt_tokens=0):
         yield Chunk("", tuple(range(size)), prompt=info)
 
 
-def within(limits, given, key=ALICE, *, request_id="", remaining=lambda: None):
-    return limits.within(key, given, request_id=request_id, remaining=remaining)
+def within(limits, given, key=ALICE, *, asked=UNNAMED, remaining=lambda: None):
+    return limits.within(key, asked, given, remaining)
 
 
 async def test_tokens_are_counted_in_lots_and_the_rest_at_the_end():
@@ -126,13 +130,31 @@ async def test_a_request_that_is_cancelled_while_it_is_let_in_is_given_back():
 
 async def test_a_request_sent_again_goes_on_while_the_first_still_counts():
     limits = KeyLimits(MemoryQuotas(lambda: 0.0))
-    async with aclosing(within(limits, chunks(1, 1), request_id="r")) as first:
+    resumed = replace(NAMED, num_received=1)
+    async with aclosing(within(limits, chunks(1, 1), asked=NAMED)) as first:
         await anext(first)
-        async with aclosing(within(limits, chunks(1, 1), request_id="r")) as again:
+        async with aclosing(within(limits, chunks(1, 1), asked=resumed)) as again:
             await anext(again)
             await first.aclose()
             with pytest.raises(LimitExceeded):
-                await anext(within(limits, chunks(1), request_id="other"))
+                await anext(within(limits, chunks(1)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(NAMED, session=SessionRef("one", create=True)),
+        replace(NAMED, session=SessionRef("two", create=True)),
+        replace(NAMED, prompt="other"),
+        replace(NAMED, ask=replace(NAMED.ask, max_tokens=5)),
+    ],
+)
+async def test_another_request_under_the_id_of_one_that_runs_is_counted_by_itself(other):
+    limits = KeyLimits(MemoryQuotas(lambda: 0.0))
+    async with aclosing(within(limits, chunks(1, 1), asked=NAMED)) as first:
+        await anext(first)
+        with pytest.raises(LimitExceeded, match="1 requests running at once"):
+            await anext(within(limits, chunks(1), asked=other))
 
 
 async def test_a_key_without_limits_is_not_counted():
