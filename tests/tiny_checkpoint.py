@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ("<|end|>", "<|user|>", "<|bot|>")
@@ -23,6 +23,29 @@ def byte_tokenizer(*, template: str | None = TEMPLATE) -> PreTrainedTokenizerFas
     tokenizer.add_special_tokens(list(SPECIAL))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0])
     fast.chat_template = template
+    return fast
+
+
+def piece_tokenizer() -> PreTrainedTokenizerFast:
+    """SentencePiece's manner: BOS by the post-processor, bytes for what has no piece."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += ["▁", *"abcdehlortw", "▁a", "he", "ll", "hell", "hello", "▁hello", "or", "wor"]
+    vocab = {word: number for number, word in enumerate(words)}
+    pairs = ["▁ a", "h e", "l l", "he ll", "hell o", "▁ hello", "o r", "w or"]
+    merges = [tuple(pair.split()) for pair in pairs]
+    model = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.add_tokens([AddedToken("[own]", lstrip=True), AddedToken("[ OWN ]", rstrip=True)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", vocab["<s>"])]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = "{{ bos_token }}" + TEMPLATE + "{{ eos_token }}"
     return fast
 
 

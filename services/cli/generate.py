@@ -34,12 +34,21 @@ class PromptFlags:
 
     prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from standard input.")]
     raw: Annotated[bool, typer.Option("--raw", help="Without the model's chat template.")] = False
+    allow_special_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--allow-special-tokens",
+            help="With --raw: names of special tokens are these tokens, not plain text.",
+        ),
+    ] = False
     system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None
 
     def content(self) -> "Prompt":
         """Raises `InvalidRequest` for a prompt that is empty or not text."""
         text = _read_stdin() if self.prompt == "-" else self.prompt
         _require_text(text)
+        if self.allow_special_tokens and not self.raw:
+            raise UnsupportedCombination("--allow-special-tokens goes with --raw only")
         if self.system is None:
             return text
         if self.raw:
@@ -86,6 +95,7 @@ class Request:
 
     prompt: "Prompt"
     raw: bool
+    allow_special_tokens: bool
     sampling: SamplingParams
     speculation: SpeculationOptions
     max_tokens: int
@@ -98,6 +108,7 @@ class Request:
         """Everything but the prompt, for `Client.generate` and `Client.stream`."""
         values = {
             "raw": self.raw,
+            "allow_special_tokens": self.allow_special_tokens,
             "sampling": self.sampling,
             "speculation": self.speculation,
             "max_tokens": self.max_tokens,
@@ -124,6 +135,7 @@ def generate(
     request = Request(
         prompt=prompt.content(),
         raw=prompt.raw,
+        allow_special_tokens=prompt.allow_special_tokens,
         sampling=sampling.params(),
         speculation=speculation.options(),
         max_tokens=length.max_new_tokens,

@@ -133,10 +133,18 @@ class AsyncClient:
         return AsyncClientSession(self._backend, self._defaults, session_id, watcher=self._watcher)
 
     async def tokenize(
-        self, prompt: Prompt, *, raw: bool = False, model: str | None = None
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        allow_special_tokens: bool = False,
+        model: str | None = None,
     ) -> tuple[int, ...]:
         """Token ids of a prompt, as a request with it would use them."""
-        return await self._backend.tokenize(prompt, raw=raw, model=model or self._defaults.model)
+        model = model or self._defaults.model
+        return await self._backend.tokenize(
+            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
+        )
 
     async def model_info(self, model: str | None = None) -> ModelInfo:
         """What a model can be asked for, and its limits. Name it where there are several."""

@@ -27,7 +27,9 @@ class Backend(Protocol):
         """Run a request. What can be refused is, before this returns."""
         ...
 
-    def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
+    def tokenize(
+        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
+    ) -> tuple[int, ...]:
         """Token ids of a prompt."""
         ...
 
@@ -65,7 +67,9 @@ class AsyncBackend(Protocol):
         """A request that runs when its first chunk is read."""
         ...
 
-    async def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
+    ) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
         ...
 

@@ -145,10 +145,18 @@ class Client:
         return ClientSession(self._backend, self._defaults, session_id, watcher=self._watcher)
 
     def tokenize(
-        self, prompt: Prompt, *, raw: bool = False, model: str | None = None
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        allow_special_tokens: bool = False,
+        model: str | None = None,
     ) -> tuple[int, ...]:
         """Token ids of a prompt, as a request with it would use them."""
-        return self._backend.tokenize(prompt, raw=raw, model=model or self._defaults.model)
+        model = model or self._defaults.model
+        return self._backend.tokenize(
+            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
+        )
 
     def model_info(self, model: str | None = None) -> ModelInfo:
         """What a model can be asked for, and its limits. Name it where there are several."""

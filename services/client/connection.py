@@ -148,9 +148,12 @@ def stream_request(call: Call) -> pb.GenerateStreamRequest:
     return pb.GenerateStreamRequest(generation=generation_to_pb(call.generation))
 
 
-def tokenize_request(prompt: Prompt, *, raw: bool, model: str) -> pb.TokenizeRequest:
+def tokenize_request(
+    prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
+) -> pb.TokenizeRequest:
     """A request for token ids."""
-    return pb.TokenizeRequest(model=model, prompt=prompt_to_pb(prompt, raw=raw))
+    said = prompt_to_pb(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+    return pb.TokenizeRequest(model=model, prompt=said)
 
 
 def models_from(answer: pb.GetModelInfoResponse) -> tuple[ModelInfo, ...]:

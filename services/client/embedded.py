@@ -86,10 +86,13 @@ class Embedded:
             self._sessions[session_id] = session
         return answer
 
-    def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
+    def tokenize(
+        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
+    ) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
         self._require(model)
-        return encode_prompt(self._engine.text, prompt, raw=raw)
+        text = self._engine.text
+        return encode_prompt(text, prompt, raw=raw, allow_special_tokens=allow_special_tokens)
 
     def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""

@@ -72,9 +72,13 @@ class AsyncEmbedded:
         """See `AsyncBackend.turn`."""
         return _EmbeddedTurn(self, call)
 
-    async def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
+    ) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
-        return self._embedded.tokenize(prompt, raw=raw, model=model)
+        return self._embedded.tokenize(
+            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
+        )
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""

@@ -155,10 +155,12 @@ class EmbeddedSession:
         return replace(request, past=record.output)
 
     def _encode(self, asked: Generation, before: tuple[int, ...]) -> tuple[int, ...]:
-        text, raw = self._engine.text, asked.ask.raw
+        text, raw, allows = self._engine.text, asked.ask.raw, asked.ask.allow_special_tokens
         if not before:
-            return encode_prompt(text, asked.prompt, raw=raw)
-        return encode_turn(text, asked.prompt, last_token=before[-1], raw=raw)
+            return encode_prompt(text, asked.prompt, raw=raw, allow_special_tokens=allows)
+        return encode_turn(
+            text, asked.prompt, last_token=before[-1], raw=raw, allow_special_tokens=allows
+        )
 
 
 def _said_before(chunk: Chunk) -> Answer:

@@ -66,9 +66,13 @@ class Remote:
             raise
         return ChunkStream(answer, answer.end, request_id=call.request_id, first=first)
 
-    def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
+    def tokenize(
+        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
+    ) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
-        request = tokenize_request(prompt, raw=raw, model=model)
+        request = tokenize_request(
+            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
+        )
         return tuple(self._ask(self._stub.Tokenize, request, self._control_s).token_ids)
 
     def models(self, model: str) -> tuple[ModelInfo, ...]:

@@ -94,9 +94,13 @@ class AsyncRemote:
         """See `AsyncBackend.turn`."""
         return _RemoteTurn(self._start, self._to.resuming(call))
 
-    async def tokenize(self, prompt: Prompt, *, raw: bool, model: str) -> tuple[int, ...]:
+    async def tokenize(
+        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
+    ) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
-        request = tokenize_request(prompt, raw=raw, model=model)
+        request = tokenize_request(
+            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
+        )
         answer = await self._ask(self._line.stub().Tokenize, request, self._control_s)
         return tuple(answer.token_ids)
 

@@ -39,6 +39,8 @@ class RequestOptions(TypedDict, total=False):
     """How to speculate; by default as calibrated, while it pays."""
     raw: bool
     """Take a text prompt as it is, not as a user's message."""
+    allow_special_tokens: bool
+    """Have the names of special tokens in a raw text be these tokens, not plain text."""
     request_id: str
     """Names the request in its result and in errors; a random one by default."""
     timeout_s: float
@@ -162,6 +164,7 @@ def _ask(options: RequestOptions) -> Ask:
         options.get("with_origins", False),
         options.get("logprobs"),
         _grammar(options),
+        options.get("allow_special_tokens", False),
     )
 
 

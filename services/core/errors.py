@@ -3,6 +3,7 @@
 SlipstreamError
 ├── InvalidRequest        a parameter, prompt or combination that can't be honoured
 │   ├── UnsupportedCombination   each part is fine, together they are not
+│   ├── RequestTooLarge   a message larger than a service takes
 │   └── PromptTooLong     the prompt leaves no room in the context
 ├── NotBuilt              something this version can't do at all
 ├── ModelError            a model that can't be found, loaded or used
@@ -48,6 +49,10 @@ class InvalidRequest(SlipstreamError, ValueError):
 
 class UnsupportedCombination(InvalidRequest):
     """Each option is fine on its own, together they are not."""
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request is a larger message than the service takes."""
 
 
 class PromptTooLong(InvalidRequest):

@@ -14,11 +14,15 @@ Prompt = str | Sequence[int] | Sequence[Message]
 MAX_TOKEN_ID = 2**31 - 1
 
 
-def checked_prompt(prompt: Prompt, *, raw: bool = False) -> Prompt:
+def checked_prompt(
+    prompt: Prompt, *, raw: bool = False, allow_special_tokens: bool = False
+) -> Prompt:
     """The prompt as text, a tuple of ids or a tuple of messages; `raw` refuses messages.
 
     Raises `InvalidRequest` for what is none of the three, and for an empty one.
     """
+    if allow_special_tokens and not raw:
+        raise UnsupportedCombination("allow_special_tokens goes with a raw prompt only")
     if isinstance(prompt, str):
         return _text(prompt, "the prompt")
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):

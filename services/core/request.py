@@ -64,7 +64,8 @@ class DraftFacts:
 class Ask:
     """What a caller wants of one request, beside the prompt.
 
-    `raw` takes a text prompt as it is; `request_id` names the request, and may be empty;
+    `raw` takes a text prompt as it is, and `allow_special_tokens` the names of special tokens in it
+    as these tokens; `request_id` names the request, and may be empty;
     `with_origins` has every token say where it came from, `num_logprobs` how likely it was, beside
     so many of the likeliest; the text follows the `grammar`.
     """
@@ -78,6 +79,7 @@ class Ask:
     with_origins: bool = False
     num_logprobs: int | None = None
     grammar: Grammar | None = None
+    allow_special_tokens: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:

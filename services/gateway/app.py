@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 import slipstream
 from slipstream.client import AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
-from slipstream.core.request import check_name
+from slipstream.core.request import MAX_NAME_LENGTH, check_name
 from slipstream.gateway.answers import Chat, Completion, Envelope, Said, Style, metrics, usage
 from slipstream.gateway.asked import Asked, asked_chat, asked_completion
 from slipstream.gateway.body import parameters, read_body
@@ -31,7 +31,10 @@ from slipstream.telemetry.carrier import Carrier, within
 
 CLIENT_CLOSED = 499
 """What a caller who has left would be told."""
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""The header in which a caller names a request, so that sent again it is the same one."""
 REQUEST_ID = "x-request-id"
+"""The header for logs: proxies set it, and may pass the same one on with several requests."""
 _LOG = logging.getLogger("slipstream.http")
 _BEARER = "bearer"
 
@@ -116,7 +119,7 @@ class Front:
             usage=usage(result.stats),
             metrics=metrics(result.stats),
         )
-        return _json(whole, headers={REQUEST_ID: asked.request_id})
+        return _json(whole, headers=_shown_id(request, asked.request_id))
 
     async def _stream(
         self, request: Request, client: AsyncClient, asked: Asked, style: Style
@@ -127,7 +130,7 @@ class Front:
         assert first.prompt is not None
         envelope = self._envelope(style, asked.request_id, first.prompt.model)
         events = Events(style, envelope, include_usage=asked.include_usage)
-        return EventStream(events.of(stream, first), {REQUEST_ID: asked.request_id})
+        return EventStream(events.of(stream, first), _shown_id(request, asked.request_id))
 
     def _options(self, asked: Asked) -> RequestOptions:
         return {**asked.options, "timeout_s": self._config.timeout_s}
@@ -159,15 +162,17 @@ def make_app(front: Front) -> FastAPI:
     )
 
 
-def _refused(_: Request, error: Any) -> Response:
-    return _problem(error.problem)
+def _refused(request: Request, error: Any) -> Response:
+    return _problem(request, error.problem)
 
 
-def _failed(_: Request, error: Any) -> Response:
+def _failed(request: Request, error: Any) -> Response:
     problem = problem_of(error)
+    response = _problem(request, problem)
     if problem.status == 500:
-        _LOG.error("a request failed: %s", error)
-    return _problem(problem)
+        name = response.headers.get(REQUEST_ID, "")[:MAX_NAME_LENGTH]
+        _LOG.error("request %s failed: %s", name, error)
+    return response
 
 
 def _gone(_: Request, error: Any) -> Response:
@@ -179,13 +184,13 @@ def _no_route(request: Request, error: Any) -> Response:
     known = {404: f"there is no {where} here", 405: f"{where} is not allowed; try another method"}
     message = known.get(error.status_code, str(error.detail))
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid_request")
-    return _problem(Problem(error.status_code, message, code, headers=error.headers or {}))
+    problem = Problem(error.status_code, message, code, headers=error.headers or {})
+    return _problem(request, problem)
 
 
-def _bug(_: Request, error: Any) -> Response:
-    return _problem(
-        Problem(500, "the server failed in a way that it did not foresee", "internal_error")
-    )
+def _bug(request: Request, error: Any) -> Response:
+    message = "the server failed in a way that it did not foresee"
+    return _problem(request, Problem(500, message, "internal_error"))
 
 
 _HANDLERS: dict[type[Exception], Any] = {
@@ -197,8 +202,9 @@ _HANDLERS: dict[type[Exception], Any] = {
 }
 
 
-def _problem(problem: Problem) -> Response:
-    return _json(problem.body(), status=problem.status, headers=dict(problem.headers))
+def _problem(request: Request, problem: Problem) -> Response:
+    headers = {**problem.headers, **_shown_id(request, problem.headers.get(REQUEST_ID))}
+    return _json(problem.body(), status=problem.status, headers=headers)
 
 
 def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -212,12 +218,23 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 
 
 def _request_id(request: Request) -> str:
-    """The caller's own name for it, or a random one."""
-    given = request.headers.get(REQUEST_ID)
-    if given is None:
-        return uuid4().hex
-    check_name(REQUEST_ID, given)
-    return given or uuid4().hex
+    """The caller's own name for the request, or a random one.
+
+    Raises `Refused` for two names, `InvalidRequest` for one that can't be.
+    """
+    given = request.headers.getlist(IDEMPOTENCY_KEY)
+    if len(given) > 1:
+        message = f"{IDEMPOTENCY_KEY} is given {len(given)} times, but a request has one name"
+        raise Refused(message, code="invalid_value")
+    name = given[0] if given else ""
+    check_name(IDEMPOTENCY_KEY, name)
+    return name or uuid4().hex
+
+
+def _shown_id(request: Request, request_id: str | None) -> dict[str, str]:
+    """The id for logs as the caller or its proxy sent it; else the request's own, if it has one."""
+    shown = request.headers.get(REQUEST_ID, request_id)
+    return {} if shown is None else {REQUEST_ID: shown}
 
 
 def _token(request: Request) -> str | None:

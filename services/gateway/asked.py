@@ -60,6 +60,7 @@ def asked_completion(body: CompletionRequest, *, request_id: str) -> Asked:
     options = _options(body, request_id)
     options["max_tokens"] = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     options["raw"] = True
+    options["allow_special_tokens"] = body.allow_special_tokens
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     return _asked(body.prompt, options, body)

@@ -11,7 +11,15 @@ from slipstream.rpc.certificates import read
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 
 SECTION = "http"
-_POSITIVE = ("max_body_bytes", "timeout_s", "body_timeout_s")
+_POSITIVE = (
+    "max_body_bytes",
+    "max_connections",
+    "timeout_s",
+    "header_timeout_s",
+    "body_timeout_s",
+    "send_timeout_s",
+    "keep_alive_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,17 @@ class HttpConfig:
         DEFAULT_MAX_TOKENS, "Limit on the new tokens of a chat that sets none."
     )
     timeout_s: float = option(600.0, "Longest time for a request.")
+    header_timeout_s: float = option(
+        30.0, "Longest time in seconds for a request's headers to arrive, or a TLS handshake."
+    )
     body_timeout_s: float = option(30.0, "Longest time for a request's body to arrive.")
+    send_timeout_s: float = option(
+        60.0, "A caller that reads nothing for so many seconds is cut off, and its request ends."
+    )
+    keep_alive_s: float = option(
+        75.0, "Seconds that a connection stays open between requests; proxies keep theirs for 60."
+    )
+    max_connections: int = option(1000, "Connections at once; each one more is told so and closed.")
     max_body_bytes: int = option(4 << 20, "Largest body taken, in bytes.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve HTTPS with.")

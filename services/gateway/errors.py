@@ -14,6 +14,7 @@ from slipstream.core.types import SamplingParams
 
 # The most special class comes first.
 TABLE: tuple[tuple[type[SlipstreamError], int, str], ...] = (
+    (errors.RequestTooLarge, 413, "body_too_large"),
     (errors.PromptTooLong, 400, "context_length_exceeded"),
     (errors.UnsupportedCombination, 400, "unsupported_combination"),
     (errors.InvalidRequest, 400, "invalid_value"),

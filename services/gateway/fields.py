@@ -177,6 +177,7 @@ class CompletionRequest(Shared):
     """The body of POST /v1/completions."""
 
     prompt: _Prompt
+    allow_special_tokens: bool = False
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
 
 

@@ -12,11 +12,10 @@ import uvicorn
 
 from slipstream.core.errors import Unavailable
 from slipstream.gateway.config import HttpConfig
+from slipstream.gateway.connection import BoundedConnection
 from slipstream.rpc.certificates import Reloaded, read_pair
 from slipstream.rpc.security import ServerTls
 
-KEEP_ALIVE_S = 75
-"""Longer than the minute that proxies keep idle connections for: they end them, not we."""
 RENEW_S = 1
 """How often, at most, the certificate is looked at."""
 _LOG = logging.getLogger("slipstream.http")
@@ -32,7 +31,6 @@ class HttpServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http="h11",
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -40,7 +38,7 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=math.ceil(config.keep_alive_s),
                 callback_notify=self._renew,
                 timeout_notify=RENEW_S,
                 ssl_certfile=None if tls is None else str(tls.cert),
@@ -56,7 +54,14 @@ class HttpServer:
         server.lifespan = config.lifespan_class(config)
         listener = self._listen()
         port: int = listener.getsockname()[1]
-        await server.startup(sockets=[listener])
+        accepting = await asyncio.get_running_loop().create_server(
+            self._connection,
+            sock=listener,
+            ssl=config.ssl,
+            backlog=config.backlog,
+            ssl_handshake_timeout=None if config.ssl is None else self._config.header_timeout_s,
+        )
+        server.servers, server.started = [accepting], True
         self._looping = asyncio.create_task(server.main_loop())
         return port
 
@@ -88,6 +93,12 @@ class HttpServer:
         server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         await server.shutdown()
         await self._last()
+
+    def _connection(self) -> BoundedConnection:
+        config, state = self._server.config, self._server.server_state
+        return BoundedConnection(
+            limits=self._config, config=config, server_state=state, app_state={}
+        )
 
     async def _renew(self) -> None:
         """Connections from now on are shown the certificate that is there now."""

@@ -108,6 +108,12 @@ class RouterConfig:
     shadow_queue: int = option(16, "How many of them may wait; more are not checked.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
     max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open at once.")
+    max_connections: int = option(
+        1000, "Connections at once; one more is closed as it comes. 0 for no limit."
+    )
+    max_connection_idle_s: float = option(
+        300.0, "A connection without a call for so many seconds is closed; 0 for never."
+    )
     max_connection_age_s: float = option(
         300.0, "After so long callers dial anew, and find routers that came later; 0 for never."
     )
@@ -159,6 +165,8 @@ class RouterConfig:
             max_message_bytes=self.max_message_bytes,
             max_streams=self.max_streams,
             grace_s=self.grace_s,
+            max_connections=self.max_connections,
+            max_connection_idle_s=self.max_connection_idle_s,
             max_connection_age_s=self.max_connection_age_s,
             max_connection_age_grace_s=self.max_connection_age_grace_s,
             limits=CallLimits(self.send_timeout_s, self.request_timeout_s),

@@ -87,7 +87,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """See `generation.proto`."""
         self._enter(request, context)
         prompt, raw = prompt_from_pb(request.prompt)
-        tokens = await self._parts.turns.tokens(prompt, request.model, raw=raw)
+        allows = request.prompt.allow_special_tokens
+        tokens = await self._parts.turns.tokens(
+            prompt, request.model, raw=raw, allow_special_tokens=allows
+        )
         return pb.TokenizeResponse(token_ids=tokens)
 
     async def GetModelInfo(

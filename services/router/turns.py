@@ -15,6 +15,7 @@ from typing import Any
 from slipstream.core.errors import Unavailable
 from slipstream.core.prompt import Prompt
 from slipstream.core.request import (
+    Ask,
     DraftFacts,
     Generation,
     Request,
@@ -126,10 +127,13 @@ class Turns:
                 async for chunk in chunks:
                     yield chunk
 
-    async def tokens(self, prompt: Prompt, model: str, *, raw: bool) -> tuple[int, ...]:
+    async def tokens(
+        self, prompt: Prompt, model: str, *, raw: bool, allow_special_tokens: bool
+    ) -> tuple[int, ...]:
         """Token ids of a prompt, as a request with it would use them."""
         name = self._fleet.model_name(model)
-        return await _encode(self._fleet.models()[name].model.tokenizer, prompt, raw=raw)
+        ask = Ask(raw=raw, allow_special_tokens=allow_special_tokens)
+        return await _encode(self._fleet.models()[name].model.tokenizer, prompt, ask)
 
     async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
@@ -201,7 +205,7 @@ class Turns:
         if not tokens:
             before = record.tokens
             last_token = before[-1] if before else None
-            new = await _encode(model.tokenizer, asked.prompt, raw=ask.raw, last_token=last_token)
+            new = await _encode(model.tokenizer, asked.prompt, ask, last_token=last_token)
             tokens = (*before, *new)
         request = make_request(record.session_id, tokens, ask, model.facts, facts)
         return replace(request, past=record.output, num_received=asked.num_received), facts
@@ -240,13 +244,14 @@ def _answered(
 
 
 async def _encode(
-    tokenizer: TextTokenizer, prompt: Prompt, *, raw: bool, last_token: int | None = None
+    tokenizer: TextTokenizer, prompt: Prompt, ask: Ask, *, last_token: int | None = None
 ) -> tuple[int, ...]:
     """Token ids of a first turn, or of one behind `last_token`."""
+    form = {"raw": ask.raw, "allow_special_tokens": ask.allow_special_tokens}
     encode = (
-        partial(encode_prompt, tokenizer, prompt, raw=raw)
+        partial(encode_prompt, tokenizer, prompt, **form)
         if last_token is None
-        else partial(encode_turn, tokenizer, prompt, last_token=last_token, raw=raw)
+        else partial(encode_turn, tokenizer, prompt, last_token=last_token, **form)
     )
     if _num_chars(prompt) < LONG_PROMPT:
         return encode()

@@ -30,7 +30,9 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
     return pb.Generation(
         request_id=ask.request_id,
         model=generation.model,
-        prompt=prompt_to_pb(generation.prompt, raw=ask.raw),
+        prompt=prompt_to_pb(
+            generation.prompt, raw=ask.raw, allow_special_tokens=ask.allow_special_tokens
+        ),
         session=None if generation.session is None else session_ref_to_pb(generation.session),
         num_received_tokens=generation.num_received,
         with_origins=ask.with_origins,
@@ -73,14 +75,17 @@ def ask_from_pb(message: pb.Generation, *, raw: bool) -> Ask:
         with_origins=message.with_origins,
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
+        allow_special_tokens=message.prompt.allow_special_tokens,
     )
 
 
-def prompt_to_pb(prompt: Prompt, *, raw: bool = False) -> pb.Prompt:
+def prompt_to_pb(
+    prompt: Prompt, *, raw: bool = False, allow_special_tokens: bool = False
+) -> pb.Prompt:
     """Text, messages or ids. Raises `InvalidRequest` for what is none of them."""
-    prompt = checked_prompt(prompt, raw=raw)
+    prompt = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
     if isinstance(prompt, str):
-        return pb.Prompt(text=prompt, raw=raw)
+        return pb.Prompt(text=prompt, raw=raw, allow_special_tokens=allow_special_tokens)
     if are_ids(prompt):
         return pb.Prompt(token_ids=pb.TokenIds(ids=prompt), raw=raw)  # type: ignore[arg-type]
     messages = [pb.ChatMessage(**message) for message in prompt]  # type: ignore[arg-type]
@@ -99,7 +104,8 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, bool]:
             prompt = tuple({"role": item.role, "content": item.content} for item in said)
         case _:
             raise InvalidRequest("the request has no prompt")
-    return checked_prompt(prompt, raw=message.raw), message.raw
+    allows = message.allow_special_tokens
+    return checked_prompt(prompt, raw=message.raw, allow_special_tokens=allows), message.raw
 
 
 def session_ref_to_pb(session: SessionRef) -> pb.SessionRef:

@@ -29,7 +29,7 @@ MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 256
 HANDSHAKE_S = 10
 MIN_AGE_S = 1.0
-"""Of connections that age: callers who dial more often do little else."""
+"""Of connections that age or are idle: callers who dial more often do little else."""
 MAX_AGE_S = float((2**31 - 1) // 1000)
 """gRPC counts milliseconds in 32 bits."""
 _LOG = logging.getLogger("slipstream.rpc")
@@ -47,7 +47,11 @@ class ServerOptions:
     max_message_bytes: int = 4 << 20
     max_streams: int = MAX_STREAMS
     """Calls that one connection may have open at once; more of them wait on the caller's side."""
+    max_connections: int = 0
+    """Connections at once; one more is closed as it comes. 0 for no limit."""
     grace_s: float = 30.0
+    max_connection_idle_s: float = 0.0
+    """A connection without a call for so long is closed, and its caller dials anew. 0 for never."""
     max_connection_age_s: float = 0.0
     """After about so long a connection takes no new calls: its caller looks addresses up again and
     dials anew, which is how servers that came later get their share. 0 for never."""
@@ -67,15 +71,25 @@ class ServerOptions:
             )
         if self.max_streams < 1:
             raise InvalidRequest(f"max_streams is {self.max_streams}, but must be 1 or more")
+        if not 0 <= self.max_connections < 2**31:
+            raise InvalidRequest(
+                f"max_connections is {self.max_connections}, but must be 0 for no limit, or below"
+                f" {2**31}"
+            )
+        self._check_period("max_connection_idle_s")
+        self._check_period("max_connection_age_s")
         self._check_age()
+
+    def _check_period(self, name: str) -> None:
+        period_s = getattr(self, name)
+        if period_s != 0 and not MIN_AGE_S <= period_s <= MAX_AGE_S:
+            raise InvalidRequest(
+                f"{name} is {period_s}, but must be 0 for never, or {MIN_AGE_S:g} to"
+                f" {MAX_AGE_S:.0f}"
+            )
 
     def _check_age(self) -> None:
         age_s, grace_s = self.max_connection_age_s, self.max_connection_age_grace_s
-        if age_s != 0 and not MIN_AGE_S <= age_s <= MAX_AGE_S:
-            raise InvalidRequest(
-                f"max_connection_age_s is {age_s}, but must be 0 for never, or"
-                f" {MIN_AGE_S:g} to {MAX_AGE_S:.0f}"
-            )
         if not 0 <= grace_s <= MAX_AGE_S:
             raise InvalidRequest(
                 f"max_connection_age_grace_s is {grace_s}, but must be 0 to {MAX_AGE_S:.0f}"
@@ -234,6 +248,16 @@ def _limits(options: ServerOptions) -> list[tuple[str, int]]:
     ]
 
 
+def _connections(options: ServerOptions) -> list[tuple[str, int]]:
+    bounds = []
+    if options.max_connections:
+        bounds.append(("grpc.max_allowed_incoming_connections", options.max_connections))
+    if options.max_connection_idle_s:
+        idle_ms = round(options.max_connection_idle_s * 1000)
+        bounds.append(("grpc.max_connection_idle_ms", idle_ms))
+    return bounds
+
+
 def _age(options: ServerOptions) -> list[tuple[str, int]]:
     """gRPC makes each age up to a tenth longer or shorter, so that not all end at once."""
     if not options.max_connection_age_s:
@@ -248,6 +272,7 @@ def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
     return [
         *keepalive(),
         *_limits(options),
+        *_connections(options),
         *_age(options),
         # Callers ping every 10 s, on idle connections and through long prefills too.
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),

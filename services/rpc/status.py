@@ -27,6 +27,7 @@ _MAX_DIGITS = 9
 # The most special class comes first; a code's own class, for errors without a name, comes last.
 _TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
     (errors.UnsupportedCombination, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.PromptTooLong, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.NotBuilt, grpc.StatusCode.UNIMPLEMENTED),
@@ -53,6 +54,8 @@ _TABLE: tuple[tuple[type[SlipstreamError], grpc.StatusCode], ...] = (
 _BY_NAME = {kind.__name__: kind for kind, _ in _TABLE}
 _BY_CODE = {code: kind for kind, code in _TABLE}
 _BY_CODE[grpc.StatusCode.OUT_OF_RANGE] = errors.SessionOutOfSync
+# gRPC refuses a message by its size with RESOURCE_EXHAUSTED, as a service does that is full.
+_TOO_LARGE = re.compile(r"(?:Sent|SERVER: Received) message larger than max \((\d+) vs\. (\d+)\)")
 
 
 def code_of(error: SlipstreamError) -> grpc.StatusCode:
@@ -83,8 +86,11 @@ def error_from(error: grpc.RpcError) -> SlipstreamError:
 
     Any server may have sent the status: what can't be read in its trailers counts as not sent.
     """
-    code, sentence = _code(error), _sentence(error)
-    kind = _named(error) or _BY_CODE.get(code, errors.InternalError)
+    code, sentence, named = _code(error), _sentence(error), _named(error)
+    if named is None and (sizes := _TOO_LARGE.search(sentence)):
+        what = f"the request is a message of {sizes[1]} bytes, but the limit is {sizes[2]}"
+        return errors.RequestTooLarge(what)
+    kind = named or _BY_CODE.get(code, errors.InternalError)
     if kind is errors.InternalError and code is not _INTERNAL:
         sentence = f"{sentence} ({code.name})"
     if kind is errors.LimitExceeded:

@@ -1,6 +1,7 @@
 """Logs of a service: lines of text or of JSON, with the ids of what they are about.
 
-Knows nothing of what is logged. No line quotes a caller: of an error, only those say what went
+A record is one line in both formats: what came from elsewhere can't begin another one. Knows
+nothing of what is logged. No line quotes a caller: of an error, only those say what went
 wrong whose texts are made here or by the system; `ValueError: could not convert 'MY SECRET'` is
 told as its class and its place.
 """
@@ -19,7 +20,6 @@ from opentelemetry import trace
 from slipstream.core.errors import SlipstreamError
 
 _OURS = "slipstream"
-_TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _TOLD = (SlipstreamError, OSError, RuntimeError, MemoryError)
 """Errors whose texts don't quote what callers say. What is raised for a value may quote it."""
 _CAUSED = "The above exception was the direct cause of the following exception:"
@@ -49,8 +49,8 @@ def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
     """Have everything that this process logs on standard error, from `level` on, such as `info`.
 
     Once a process: where there are handlers already, they and their levels stay. Libraries never
-    say more than `info`: their finer words may quote what they were given. As JSON, Python's
-    warnings are lines, too.
+    say more than `info`: their finer words may quote what they were given. Python's warnings are
+    lines, too.
     """
     root = logging.getLogger()
     if root.handlers:
@@ -61,23 +61,18 @@ def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
     least = logging.getLevelNamesMapping()[level.upper()]
     root.setLevel(max(least, logging.INFO))
     logging.getLogger(_OURS).setLevel(least)
-    logging.captureWarnings(as_json)
+    logging.captureWarnings(True)
 
 
 class TextLines(logging.Formatter):
-    """Lines for people; ids come last, as `name=value`."""
+    """One line for people for each record; ids come last, as `name=value`, before an error."""
 
-    def __init__(self) -> None:
-        super().__init__(_TEXT)
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        ids = "".join(f" {name}={_word(value)}" for name, value in _ids().items())
-        return super().formatMessage(record) + ids
-
-    def formatException(self, ei: object) -> str:
-        """See `logging.Formatter`."""
-        return _told(ei)
+        ids = "".join(f" {name}={value}" for name, value in _ids().items())
+        head = f"{self.formatTime(record)} {record.levelname} {record.name}"
+        parts = (f"{head} {_message(record)}{ids}", *_details(record).values())
+        return _one_line("\n".join(parts))
 
 
 class JsonLines(logging.Formatter):
@@ -97,13 +92,20 @@ class JsonLines(logging.Formatter):
             "message": _message(record),
             "service": self._service,
             **_ids(),
+            **_details(record),
         }
-        if record.exc_info and record.exc_info[1] is not None:
-            values["exception"] = _told(record.exc_info)
-        if record.stack_info:
-            values["stack"] = record.stack_info
         # ASCII alone: nothing in it ends a line for anybody, and half a character is none.
         return json.dumps({name: _unicode(value) for name, value in values.items()})
+
+
+def _details(record: logging.LogRecord) -> dict[str, str]:
+    """What a record carries beside its message, by name: an error, and the stack."""
+    details = {}
+    if record.exc_info and record.exc_info[1] is not None:
+        details["exception"] = _told(record.exc_info[1])
+    if record.stack_info:
+        details["stack"] = record.stack_info
+    return details
 
 
 def _ids() -> dict[str, str]:
@@ -135,19 +137,21 @@ def _message(record: logging.LogRecord) -> str:
         return f"a message that can't be made of its values ({type(error).__name__}): {said}"
 
 
-def _word(text: str) -> str:
-    """An id in a line for people: it may come from another process, and ends no line."""
-    return text.encode("unicode_escape").decode()
+def _one_line(text: str) -> str:
+    """The text with an escape for each character that ends a line, moves a cursor or is unseen."""
+    if text.isprintable():
+        return text
+    shown = (at if at.isprintable() else at.encode("unicode_escape").decode() for at in text)
+    return "".join(shown)
 
 
 def _unicode(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _told(info: object) -> str:
+def _told(error: BaseException) -> str:
     """An error, what it came of, and where."""
-    error = info[1] if isinstance(info, tuple) else None
-    return "" if error is None else "\n".join(_lines(error, set()))
+    return "\n".join(_lines(error, set()))
 
 
 def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:

@@ -16,34 +16,46 @@ _REPLY = "SLIPSTREAMREPLY"
 
 
 def encode_prompt(
-    tokenizer: TextTokenizer, prompt: Prompt, *, raw: bool = False
+    tokenizer: TextTokenizer,
+    prompt: Prompt,
+    *,
+    raw: bool = False,
+    allow_special_tokens: bool = False,
 ) -> tuple[int, ...]:
     """Token ids of a conversation's first turn, up to where the model is to go on.
 
     Text is one user message, put through the model's chat template unless `raw`. Ids are taken
-    as they are. Raises `InvalidRequest` for an empty or ill-formed prompt.
+    as they are. The names of special tokens are plain text in all that a caller says, but for a raw
+    prompt with `allow_special_tokens`. Raises `InvalidRequest` for an empty or ill-formed prompt.
     """
-    content: Any = checked_prompt(prompt, raw=raw)
+    content: Any = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
     if not isinstance(content, str) and are_ids(content):
         return _known(tokenizer, content)
     if raw:
-        return _not_empty(tokenizer.encode(content, add_special_tokens=True))
+        text = content if allow_special_tokens else tokenizer.as_text(content)
+        return _not_empty(tokenizer.encode(text, add_special_tokens=True))
     text = tokenizer.render(_messages(content))
     return _not_empty(tokenizer.encode(text, add_special_tokens=False))
 
 
 def encode_turn(
-    tokenizer: TextTokenizer, prompt: Prompt, *, last_token: int, raw: bool = False
+    tokenizer: TextTokenizer,
+    prompt: Prompt,
+    *,
+    last_token: int,
+    raw: bool = False,
+    allow_special_tokens: bool = False,
 ) -> tuple[int, ...]:
     """Token ids to append for a later turn, behind a reply that ended with `last_token`.
 
     Closes the reply as the chat template does, unless the model has done so itself.
     """
-    content: Any = checked_prompt(prompt, raw=raw)
+    content: Any = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
     if not isinstance(content, str) and are_ids(content):
         return _known(tokenizer, content)
     if raw:
-        return _not_empty(tokenizer.encode(content, add_special_tokens=False))
+        text = content if allow_special_tokens else tokenizer.as_text(content)
+        return _not_empty(tokenizer.encode(text, add_special_tokens=False))
     before = ({"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY})
     parts = tokenizer.render([*before, *_messages(content)]).split(_REPLY)
     if len(parts) != 2:

@@ -3,7 +3,7 @@
 Knows a tokenizer by its parts, which fit on the wire; nothing of files, models and sessions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from slipstream.core.errors import InvalidRequest, WeightsError
 from slipstream.core.prompt import Message, check_unicode
+from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, CompiledTemplate, Now
 from slipstream.text.token_bytes import TokenBytes
 from slipstream.text.vocab import vocab_hash
@@ -40,6 +41,8 @@ class TextTokenizer:
         self._parts = parts
         self._backend = backend
         self._template = template
+        self._num_tokens = backend.get_vocab_size(with_added_tokens=True)
+        self._control = ControlTokens(backend)
 
     @classmethod
     def from_parts(
@@ -70,24 +73,35 @@ class TextTokenizer:
 
     def __len__(self) -> int:
         """Number of tokens, those included that were added to the model's vocabulary."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return self._num_tokens
 
     @cached_property
     def vocab_hash(self) -> str:
         """SHA-256 of the numbering of tokens: equal where ids mean the same."""
-        return vocab_hash(self._backend.get_vocab(with_added_tokens=True))
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        del vocab[BREAK]
+        return vocab_hash(vocab)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, whole; special tokens that are written in it become such.
 
+        Those that `as_text` and `render` have broken stay text.
         `add_special_tokens` puts the model's own around it, such as one that begins every text.
         Raises `InvalidRequest` for text that is not Unicode, or that has no tokens.
         """
         check_unicode(text, "the text")
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # the library raises nothing more precise
             raise InvalidRequest(f"the text can't be turned into tokens ({error})") from None
+        return [token for token in ids if token != self._control.break_id] if BREAK in text else ids
+
+    def as_text(self, text: str) -> str:
+        """A caller's text as `encode` takes it for text, though it has the names of special tokens.
+
+        Raises `InvalidRequest` for text that can only be read as such a token.
+        """
+        return self._control.as_text(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens, otherwise as the tokens have it.
@@ -101,14 +115,23 @@ class TextTokenizer:
 
         Special tokens have the bytes of their names, and ids that are no token's have none.
         """
-        return self._token_bytes.of(token_id)
+        return b"" if token_id == self._control.break_id else self._token_bytes.of(token_id)
 
     def render(self, messages: Sequence[Message]) -> str:
         """A conversation as the chat template writes it, up to where the model is to answer.
 
-        Raises `InvalidRequest` without a template, or when it refuses these messages.
+        To `encode`, all special tokens in it are the template's: what messages have of their names
+        is broken. Raises `InvalidRequest` without a template, or when it refuses these messages.
         """
-        return self._compiled.render(messages)
+        control, template = self._control, self._compiled
+        said = [_each(message, control.as_text) for message in messages]
+        text = template.render(said)
+        apart = [_each(message, control.apart) for message in said]
+        if apart == said:
+            return text
+        # An end of a message is part of a special token only if a break there leaves fewer of them.
+        broken = template.render(apart)
+        return text if control.count(text) == control.count(broken) else broken
 
     @cached_property
     def _token_bytes(self) -> TokenBytes:
@@ -117,6 +140,10 @@ class TextTokenizer:
     @cached_property
     def _compiled(self) -> CompiledTemplate:
         return self._template.compiled()
+
+
+def _each(message: Message, change: Callable[[str], str]) -> Message:
+    return {name: change(value) for name, value in message.items()}
 
 
 def _backend(json: bytes) -> Tokenizer:

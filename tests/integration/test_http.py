@@ -131,10 +131,30 @@ def test_without_a_temperature_it_is_one_and_zero_is_greedy(client, sdk):
 def test_without_a_seed_texts_differ_unless_the_request_has_the_same_name(client):
     texts = {chat(client).choices[0].message.content for _ in range(3)}
     assert len(texts) == 3
-    name = {"x-request-id": "the-same-one"}
+    name = {"Idempotency-Key": "the-same-one"}
     first, again = (chat(client, extra_headers=name) for _ in range(2))
     assert first.choices[0].message.content == again.choices[0].message.content
+    assert first.id == again.id == "chatcmpl-the-same-one"
     assert first._request_id == "the-same-one"
+
+
+def test_an_id_that_a_proxy_sets_is_shown_again_and_names_no_request(client):
+    proxied = {"x-request-id": "of-a-mesh"}
+    answers = [
+        chat(client, [{"role": "user", "content": content}], extra_headers=proxied)
+        for content in ("hello", "something else", "hello")
+    ]
+    assert {answer._request_id for answer in answers} == {"of-a-mesh"}
+    assert len({answer.id for answer in answers}) == 3
+    assert len({answer.choices[0].message.content for answer in answers}) == 3
+
+
+def test_a_name_of_another_request_is_refused_in_one_sentence(client):
+    name = {"Idempotency-Key": "taken-by-another"}
+    assert chat(client, extra_headers=name, max_tokens=2).choices
+    with pytest.raises(openai.ConflictError, match="'taken-by-another' is that of another") as told:
+        chat(client, [{"role": "user", "content": "else"}], extra_headers=name, max_tokens=2)
+    assert (told.value.code, told.value.request_id) == ("conflict", "taken-by-another")
 
 
 def test_stop_strings_end_the_text_and_are_no_part_of_it(client):

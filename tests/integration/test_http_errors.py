@@ -106,10 +106,11 @@ def test_every_error_of_a_router_is_the_exception_that_openai_has_for_it(
 ):
     failing.error = kind("3 are too many, 2 are not")
     for stream in (False, True):
-        with pytest.raises(raises, match="3 are too many, 2 are not") as raised:
-            chat(failing.client, stream=stream, extra_headers={"x-request-id": "mine"})
-        error = raised.value
-        assert (error.status_code, error.code, error.request_id) == (status, code, "mine")
+        for header in ("x-request-id", "Idempotency-Key"):
+            with pytest.raises(raises, match="3 are too many, 2 are not") as raised:
+                chat(failing.client, stream=stream, extra_headers={header: "mine"})
+            error = raised.value
+            assert (error.status_code, error.code, error.request_id) == (status, code, "mine")
 
 
 def test_who_asks_too_often_is_told_when_to_come_back():
@@ -157,6 +158,19 @@ def test_what_cannot_be_honoured_is_refused_by_name(url, param, value):
 def test_what_completions_cannot_honour_is_refused_by_name(url, param, value):
     answer = post(url, {"prompt": "hello", param: value}, "/v1/completions")
     assert (answer.status_code, error_in(answer)["param"]) == (400, param)
+
+
+def test_a_request_has_one_name_of_printable_ascii(url):
+    for headers, reason in (
+        ([(b"idempotency-key", b"a"), (b"idempotency-key", b"b")], "is given 2 times"),
+        ([(b"idempotency-key", b"x" * 257)], "at most"),
+        ([(b"idempotency-key", "ü".encode())], "printable ASCII"),
+    ):
+        asked = {"messages": HELLO, "max_tokens": 2}
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
+        assert answer.status_code == 400
+        assert error_in(answer)["message"].startswith("Idempotency-Key ")
+        assert reason in error_in(answer)["message"]
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [], "", {}, [1, "a"], [-1], [1.5]])

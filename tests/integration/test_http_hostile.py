@@ -9,12 +9,15 @@ import httpx2
 import openai
 import pytest
 
+from background import served
+from bad_routers import Scripted, register
 from cluster import running
 from http_front import HELLO, chat, client_of, error_in, fronted, post
 from key_files import key, write_keys
 from processes import save_long_checkpoint
 from slipstream.gateway.body import HARMLESS, NO_EFFECT
 from slipstream.gateway.fields import ChatRequest, CompletionRequest
+from slipstream.rpc.server import ServerOptions
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,16 @@ def test_a_body_that_is_too_large_is_refused(url, is_announced):
         f"{url}/v1/completions", content=body, headers={"content-type": "application/json"}
     )
     assert (answer.status_code, error_in(answer)["code"]) == (413, "body_too_large")
+
+
+def test_a_body_that_is_too_large_for_the_router_is_not_told_to_come_again():
+    small = ServerOptions(max_message_bytes=1024)
+    with served(register(Scripted()), small) as address, fronted(address) as url:
+        for stream in (False, True):
+            answer = post(url, {"prompt": "x" * 5000, "stream": stream}, "/v1/completions")
+            assert (answer.status_code, error_in(answer)["code"]) == (413, "body_too_large")
+            assert "but the limit is 1024" in error_in(answer)["message"]
+            assert "retry-after" not in answer.headers
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(router):

@@ -36,13 +36,14 @@ class Named(draft_pb2_grpc.DraftServiceServicer):
 
 
 @asynccontextmanager
-async def serving(name, address="127.0.0.1:0", *, age_s=1.0, age_grace_s=60.0):
-    """A service whose connections age; its port."""
+async def serving(name, address="127.0.0.1:0", *, age_s=1.0, age_grace_s=60.0, **options):
+    """A service whose connections age; its port. More `options` are those of `ServerOptions`."""
     options = ServerOptions(
         address,
         grace_s=0.1,
         max_connection_age_s=age_s,
         max_connection_age_grace_s=age_grace_s,
+        **options,
     )
     servicer = Named(name)
     register = draft_pb2_grpc.add_DraftServiceServicer_to_server
@@ -118,9 +119,54 @@ async def test_a_name_that_got_another_address_is_looked_up_when_a_connection_ha
         assert await call.code() is grpc.StatusCode.OK
 
 
+async def test_a_connection_without_a_call_is_closed_and_the_next_call_dials_anew():
+    async with (
+        serving("idle", age_s=0, max_connection_idle_s=1.0) as port,
+        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
+    ):
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        assert await who_answers(stub) == "idle"
+        await until_aged(channel)
+        assert await who_answers(stub) == "idle"
+
+
+async def test_a_connection_with_a_call_is_not_idle():
+    async with (
+        serving("busy", age_s=0, max_connection_idle_s=1.0) as port,
+        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
+        connect(f"127.0.0.1:{port}", ChannelOptions()) as other,
+    ):
+        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate()
+        await asked(call)
+        assert await who_answers(draft_pb2_grpc.DraftServiceStub(other)) == "busy"
+        await until_aged(other)
+        assert (await asked(call)).HasField("parked")
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+        await call.done_writing()
+
+
+async def test_one_connection_too_many_is_closed_and_room_is_given_back():
+    async with serving("full", age_s=0, max_connections=1) as port:
+        one, another = (connect(f"127.0.0.1:{port}", ChannelOptions()) for _ in range(2))
+        assert await who_answers(draft_pb2_grpc.DraftServiceStub(one)) == "full"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await who_answers(draft_pb2_grpc.DraftServiceStub(another))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await who_answers(draft_pb2_grpc.DraftServiceStub(one)) == "full"
+        await one.close()
+        stub = draft_pb2_grpc.DraftServiceStub(another)
+        call = stub.DescribeDraft(
+            draft_pb2.DescribeDraftRequest(), wait_for_ready=True, timeout=LIMIT_S
+        )
+        assert (await call).kind == "full"
+        await another.close()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ({"max_connections": -1}, "max_connections is -1, but must be 0 for no limit"),
+        ({"max_connection_idle_s": 0.5}, "max_connection_idle_s is 0.5, but must be 0 for never"),
         ({"max_connection_age_s": -1}, "max_connection_age_s is -1"),
         ({"max_connection_age_s": 0.5}, "must be 0 for never, or 1 to"),
         ({"max_connection_age_s": 1e9}, "max_connection_age_s is 1000000000.0"),
@@ -142,5 +188,7 @@ def test_where_nothing_ages_the_grace_binds_nobody():
 def test_connections_to_routers_age_and_those_to_engines_do_not():
     router = RouterConfig(targets=("127.0.0.1:1",)).server_options()
     assert 0 < router.max_connection_age_s < router.max_connection_age_grace_s
+    assert router.max_connection_idle_s > 0 < router.max_connections
     for engine in (TargetConfig(), DraftConfig()):
-        assert engine.server_options().max_connection_age_s == 0
+        served = engine.server_options()
+        assert not (served.max_connection_age_s or served.max_connection_idle_s)

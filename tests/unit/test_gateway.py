@@ -36,7 +36,7 @@ def test_what_is_left_out_is_what_openai_takes_it_for():
         "model": "",
         "max_tokens": 99,
     }
-    assert completion() == {**chat(), "max_tokens": 16, "raw": True}
+    assert completion() == {**chat(), "max_tokens": 16, "raw": True, "allow_special_tokens": False}
 
 
 def test_a_seed_that_is_not_given_depends_on_the_name_alone():

@@ -161,6 +161,24 @@ def test_text_is_as_it_always_was_where_nothing_is_known():
     assert rest == before.text
 
 
+@given(st.text(st.characters(codec=None)), st.booleans())
+def test_a_record_is_one_line_of_text_whatever_it_quotes(quoted, has_error):
+    log = Log(TextLines())
+    error = raised(errors.Unavailable(f"the peer says {quoted}")) if has_error else None
+    log.logger.warning("the peer says %s", quoted, exc_info=error)
+    line, end = log.text[:-1], log.text[-1]
+    assert (line.isprintable(), end) == (True, "\n")
+
+
+def test_an_escape_shows_what_a_message_would_have_done_to_the_log():
+    log = Log(TextLines())
+    log.logger.warning("no model %s", "x\n2026-01-01 INFO all is well\r\x1b[2K\x85\u2028\u202e")
+    written = r"no model x\n2026-01-01 INFO all is well\r\x1b[2K\x85\u2028\u202e"
+    assert log.text.endswith(f" {written}\n")
+    log.logger.warning("naïve 漢字 \\n")
+    assert log.text.endswith(" naïve 漢字 \\n\n")
+
+
 def test_an_id_from_elsewhere_ends_no_line():
     def work(log):
         bind(session_id="s\nINFO all is well")
@@ -198,7 +216,8 @@ def test_errors_are_told_the_way_python_tells_them():
     error = raised(OSError("disk full"), RuntimeError("it broke"))
     for at in (log, python):
         at.logger.error("failed", exc_info=error)
-    assert log.text.split("failed\n")[1] == python.text.split("failed\n")[1]
+    (line,) = log.text.splitlines()
+    assert line.split(r"failed\n")[1].split(r"\n") == python.text.splitlines()[1:]
 
 
 def test_errors_that_came_of_each_other_are_told_once():
@@ -251,10 +270,11 @@ def test_libraries_never_say_more_than_info(capsys, level):
     assert [line["message"] for line in said] == [*ours, *theirs]
 
 
-def test_warnings_of_python_are_lines_too(capsys):
+@pytest.mark.parametrize("as_json", [True, False])
+def test_warnings_of_python_are_lines_too(capsys, as_json):
     with bare_logging(), warnings.catch_warnings():
         warnings.simplefilter("always")
-        set_up_logging(as_json=True, level="info", role="draft")
+        set_up_logging(as_json=as_json, level="info", role="draft")
         warnings.warn("old\nways", stacklevel=1)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "old\nways" in json.loads(line)["message"]
+    assert r"old\nways" in line

@@ -1,6 +1,7 @@
 """Laws of every server: errors keep their names over the wire, health tells, the end is gentle."""
 
 import asyncio
+import re
 import socket
 
 import grpc
@@ -50,6 +51,7 @@ async def serving(servicer, **options):
     "kind",
     [
         errors.UnsupportedCombination,
+        errors.RequestTooLarge,
         errors.PromptTooLong,
         errors.InvalidRequest,
         errors.NotBuilt,
@@ -205,7 +207,9 @@ async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
         with pytest.raises(grpc.aio.AioRpcError) as after:
             await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
     await server.stop(0)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    told = error_from(caught.value)
+    assert type(told) is errors.RequestTooLarge
+    assert re.fullmatch(r"the request is a message of \d+ bytes, but the limit is 1024", str(told))
     assert after.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

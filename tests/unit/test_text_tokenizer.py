@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
@@ -16,7 +16,7 @@ from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt, encode_turn
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.text.vocab import vocab_hash
-from tiny_checkpoint import TEMPLATE, byte_tokenizer
+from tiny_checkpoint import byte_tokenizer, piece_tokenizer
 
 SERVICES = Path(__file__).parents[2] / "services"
 TEXTS = [
@@ -35,36 +35,13 @@ TEXTS = [
 ]
 
 
-def pieces():
-    """SentencePiece's manner: BOS by the post-processor, bytes for what has no piece."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words += ["▁", *"abcdehlortw", "▁a", "he", "ll", "hell", "hello", "▁hello", "or", "wor"]
-    vocab = {word: number for number, word in enumerate(words)}
-    pairs = ["▁ a", "h e", "l l", "he ll", "hell o", "▁ hello", "o r", "w or"]
-    merges = [tuple(pair.split()) for pair in pairs]
-    model = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
-    backend = Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.add_tokens([AddedToken("[own]", lstrip=True), AddedToken("[ OWN ]", rstrip=True)])
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", vocab["<s>"])]
-    )
-    fast = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
-    fast.chat_template = "{{ bos_token }}" + TEMPLATE + "{{ eos_token }}"
-    return fast
-
-
 @pytest.fixture(
     scope="module", params=["bytes", "pieces", pytest.param("real", marks=pytest.mark.real)]
 )
 def hf(request):
     if request.param == "real":
         return AutoTokenizer.from_pretrained(request.getfixturevalue("real_model"))
-    return byte_tokenizer() if request.param == "bytes" else pieces()
+    return byte_tokenizer() if request.param == "bytes" else piece_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -220,10 +220,13 @@ class Prompt(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
+    ALLOW_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text: one user's message, or as it is where `raw`."""
     raw: _builtins.bool
     """Take text as it is, without the chat template."""
+    allow_special_tokens: _builtins.bool
+    """Have the names of special tokens in a raw text be these tokens; otherwise they are plain text."""
     @_builtins.property
     def chat(self) -> Global___ChatMessages:
         """Messages, put through the model's chat template."""
@@ -239,10 +242,11 @@ class Prompt(_message.Message):
         chat: Global___ChatMessages | None = ...,
         token_ids: Global___TokenIds | None = ...,
         raw: _builtins.bool = ...,
+        allow_special_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "raw", b"raw", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_special_tokens", b"allow_special_tokens", "chat", b"chat", "content", b"content", "raw", b"raw", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -1,0 +1,84 @@
+"""The control tokens of a tokenizer, and text of callers that must not write them.
+
+A control token ends a turn or names a role. Chat templates write it by its name, and the same name
+in a message would be read as the same token: it is broken in two there, so that it stays text.
+"""
+
+import re
+import secrets
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Tokenizer
+
+from slipstream.core.errors import InvalidRequest
+
+# Digits alone, which no template rewrites; nobody else can know them.
+BREAK = f"{secrets.randbelow(10**16):016d}"
+
+
+class ControlTokens:
+    """The tokens that a tokenizer calls special. Any number of threads may use it."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        """Add a token to `backend` that stands for a break, and is never one of a text's tokens."""
+        tokens = [
+            at
+            for at in backend.get_added_tokens_decoder().values()
+            if at.special and at.content.strip()
+        ]
+        self._names = tuple(sorted(at.content for at in tokens))
+        self._stems = frozenset(name[:2] for name in self._names)
+        self._first = re.compile(f"(?s:(?={'|'.join(map(re.escape, self._names))}).)")
+        self._beginnings = _parts(name[:end] for name in self._names for end in range(1, len(name)))
+        self._endings = _parts(name[at:] for name in self._names for at in range(1, len(name)))
+        self._normalizer = backend.normalizer
+        names = (at.content for at in tokens if at.normalized)
+        self._normalized = tuple(map(self._normal, names)) if self._normalizer else ()
+        backend.add_special_tokens([AddedToken(BREAK, normalized=False)])
+        self.break_id = backend.token_to_id(BREAK)
+
+    def as_text(self, text: str) -> str:
+        """The text, with a break behind the first character of each name of a control token.
+
+        Raises `InvalidRequest` where a control token would be left all the same.
+        """
+        if self._has_name(text):
+            text = self._first.sub(lambda at: at[0] + BREAK, text)
+        normal = self._normal(text) if self._normalized else ""
+        if self._has_name(text) or any(name in normal for name in self._normalized):
+            raise InvalidRequest("the text has characters that are a control token of the model")
+        return text
+
+    def apart(self, text: str) -> str:
+        """The text, with a break at an end that may be a part of a name with what is beside it."""
+        before = BREAK if _has_part(self._endings, text, at_end=False) else ""
+        return before + text + (BREAK if _has_part(self._beginnings, text, at_end=True) else "")
+
+    def count(self, text: str) -> int:
+        """Return how many names of control tokens are in a text."""
+        return sum(text.count(name) for name in self._names) if self._has_stem(text) else 0
+
+    def _has_stem(self, text: str) -> bool:
+        return any(stem in text for stem in self._stems)
+
+    def _has_name(self, text: str) -> bool:
+        return self._has_stem(text) and any(name in text for name in self._names)
+
+    def _normal(self, text: str) -> str:
+        normal: str = self._normalizer.normalize_str(text)
+        return normal
+
+
+def _parts(parts: Iterable[str]) -> dict[int, frozenset[str]]:
+    """Parts of names by their length."""
+    found: dict[int, set[str]] = {}
+    for part in parts:
+        found.setdefault(len(part), set()).add(part)
+    return {length: frozenset(of_length) for length, of_length in found.items()}
+
+
+def _has_part(parts: dict[int, frozenset[str]], text: str, *, at_end: bool) -> bool:
+    return any(
+        (text[-length:] if at_end else text[:length]) in of_length
+        for length, of_length in parts.items()
+    )
