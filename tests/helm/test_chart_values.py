@@ -77,6 +77,10 @@ CANT = {
     "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
     "two ports alike": {"router.ports.grpc": 50050},
     "a grace that ends too soon": {"router.drain.terminationGracePeriodSeconds": 20},
+    "a role without a limit of memory": {"target.resources.limits.memory": None},
+    "an init container without a limit of memory": {"modelStore.pull.resources": None},
+    "a request above its limit": {"draft.resources.requests.memory": "6145Mi"},
+    "a Redis that is killed before it is full": {"redis.maxMemory": "1gb"},
     "fewer pods at most than at least": {
         "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2},
     },
