@@ -90,7 +90,7 @@ def test_a_lock_has_all_that_its_packages_need(name):
     assert needed - set(locked(name)) == set()
 
 
-@pytest.mark.parametrize("name", set(lock_files.names()) - {"torch-cpu"})
+@pytest.mark.parametrize("name", [at for at in lock_files.names() if at != "torch-cpu"])
 def test_a_lock_has_the_versions_that_everything_is_tested_with(name):
     known = constraints()
     pins = {pin.name: pin.version for pin in lock_files.read(name).values()}

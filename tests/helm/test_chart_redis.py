@@ -189,6 +189,7 @@ def test_rays_user_reaches_rays_state_only(server):
     assert server.call("HSET", "RAYdefault@KV", "a", "1", **ray) == 1
     assert server.call("INCRBY", "RAYdefault@JobCounter", 1, **ray) == 1
     assert server.call("DEL", "DUMMY", **ray) == 0
+    assert server.call("SCAN", "0", "MATCH", "RAYdefault@*", **ray)
     for words in (("HGETALL", "slipstream:session:{a}"), ("FLUSHALL",), ("CONFIG", "GET", "*")):
         with pytest.raises(redis.RedisError, match=r"(?i)permission"):
             server.call(*words, **ray)

@@ -142,19 +142,19 @@
 {{- if .Values.redis.enabled }}{{ $_ := set $all "redis.resources" .Values.redis.resources }}{{ end -}}
 {{- if .Values.ray.enabled }}{{ $_ := set $all "ray.head.resources" .Values.ray.head.resources }}{{ end -}}
 {{- range $path, $resources := $all -}}
-{{- $limit := dig "limits" "memory" "" $resources | toString -}}
-{{- $request := dig "requests" "memory" "" $resources | toString -}}
+{{- $limit := dig "limits" "memory" "" (default dict $resources) -}}
+{{- $request := dig "requests" "memory" "" (default dict $resources) -}}
 {{- if not $limit -}}
 {{- fail (printf "%s.limits.memory is not set: without it a pod may take all the memory of its node" $path) -}}
 {{- end -}}
 {{- if and $request (gt (include "slipstream.bytes" $request | float64) (include "slipstream.bytes" $limit | float64)) -}}
-{{- fail (printf "%[1]s.requests.memory is %[2]s, more than the %[3]s of %[1]s.limits.memory" $path $request $limit) -}}
+{{- fail (printf "%[1]s.requests.memory is %[2]v, more than the %[3]v of %[1]s.limits.memory" $path $request $limit) -}}
 {{- end -}}
 {{- end -}}
 {{- if .Values.redis.enabled -}}
-{{- $limit := dig "limits" "memory" "" .Values.redis.resources | toString -}}
+{{- $limit := .Values.redis.resources.limits.memory -}}
 {{- if ge (include "slipstream.bytes" .Values.redis.maxMemory | float64) (include "slipstream.bytes" $limit | float64) -}}
-{{- fail (printf "redis.maxMemory is %s, but must be below the %s of redis.resources.limits.memory: the server would be killed before it is full" .Values.redis.maxMemory $limit) -}}
+{{- fail (printf "redis.maxMemory is %s, but must be below the %v of redis.resources.limits.memory: the server would be killed before it is full" .Values.redis.maxMemory $limit) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -34,7 +34,7 @@ REDISCLI_AUTH="$(cat /run/redis/operator)" redis-cli --user operator -p {{ .Valu
 {{- end -}}
 
 {{- define "slipstream.redis.rayRights" -}}
-~RAY* ~DUMMY resetchannels -@all +@hash +@string +del +unlink +exists +keys +info +ping
+~RAY* ~DUMMY resetchannels -@all +@hash +@string +del +unlink +exists +scan +info +ping
 {{- end -}}
 
 {{/* Whether Ray's head keeps its state in the bundled Redis. */}}
