@@ -7,6 +7,9 @@ PROMPT ?= Explain in three sentences why the sky is blue.
 MAX_NEW_TOKENS ?= 128
 # Two processes of one thread each finish sooner than one process of two.
 WORKERS ?= 2
+# Set, it installs by hash what locks/dev.lock has, and nothing else. Not the default: a mirror may have
+# other builds of a version than the default index (torch for CPUs, for one), whose hashes differ.
+LOCKED ?=
 KILLS ?= 50
 REPORT ?= chaos.json
 
@@ -15,17 +18,22 @@ READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test chaos check lint package compat bench protos docs fmt clean
+.PHONY: help install model demo test chaos check lint package compat bench protos locks docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
 
 install: $(READY) ## create the virtual environment with the complete command line
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(if $(LOCKED),locks/dev.lock,constraints.txt)
 	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
+ifeq ($(LOCKED),)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+else
+	$(BIN)/pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement locks/dev.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+endif
 	@touch $(READY)
 
 model: $(READY) ## fetch the model, once
@@ -62,6 +70,9 @@ bench: model ## speed and identity of all methods on the bundled prompts
 protos: $(READY) ## regenerate services/rpc/v1 from protos/
 	VENV=$(VENV) .ci/protos
 
+locks: ## write locks/ anew from pyproject.toml and constraints.txt
+	VENV=$(VENV) .ci/locks
+
 docs: $(READY) ## what is written out of the code, and all pages as a site in site/
 	$(BIN)/python tests/test_docs_options.py
 	$(BIN)/python tests/test_chart_readme.py
@@ -73,4 +84,4 @@ fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above created, the model cache excepted
-	rm -rf $(VENV) $(VENV)-compat dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json

@@ -22,7 +22,8 @@ from slipstream.config import SECTIONS
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm/slipstream"
-CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
+PRODUCTION = "production"
+CASES = [*sorted(path.stem for path in (CHART / "ci").glob("*.yaml")), PRODUCTION]
 NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
@@ -119,7 +120,7 @@ def template(helm: Helm, *flags: str | Path, **more: Any) -> Any:
 
 def case_file(case: str) -> Path:
     """The value file of a case."""
-    return CHART / "ci" / f"{case}.yaml"
+    return CHART / ("values-production.yaml" if case == PRODUCTION else f"ci/{case}.yaml")
 
 
 @cache

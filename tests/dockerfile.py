@@ -9,9 +9,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import lock_files
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "images" / "Dockerfile"
@@ -101,11 +103,15 @@ class Workshop:
     the bases, and what is done as root to them, are not ours to run.
     """
 
-    def __init__(self, root: Path, wheels: Path) -> None:
+    def __init__(
+        self, root: Path, wheels: Path, edited: Callable[[str], str] | None = None
+    ) -> None:
+        """Locks are copied as `edited` returns them; without it, with the hashes of `wheels`, which
+        were packed anew and so have hashes of their own."""
         self.root = root
         self._wheels = wheels
+        self._edited = edited or (lambda text: lock_files.rehashed(text, wheels.glob("*.whl")))
         (root / "build").mkdir(parents=True)
-        shutil.copy(ROOT / "constraints.txt", root / "build")
 
     def carry_out(self, stage: Stage) -> None:
         """Do what the stage's own instructions say."""
@@ -152,6 +158,9 @@ class Workshop:
             if (ROOT / name).is_dir():
                 ignored = shutil.ignore_patterns("__pycache__", ".*")
                 shutil.copytree(ROOT / name, folder, ignore=ignored)
+            elif name.endswith(".lock"):
+                text = (ROOT / name).read_text()
+                (folder / Path(name).name).write_text(self._edited(text))
             else:
                 shutil.copy(ROOT / name, folder)
 

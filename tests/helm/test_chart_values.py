@@ -77,6 +77,11 @@ CANT = {
     "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
     "two ports alike": {"router.ports.grpc": 50050},
     "a grace that ends too soon": {"router.drain.terminationGracePeriodSeconds": 20},
+    "a role without a limit of memory": {"target.resources.limits.memory": None},
+    "an init container without a limit of memory": {"modelStore.pull.resources": None},
+    "a request above its limit": {"draft.resources.requests.memory": "6145Mi"},
+    "a limit in bytes below its request": {"target.resources.limits.memory": 4294967295},
+    "a Redis that is killed before it is full": {"redis.maxMemory": "1gb"},
     "fewer pods at most than at least": {
         "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2},
     },
@@ -102,6 +107,12 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
     roots = [path.partition(".")[0] for path in CANT[what]]
     assert any(root in said for root in roots), said
     assert "error calling" not in said and "nil pointer" not in said, said
+
+
+@pytest.mark.parametrize("limit", ["4Gi", 4294967296, "4294968k", "4.1Gi", "1Ti", "4295M"])
+def test_a_limit_of_memory_is_compared_in_whatever_unit_it_is_given(limit):
+    done = template(NEWEST_HELM, values={"target.resources.limits.memory": limit})
+    assert done.returncode == 0, done.stderr
 
 
 def test_secrets_in_values_are_not_repeated_in_a_refusal():

@@ -51,12 +51,12 @@ def test_every_base_is_a_stage_above_or_an_argument():
         seen.add(stage.name)
 
 
-def test_bases_are_of_one_version_and_none_is_the_latest():
+def test_bases_are_of_one_version_and_digest_and_none_is_the_latest():
     arguments, _ = parse(FILE.read_text())
     images = [each.partition("=")[2] for each in arguments if "_IMAGE=" in each]
     assert len(images) == 2
     for image in images:
-        assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+-[\w.-]+", image), image
+        assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+-[\w.-]+@sha256:[0-9a-f]{64}", image), image
     assert "latest" not in FILE.read_text()
 
 
@@ -132,6 +132,16 @@ def test_what_installs_from_an_index_takes_it_from_a_secret_and_keeps_its_cache_
     assert len(fetching) == 4
 
 
+def test_what_comes_from_an_index_has_a_hash_in_a_lock(known):
+    steps = [each for stage in known.values() for each in stage.all("RUN")]
+    fetching = [each.value for each in steps if "type=secret,id=pip" in each.flags.get("mount", "")]
+    assert len(fetching) == 3
+    for step in fetching:
+        assert "--no-deps --require-hashes" in step
+        files = re.findall(r"--requirement (\S+)", step)
+        assert files and all(name.strip('"').endswith(".lock") for name in files)
+
+
 def ignored(path):
     """Whether .dockerignore keeps a path of the checkout from the builder: its last word counts."""
     out = False
@@ -154,7 +164,7 @@ def test_the_builder_sees_what_it_copies_and_nothing_else(known):
     }
     assert [name for name in named if ignored(Path(name))] == []
     kept = {path.name for path in ROOT.iterdir() if not ignored(Path(path.name))}
-    assert kept <= {*named, "images"}
+    assert kept <= {*named, "images", "locks"}
     assert not ignored(Path("services/data/prompts.jsonl"))
     for hidden in (".git", ".git/config", "tests/tiny.py", "services/core/__pycache__/x.pyc"):
         assert ignored(Path(hidden)), hidden

@@ -11,11 +11,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
+import lock_files
 import wheels
-from dockerfile import ROOT, Workshop, stages
+from dockerfile import Workshop, stages
 
 ENGINES = ("draft", "target")
 # As `python -m` does it, but torch is loaded once.
@@ -28,13 +27,6 @@ for role in sys.argv[1:]:
     with contextlib.suppress(SystemExit):
         runpy.run_module(f"slipstream.{role}", run_name="__main__")
 """
-
-
-def required(shop, extras):
-    """Packages that the build asks pip for."""
-    script, project = ROOT / "images" / "requirements.py", ROOT / "pyproject.toml"
-    lines = shop.run(f'python3 {script} {project} "{extras}"', {}).splitlines()
-    return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
 @pytest.fixture(scope="module")
@@ -87,52 +79,27 @@ def test_weights_of_drafts_are_in_the_tree(shop):
     assert "model.safetensors" in kept
 
 
-def test_engines_get_the_dependencies_of_the_package_and_of_the_extras_that_are_asked_for(shop):
-    plain, serving = required(shop, ""), required(shop, "serve")
-    assert {"torch", "transformers", "grpcio"} <= plain
-    assert serving - plain >= {"redis", "opentelemetry-exporter-prometheus"}
-    assert required(shop, "serve,ray") - serving == {"ray"}
+def test_engines_get_what_their_extras_ask_for():
+    serving, ray = (set(lock_files.read(f"engine-{extras}")) for extras in ("serve", "serve-ray"))
+    assert serving >= {"transformers", "grpcio", "redis", "opentelemetry-exporter-prometheus"}
+    assert ray - serving >= {"ray"}
 
 
-def test_an_extra_that_is_not_there_ends_the_build(shop):
-    with pytest.raises(AssertionError, match="there is no extra 'sevre'; there are dev, "):
-        required(shop, "sevre")
-
-
-def test_every_package_of_an_engine_has_one_version_in_the_constraints(shop):
-    pins = [line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    needed = {other for name in required(shop, "serve,ray") for other in wheels.closure(name)}
-    # What torch brings for GPUs has the one version that torch asks for.
-    needed = {name for name in needed if not name.startswith(("nvidia-", "triton", "cuda-"))}
-    assert needed - {canonicalize_name(pin) for pin in pins} == set()
-
-
-@pytest.mark.parametrize(("device", "cuda"), [("cpu", None), ("cuda", "13.0")])
-def test_the_torch_of_a_device_passes(shop, device, cuda):
-    assert complaint_of(shop, device, cuda) == "None"
-
-
-@pytest.mark.parametrize(
-    ("device", "cuda", "said"),
-    [
-        ("cpu", "13.0", "DEVICE is cpu, but pip took a torch for CUDA 13.0: "),
-        ("cuda", None, "DEVICE is cuda, but pip took a torch without CUDA: "),
-        ("gpu", "13.0", "DEVICE is cpu or cuda, not 'gpu'"),
-    ],
-)
-def test_a_torch_of_another_device_ends_the_build(shop, device, cuda, said):
-    assert complaint_of(shop, device, cuda).startswith(said)
-
-
-def complaint_of(shop, device, cuda):
-    code = f"import torch_is_for as t; print(t.complaint({device!r}, {cuda!r}))"
-    return shop.run(f'python3 -c "{code}"', {"PYTHONPATH": str(ROOT / "images")}).strip()
+@pytest.mark.parametrize(("variable", "value"), [("EXTRAS", "sevre"), ("DEVICE", "gpu")])
+def test_an_extra_or_a_device_without_a_lock_ends_the_build(variable, value, tmp_path):
+    (step,) = stages()["engine-packages"].all("RUN")
+    shop = Workshop(tmp_path / "root", tmp_path)
+    for name in lock_files.names():
+        shutil.copy(lock_files.LOCKS / f"{name}.lock", tmp_path / "root" / "build")
+    known = {"EXTRAS": "serve", "DEVICE": "cpu", variable: value}
+    with pytest.raises(AssertionError, match=f"No such file or directory: '[a-z]+-{value}.lock'"):
+        shop.run(step.value, known)
 
 
 @pytest.mark.chaos
 def test_the_whole_tree_of_an_engine_installs_and_starts(tmp_path):
-    names = required(Workshop(tmp_path / "unused", tmp_path), "serve")
-    needed = {other for name in {*names, "hatchling", "hiredis"} for other in wheels.closure(name)}
+    locks = ("build", "engine-serve", "torch-cpu")
+    needed = {name for lock in locks for name in lock_files.read(lock)}
     shop = Workshop(tmp_path / "root", wheels.pack(needed, tmp_path / "wheels"))
     for name in ("wheel", "own", "engine-packages", "engine-tree", "engine-bill"):
         shop.carry_out(stages()[name])

@@ -83,12 +83,6 @@ def test_packages_ask_for_nothing_that_is_not_on_the_list_but_for_what_it_says(l
     assert not HEAVY & {*listed}
 
 
-def test_every_package_of_the_list_has_one_version_in_the_constraints(listed):
-    pins = [line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
-    pinned = {canonicalize_name(name) for name in pins}
-    assert [name for name in listed if name not in pinned] == []
-
-
 def test_the_image_holds_these_packages_and_slipstream_only(image, listed):
     (packages,) = (image.app / "lib").glob("python*/site-packages")
     held = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}

@@ -40,7 +40,26 @@ def test_every_role_has_an_image_for_its_devices(job):
 def test_images_with_ray_have_its_extra_and_no_others(job):
     for each in job["strategy"]["matrix"]["include"]:
         extras = {"serve", "ray"} if each["suffix"].endswith("-ray") else {"serve"}
-        assert set(each["extras"].split(",")) == extras
+        assert set(each["extras"].split("-")) == extras
+
+
+def test_what_is_published_is_signed_and_its_provenance_attested_by_its_digest(job, build):
+    steps = {each.get("uses", each.get("name")).partition("@")[0]: each for each in job["steps"]}
+    attest, sign = steps["actions/attest-build-provenance"], steps["Sign"]
+    for step in (attest, sign, steps["sigstore/cosign-installer"]):
+        assert step["if"] == "github.event_name == 'push'"
+    digest = "${{ steps.build.outputs.digest }}"
+    assert sign["run"] == 'cosign sign --yes "$IMAGE"'
+    assert sign["env"]["IMAGE"].endswith(f"/${{{{ matrix.role }}}}@{digest}")
+    assert attest["with"]["subject-digest"] == digest and attest["with"]["push-to-registry"] is True
+    order = list(steps)
+    assert order.index("docker/build-push-action") < order.index("Sign")
+
+
+def test_nothing_is_built_on_what_is_named_by_a_tag(job):
+    scripts = [each.get("run") for each in job["steps"]]
+    built = next(i for i, each in enumerate(job["steps"]) if each.get("id") == "build")
+    assert "python3 .ci/pins.py" in scripts[:built]
 
 
 def test_only_tags_are_published(workflow, job, build):
@@ -52,9 +71,14 @@ def test_only_tags_are_published(workflow, job, build):
     assert login["if"] == "github.event_name == 'push'"
 
 
-def test_the_workflow_may_read_the_code_and_write_packages(workflow, job):
+def test_the_workflow_may_read_the_code_write_packages_and_sign(workflow, job):
     assert workflow["permissions"] == {}
-    assert job["permissions"] == {"contents": "read", "packages": "write"}
+    assert job["permissions"] == {
+        "contents": "read",
+        "packages": "write",
+        "id-token": "write",
+        "attestations": "write",
+    }
     checkout = job["steps"][0]
     assert checkout["with"]["persist-credentials"] is False
 
@@ -63,7 +87,7 @@ def test_actions_are_commits_and_say_which_version_that_is(job):
     used = [each["uses"] for each in job["steps"] if "uses" in each]
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", each) for each in used)
     said = re.findall(r"uses: \S+ # v\d+\.\d+\.\d+$", WORKFLOW.read_text(), re.MULTILINE)
-    assert len(said) == len(used) == 5
+    assert len(said) == len(used) == 7
 
 
 def test_images_come_with_provenance_and_a_bill_of_materials(build):
@@ -75,7 +99,8 @@ def test_the_build_is_told_what_the_dockerfile_takes(build):
     given = dict(line.split("=", 1) for line in build["with"]["build-args"].splitlines())
     before, known = parse(FILE.read_text())
     inside = [each.value for stage in known.values() for each in stage.all("ARG")]
-    assert set(given) == {each.partition("=")[0] for each in [*before, *inside]}
+    taken = {each.partition("=")[0] for each in [*before, *inside]}
+    assert set(given) == taken - {"PYTHON_IMAGE", "CUDA_IMAGE"}  # which the file pins
     assert build["with"]["file"] == str(FILE.relative_to(ROOT))
 
 

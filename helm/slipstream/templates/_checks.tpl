@@ -7,6 +7,7 @@
 {{- include "slipstream.checks.models" . -}}
 {{- include "slipstream.checks.tls" . -}}
 {{- include "slipstream.checks.auth" . -}}
+{{- include "slipstream.checks.memory" . -}}
 {{- range $role := list "router" "draft" "target" -}}
 {{- if (index $.Values $role).enabled -}}
 {{- include "slipstream.checks.role" (dict "root" $ "part" $role) -}}
@@ -127,6 +128,34 @@
 {{- end -}}
 {{- if and $auth.enabled .Values.tests.enabled .Values.router.enabled (not .Values.tests.tokenSecret) -}}
 {{- fail "auth.enabled needs tests.tokenSecret, a secret with a token for `helm test`, or tests.enabled=false" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A container without a limit takes what its node has; a service goes by the limit when it reserves keys and values. */}}
+{{- define "slipstream.checks.memory" -}}
+{{- $all := dict "tests.resources" .Values.tests.resources -}}
+{{- range $role := list "router" "draft" "target" -}}
+{{- $values := index $.Values $role -}}
+{{- if $values.enabled }}{{ $_ := set $all (printf "%s.resources" $role) $values.resources }}{{ end -}}
+{{- end -}}
+{{- if .Values.modelStore.pull.enabled }}{{ $_ := set $all "modelStore.pull.resources" .Values.modelStore.pull.resources }}{{ end -}}
+{{- if .Values.redis.enabled }}{{ $_ := set $all "redis.resources" .Values.redis.resources }}{{ end -}}
+{{- if .Values.ray.enabled }}{{ $_ := set $all "ray.head.resources" .Values.ray.head.resources }}{{ end -}}
+{{- range $path, $resources := $all -}}
+{{- $limit := dig "limits" "memory" "" (default dict $resources) -}}
+{{- $request := dig "requests" "memory" "" (default dict $resources) -}}
+{{- if not $limit -}}
+{{- fail (printf "%s.limits.memory is not set: without it a pod may take all the memory of its node" $path) -}}
+{{- end -}}
+{{- if and $request (gt (include "slipstream.bytes" $request | float64) (include "slipstream.bytes" $limit | float64)) -}}
+{{- fail (printf "%[1]s.requests.memory is %[2]v, more than the %[3]v of %[1]s.limits.memory" $path $request $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.redis.enabled -}}
+{{- $limit := .Values.redis.resources.limits.memory -}}
+{{- if ge (include "slipstream.bytes" .Values.redis.maxMemory | float64) (include "slipstream.bytes" $limit | float64) -}}
+{{- fail (printf "redis.maxMemory is %s, but must be below the %v of redis.resources.limits.memory: the server would be killed before it is full" .Values.redis.maxMemory $limit) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -32,6 +32,7 @@ store_prefix: {{ $.root.Values.redis.prefix | quote }}
 store_password_file: /etc/slipstream/redis/password
 {{- end }}
 {{- if $.root.Values.redis.enabled }}
+store_user: slipstream
 {{- if $.root.Values.tls.enabled }}
 store_ca: /etc/slipstream/tls/ca.crt
 store_cert: /etc/slipstream/tls/tls.crt

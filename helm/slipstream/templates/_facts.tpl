@@ -18,6 +18,15 @@
 {{- if include "slipstream.role.scaled" . -}}{{ $values.autoscaling.maxReplicas | int }}{{- else -}}{{ $values.replicas | int }}{{- end -}}
 {{- end -}}
 
+{{/* An amount of memory, Kubernetes' (8Gi), Redis' (512mb) or a number, in bytes. */}}
+{{- define "slipstream.bytes" -}}
+{{- if not (kindIs "string" .) -}}{{ int64 . }}{{- else -}}
+{{- $units := dict "" 1.0 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 "kb" 1024.0 "mb" 1048576.0 "gb" 1073741824.0 -}}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" . -}}
+{{- printf "%.0f" (mulf (float64 $number) (index $units (trimPrefix $number .))) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "slipstream.role.grace" -}}
 {{- $drain := (index .root.Values .part).drain -}}
 {{- default (add .root.Values.longestGenerationSeconds 30) $drain.graceSeconds | int -}}

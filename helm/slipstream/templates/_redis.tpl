@@ -24,16 +24,43 @@ maxmemory-policy noeviction
 {{- end -}}
 
 {{- define "slipstream.redis.client" -}}
-REDISCLI_AUTH="$(cat /etc/redis/auth/password)" redis-cli -p {{ .Values.redis.port }}
+REDISCLI_AUTH="$(cat /run/redis/operator)" redis-cli --user operator -p {{ .Values.redis.port }}
 {{- if .Values.tls.enabled }} --tls --cacert /etc/redis/tls/ca.crt --cert /etc/redis/tls/tls.crt --key /etc/redis/tls/tls.key{{ end }}
 {{- end -}}
 
-{{/* The password is in no argument and no variable: whoever sees the process sees neither. */}}
+{{/* The users, each with as little as it needs. What the services' user may do is what docs/sessions.md says. */}}
+{{- define "slipstream.redis.rights" -}}
+~{{ .Values.redis.prefix }}:* resetchannels -@all +eval +evalsha +time +hget +hgetall +hmget +hset +hdel +get +getrange +strlen +append +del +expire +pexpire +pexpireat +zadd +zcard +zrem +zrangebyscore +zrevrange
+{{- end -}}
+
+{{- define "slipstream.redis.rayRights" -}}
+~RAY* ~DUMMY resetchannels -@all +@hash +@string +del +unlink +exists +scan +info +ping
+{{- end -}}
+
+{{/* Whether Ray's head keeps its state in the bundled Redis. */}}
+{{- define "slipstream.redis.hasRay" -}}
+{{- if and .Values.redis.enabled .Values.ray.enabled .Values.ray.faultTolerance.enabled (not .Values.ray.faultTolerance.redisAddress) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* No password is in an argument or a variable: the server gets digests. The operator probes and has certificates
+read again; its password is drawn here and stays in this pod. */}}
 {{- define "slipstream.redis.start" -}}
 set -eu
 umask 077
-password="$(sed 's/["\\]/\\&/g' /etc/redis/auth/password)"
-{ cat /etc/redis/config/redis.conf; printf '\nrequirepass "%s"\n' "$password"; } > /run/redis/redis.conf
+digest() { tr -d '\r\n' | sha256sum | cut -d ' ' -f 1; }
+test -s /etc/redis/auth/password
+head -c 32 /dev/urandom | sha256sum | cut -d ' ' -f 1 > /run/redis/operator
+password="$(digest < /etc/redis/auth/password)"
+{
+  cat /etc/redis/config/redis.conf
+  echo
+  echo "user default off"
+  echo "user operator on #$(digest < /run/redis/operator) resetchannels -@all +ping +config|set"
+  echo "user slipstream on #$password {{ include "slipstream.redis.rights" . }}"
+  {{- if include "slipstream.redis.hasRay" . }}
+  echo "user ray on #$password {{ include "slipstream.redis.rayRights" . }}"
+  {{- end }}
+} > /run/redis/redis.conf
 {{- if .Values.tls.enabled }}
 # Certificates that were replaced are read when they are set again.
 ( while sleep 3600; do

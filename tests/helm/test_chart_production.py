@@ -1,0 +1,84 @@
+"""The values for production: encrypted, authenticated, bounded, several pods of each role."""
+
+import pytest
+
+from charts import (
+    CHART,
+    COMPONENT,
+    NEWEST_HELM,
+    PRODUCTION,
+    ROLES,
+    case_file,
+    every_case,
+    of_kind,
+    pods,
+    rendered,
+    run,
+    service_pods,
+    settings,
+    title,
+)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return rendered(PRODUCTION)
+
+
+@every_case()
+def test_every_container_has_a_limit_of_memory(case):
+    for pod in pods(rendered(case)):
+        for container in pod.containers:
+            assert container["resources"]["limits"]["memory"], f"{pod.owner}: {container['name']}"
+
+
+def test_every_service_asks_for_processors_and_has_a_limit_of_them(documents):
+    for pod in service_pods(documents):
+        resources = pod.main["resources"]
+        assert {"cpu", "memory"} <= set(resources["requests"]) & set(resources["limits"])
+
+
+def test_every_hop_is_encrypted_and_callers_show_certificates_and_keys(documents):
+    tables = settings(documents)
+    for role in ROLES:
+        own = tables[role]
+        assert own["tls_cert"] and own["tls_key"] and own["tls_client_ca"]
+        assert own["store_url"].startswith("rediss://") and own["store_user"] == "slipstream"
+    assert tables["router"]["key_file"]
+    assert tables["target"]["tls_client_names"] and tables["target"]["tls_draft_names"]
+
+
+def test_every_role_has_several_pods_and_a_budget_of_evictions(documents):
+    for workload in of_kind(documents, "Deployment"):
+        assert workload["spec"]["replicas"] >= 2, title(workload)
+    budgets = of_kind(documents, "PodDisruptionBudget")
+    assert {at["metadata"]["labels"][COMPONENT] for at in budgets} == set(ROLES)
+    policies = of_kind(documents, "NetworkPolicy")
+    assert {at["metadata"]["labels"][COMPONENT] for at in policies} == {*ROLES, "redis"}
+
+
+def test_no_secret_is_made_from_values_and_none_is_in_them(documents):
+    assert of_kind(documents, "Secret") == []
+
+
+def test_the_image_that_is_not_ours_is_named_by_its_digest(documents):
+    (redis,) = (pod for pod in pods(documents) if pod.role == "redis")
+    assert "@sha256:" in redis.main["image"]
+
+
+def notes(*flags, **more):
+    """The end of what an installation prints; Helm 3 needs a cluster for that."""
+    done = run(NEWEST_HELM, "install", "demo", CHART, "--dry-run=client", *flags, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("\nNOTES:\n")[2]
+
+
+def test_the_notes_find_nothing_open_with_these_values_and_something_without():
+    assert "What is open" not in notes("--values", case_file(PRODUCTION))
+    assert "What is open" in notes()
+
+
+def test_the_notes_say_that_limits_are_for_the_default_model():
+    hint = "The limits of memory are for smollm2-135m"
+    assert hint in notes(values={"model.name": "own/model"})
+    assert hint not in notes()
