@@ -8,14 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from slipstream.core.errors import (
-    Cancelled,
-    CapacityError,
-    InternalError,
-    InvalidRequest,
-    NoRoom,
-    SlipstreamError,
-)
+from slipstream.core import errors
 from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.prices import DEFAULT_STEP_COST
@@ -120,7 +113,7 @@ class LocalDraft:
         """Take one step of each that is not done, in one pass; return whether the pass succeeded.
 
         What fails of one session ends its drafting alone; while one is refused, the others stay
-        where they are. Where the pass fails, it ends all of them with an `InternalError`, and their
+        where they are. Where the pass fails, it ends all of them with an `errors.InternalError`, and their
         sessions' keys and values are computed anew.
         """
         open_ = [(drafting, drafting.step) for drafting in draftings if drafting.step is not None]
@@ -179,7 +172,7 @@ class LocalDraft:
         try:
             with internal_errors("draft"):
                 found = find([step for _, step in open_])
-        except InternalError as error:
+        except errors.InternalError as error:
             return self._refuse(open_) or self._fail(open_, error)
         for (drafting, _), slots in zip(open_, found, strict=True):
             drafting.take(slots)
@@ -204,12 +197,12 @@ class LocalDraft:
             try:
                 ask = step.ask
                 self._scorer.check(ask.sync if isinstance(ask, Follow) else ask)
-            except SlipstreamError as refusal:
+            except errors.SlipstreamError as refusal:
                 drafting.fail(refusal)
                 num_refused += 1
         return num_refused > 0
 
-    def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: InternalError) -> bool:
+    def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: errors.InternalError) -> bool:
         for drafting, _ in open_:
             drafting.fail(error)
             self._empty(self._held[drafting.session_id])
@@ -239,7 +232,7 @@ class LocalDraft:
         held = self._held.get(session.session_id)
         tokens, _ = apply_delta(held.tokens if held else [], delta)
         if not tokens:
-            raise InvalidRequest("a draft needs at least one token to go on from")
+            raise errors.InvalidRequest("a draft needs at least one token to go on from")
         if held is None:
             held = self._held[session.session_id] = _Held(tokens)
         self._abandon(held)
@@ -255,11 +248,11 @@ class LocalDraft:
         while held.state is None:
             try:
                 held.state, held.capacity = self._scorer.open(needed, self.pool), needed
-            except NoRoom:
+            except errors.NoRoom:
                 if (oldest := next(parked, None)) is None:
                     return False
                 self._empty(oldest)
-            except CapacityError:  # however many give way
+            except errors.CapacityError:  # however many give way
                 return False
         return True
 
@@ -302,5 +295,5 @@ class LocalDraft:
         )
 
 
-def _abandoned(session_id: str) -> Cancelled:
-    return Cancelled(f"session {session_id} waits for no proposal any more")
+def _abandoned(session_id: str) -> errors.Cancelled:
+    return errors.Cancelled(f"session {session_id} waits for no proposal any more")
