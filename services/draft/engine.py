@@ -113,7 +113,7 @@ class LocalDraft:
         """Take one step of each that is not done, in one pass; return whether the pass succeeded.
 
         What fails of one session ends its drafting alone; while one is refused, the others stay
-        where they are. Where the pass fails, it ends all of them with an `errors.InternalError`, and their
+        where they are. Where the pass fails, it ends all of them with an `InternalError`, and their
         sessions' keys and values are computed anew.
         """
         open_ = [(drafting, drafting.step) for drafting in draftings if drafting.step is not None]
