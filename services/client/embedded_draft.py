@@ -28,7 +28,7 @@ class EmbeddedDraft:
         self._session_id = session_id
 
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """See `core.ports.Draft.propose`. Raises `InternalError` for what nobody foresaw."""
+        """See `core.ports.Draft.propose`. Raises `InternalError` for any error but our own."""
         try:
             return await self._draft.propose(session, delta, plan)
         except SlipstreamError:

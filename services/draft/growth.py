@@ -60,7 +60,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How deep a session's draft can go now, whatever the plan says, and what ends it there."""
+    """Bound on the depth of a session's next proposal, whatever the plan says, and what sets it."""
 
     max_depth: int = 1 << 30
     ended_by: str = "lag"

@@ -60,9 +60,9 @@ class KvSources:
 
 
 def usual_sources(listening: str) -> tuple[str, ...]:
-    """Return the patterns of a draft that is told none and listens there.
+    """Return the patterns of a draft that is configured with none, by the address it listens on.
 
-    One that only this machine reaches reads from this machine only.
+    A draft that only this machine reaches reads from this machine only.
     """
     host = listening.rpartition(":")[0].strip("[]")
     address = _ip(host)

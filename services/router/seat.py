@@ -129,7 +129,7 @@ class DraftSeat:
         """Leading tokens that the held draft was told."""
         self._reason = NO_DRAFT
         self._logged: set[tuple[str, type[Exception]]] = set()
-        """Failures that the log has: a draft that keeps failing is asked again and again."""
+        """Failures that the log has: a draft that keeps failing is tried again and again."""
 
     @property
     def holder(self) -> str | None:

@@ -105,7 +105,7 @@ async def test_a_draft_that_lacks_the_targets_keys_makes_a_plain_round_that_says
     assert world.seat.holder == "a"
 
 
-async def test_a_request_beyond_a_drafts_context_frees_it_and_asks_no_more():
+async def test_a_request_beyond_a_drafts_context_frees_it_and_sends_it_nothing_more():
     guesser = Guesser("a", Proposal(stopped_by="context"))
     world = World(guesser, Guesser("b"))
     for at in range(3):
