@@ -229,6 +229,7 @@ def _with_news(record: Record, news: News) -> Record:
         turn = replace(turn, ending=news.ending)
     if opening is not None:
         turn = replace(turn, num_prompt_tokens=opening.num_prompt_tokens, params=opening.params)
-        record = replace(record, tokenizer_hash=opening.tokenizer_hash)
+        arithmetic = opening.arithmetic or None
+        record = replace(record, tokenizer_hash=opening.tokenizer_hash, arithmetic=arithmetic)
     new = news.tokens[len(record.tokens) - news.start :]
     return replace(record, tokens=record.tokens + new if new else record.tokens, turn=turn)
