@@ -102,16 +102,22 @@ class Worker:
             return (await draft.GetDraftLoad(draft_pb2.GetDraftLoadRequest())).load
 
 
-def target_servicer(folder: Path, *, dtype: str = "float32") -> TargetServicer:
-    """A target of a directory's model, to be served and closed."""
+def target_servicer(
+    folder: Path, *, dtype: str = "float32", digest: str | None = None
+) -> TargetServicer:
+    """A target of a model, to be served and closed; `digest` is one of weights that it makes up."""
     loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
     built = build_target(loaded)
-    return TargetServicer(built.target, describe(loaded, built, max_sessions=64), LeaseLimits())
+    about = describe(loaded, built, max_sessions=64)
+    if digest is not None:
+        about.identity.weights_digest = digest
+    return TargetServicer(built.target, about, LeaseLimits())
 
 
-def target_worker(folder: Path, *, dtype: str = "float32") -> Worker:
-    """A target of a directory's model."""
-    return Worker(lambda: target_servicer(folder, dtype=dtype), TARGET, register_target)
+def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = None) -> Worker:
+    """A target of a directory's model; `digest` is one that it makes up."""
+    make = lambda: target_servicer(folder, dtype=dtype, digest=digest)  # noqa: E731
+    return Worker(make, TARGET, register_target)
 
 
 def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:

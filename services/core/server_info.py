@@ -40,6 +40,8 @@ class ReplicaInfo:
     """Its process; empty while unknown."""
     dtype: str = ""
     """Element type of its weights; empty while unknown, and for a draft that is no model."""
+    weights_digest: str = ""
+    """SHA-256 of its weights; empty while unknown, and for a draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from slipstream.models.shards import require_split
 from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.folder import gguf_in
 from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
-from slipstream.models.store.hub import brief
+from slipstream.models.store.hub import brief, is_hub_id, split_revision
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
 from slipstream.text.vocab import vocab_hash
@@ -102,12 +102,14 @@ def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
 
 
 def short_name(name: str) -> str:
-    """The short name of a known model; else a hub id as it is, and of a path its last part."""
-    for known in CATALOG.values():
-        if name in {known.alias, known.hub_id}:
-            return known.alias
+    """The short name of a known model; else a hub id without its revision, and of a path its last
+    part."""
     path = Path(name).expanduser()
-    return path.resolve().name if path.exists() else name
+    hub_id = split_revision(name)[0] if is_hub_id(name) and not path.exists() else name
+    for known in CATALOG.values():
+        if hub_id in {known.alias, known.hub_id}:
+            return known.alias
+    return path.resolve().name if path.exists() else hub_id
 
 
 def parse_device(name: str) -> torch.device:

@@ -170,9 +170,10 @@ class Router:
             group.create_task(self._shadow.run())
 
     async def _follow(self) -> None:
-        """Have health say whether requests can run."""
+        """Have health say whether requests can run, and the log whether weights differ."""
         while True:
             self._changed.clear()
+            self._fleet.check_weights()
             await self._server.set_serving(self._fleet.has_target)
             if self._fleet.has_target:
                 self._ready.set()

@@ -1,5 +1,7 @@
 """All replicas, both roles: which models there are, and who is to run a request. No requests."""
 
+import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +13,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.ngram import NGRAM
 from slipstream.core.request import NO_DRAFTER, DraftFacts
-from slipstream.core.server_info import ReplicaInfo, ReplicaState
+from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.breaker import Breakers
 from slipstream.router.epoch import Epoch
 from slipstream.router.placement import (
@@ -25,6 +27,8 @@ from slipstream.router.placement import (
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftModel, TargetModel, draft_view, target_view
 from slipstream.router.replica import Replica
+
+_LOG = logging.getLogger("slipstream.router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +48,13 @@ class Wanted:
     model_id: str
     tokenizer_hash: str | None = None
     sticky: str | None = None
-    twin: TargetModel | None = None
-    """One that gives the same tokens in everything that it computes; None for any."""
+    arithmetic: str | None = None
+    """See `TargetModel.arithmetic`; None for any."""
 
     def admits(self, model: TargetModel) -> bool:
         """Whether it would do."""
-        if self.tokenizer_hash not in (None, model.tokenizer_hash):
-            return False
-        twin = self.twin
-        return twin is None or (twin.tokenizer_hash, _arithmetic(twin)) == (
-            model.tokenizer_hash,
-            _arithmetic(model),
-        )
+        same_numbering = self.tokenizer_hash in (None, model.tokenizer_hash)
+        return same_numbering and self.arithmetic in (None, model.arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,8 @@ class Fleet:
         self._drafts = drafts
         self._defaults = defaults
         self.breakers = breakers
+        self._reported = frozenset[str]()
+        """Models of which the log says that their targets' weights differ."""
 
     @property
     def has_target(self) -> bool:
@@ -95,9 +96,30 @@ class Fleet:
         """Every replica, by role and address; a ready one may rest after failures."""
         everyone = [*(at.info for at in self._drafts), *(at.info for at in self._targets)]
         return tuple(
-            replace(at, reason=at.reason or self.breakers.reason(at.address))
+            replace(at, reason=at.reason or self.breakers.reason(at.address) or self._note(at))
             for at in sorted(everyone, key=lambda at: (at.role.value, at.address))
         )
+
+    def check_weights(self) -> None:
+        """Log once for every model whose ready targets have different weights."""
+        mixed = self._mixed()
+        for model_id in sorted(mixed - self._reported):
+            _LOG.warning(
+                "targets of model %s have different weights: a request that loses its target, and a"
+                " session's next turn, go on only where the weights are equal",
+                model_id,
+            )
+        self._reported = mixed
+
+    def _mixed(self) -> frozenset[str]:
+        ready = [at.described for at in self._targets.ready() if at.described is not None]
+        known = {(model.name, model.weights_digest) for model in ready}
+        counts = Counter(name for name, _ in known)
+        return frozenset(name for name, count in counts.items() if count > 1)
+
+    def _note(self, info: ReplicaInfo) -> str:
+        is_mixed = info.role is ReplicaRole.TARGET and info.model in self._mixed()
+        return "other targets of its model have other weights" if is_mixed else ""
 
     def models(self) -> dict[str, Placed]:
         """A replica of every model: of all targets that were ever reached and are still listed."""
@@ -138,7 +160,7 @@ class Fleet:
         views = [target_view(at, model) for at, model in ready if wanted.admits(model)]
         chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky, excluded=excluded)
         if chosen is None:
-            raise Unavailable(f"no target for model {wanted.model_id} is ready")
+            raise Unavailable(_without(wanted, has_others=bool(ready) and not views))
         return next(
             Placed(at, at.described, at.epoch)
             for at in self._targets.ready()
@@ -219,8 +241,13 @@ class Fleet:
         return [target_view(at, at.described) for at in ready if at.described is not None]
 
 
-def _arithmetic(model: TargetModel) -> tuple[str, str]:
-    return model.description.numerics, model.dtype
+def _without(wanted: Wanted, *, has_others: bool) -> str:
+    if not (has_others and wanted.arithmetic):
+        return f"no target for model {wanted.model_id} is ready"
+    return (
+        f"no target for model {wanted.model_id} is ready with the weights, element type and"
+        f" numerics that the session began with: {wanted.arithmetic}"
+    )
 
 
 def _best(known: Sequence[tuple[DraftModel, bool]]) -> str | None:

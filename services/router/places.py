@@ -101,7 +101,7 @@ class Pair:
 
     def _choose_target(self, excluded: Collection[str]) -> HeldTargetReplica | None:
         model = self._placed.model
-        wanted = Wanted(model.name, model.tokenizer_hash, twin=model)
+        wanted = Wanted(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
         try:
             placed = self._fleet.target(wanted, excluded=excluded)
         except Unavailable:

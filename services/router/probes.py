@@ -52,6 +52,16 @@ class TargetModel:
         return self.description.dtype
 
     @property
+    def weights_digest(self) -> str:
+        """SHA-256 of its weights."""
+        return self.description.identity.weights_digest
+
+    @property
+    def arithmetic(self) -> str:
+        """Equal where the same text gives the same tokens: weights, element type and numerics."""
+        return f"{self.weights_digest[:16]} {self.dtype} {self.description.numerics}"
+
+    @property
     def tokenizer_hash(self) -> str:
         """Equal where token ids mean the same."""
         return self.description.identity.tokenizer_hash
@@ -78,6 +88,11 @@ class DraftModel:
     def dtype(self) -> str:
         """Element type of its weights; empty where it is no model."""
         return self.description.dtype
+
+    @property
+    def weights_digest(self) -> str:
+        """Empty: what drafts compute changes no token."""
+        return ""
 
     @property
     def reads_keys(self) -> bool:

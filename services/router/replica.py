@@ -50,6 +50,11 @@ class Described(Protocol):
         """Element type of its weights; empty for a draft that is no model."""
         ...
 
+    @property
+    def weights_digest(self) -> str:
+        """SHA-256 of its weights; empty for a draft."""
+        ...
+
 
 D = TypeVar("D", bound=Described)
 D_co = TypeVar("D_co", bound=Described, covariant=True)
@@ -151,6 +156,7 @@ class Replica(Generic[D]):
             num_requests=self.num_requests,
             incarnation="" if described is None else described.incarnation,
             dtype="" if described is None else described.dtype,
+            weights_digest="" if described is None else described.weights_digest,
         )
 
     @contextmanager
@@ -289,7 +295,5 @@ class Replica(Generic[D]):
 
 async def _read(watch: Any) -> health_pb2.HealthCheckResponse | None:
     """Return what it says of its health, None at the end; `InternalError` for other bytes."""
-    answer = await watch.read()
-    if answer is grpc.aio.EOF:
-        return None
-    return parsed(health_pb2.HealthCheckResponse, answer, "it")
+    answer, kind = await watch.read(), health_pb2.HealthCheckResponse
+    return None if answer is grpc.aio.EOF else parsed(kind, answer, "it")

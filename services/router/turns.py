@@ -29,6 +29,7 @@ from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.observing import ENTER, Observing, RequestWatch
 from slipstream.router.places import Pair, SeatTerms, free_parked
+from slipstream.router.probes import TargetModel
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.router.upkeep import Upkeep, Whereabouts
 from slipstream.rpc.exchange import Terms
@@ -145,14 +146,14 @@ class Turns:
         where = Whereabouts()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._memory.upkeep.tended(journal, where))
-            wanted = Wanted(record.model, record.tokenizer_hash, record.target)
+            wanted = Wanted(record.model, record.tokenizer_hash, record.target, record.arithmetic)
             placed = self._fleet.target(wanted, excluded=self._fleet.breakers.resting())
             watch.span.ends("between")
             with watch.span.stage("encode", "prompt.encode"):
                 request, facts = await self._request(asked, record, placed)
             self._observing.began(request)
             watch.span.begins("between")
-            journal.open(request.tokens, Opening.of(request, placed.model.tokenizer_hash))
+            journal.open(request.tokens, _opening(request, placed.model))
             pair = self._pair(placed, facts.kind, work)
             stack.push_async_callback(pair.release, record.session_id)
             written = WriteBehind(journal)
@@ -236,10 +237,15 @@ def _named(asked: Generation) -> Generation:
     return replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
 
 
+def _opening(request: Request, model: TargetModel) -> Opening:
+    return Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
+
+
 def _answered(
     request: Request, output: Sequence[int], stats: RequestStats, placed: Placed
 ) -> Answered:
-    wanted = Wanted(placed.model.name, twin=placed.model)
+    model = placed.model
+    wanted = Wanted(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
     return Answered(request, tuple(output), stats.speculation.num_draft_tokens, wanted)
 
 

@@ -25,6 +25,8 @@ def check_identity(identity: common_pb2.ModelIdentity) -> None:
     _check_name("model id", identity.model_id)
     _check_name("tokenizer hash", identity.tokenizer_hash)
     _check_name("incarnation", identity.incarnation)
+    _check_name("weights' digest", identity.weights_digest)
+    _check_name("revision", identity.revision)
 
 
 def _check_name(name: str, value: str) -> None:

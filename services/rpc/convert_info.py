@@ -145,6 +145,7 @@ def _replica_to_pb(info: ReplicaInfo) -> pb.ReplicaInfo:
         num_requests=info.num_requests,
         incarnation=info.incarnation,
         dtype=info.dtype,
+        weights_digest=info.weights_digest,
     )
 
 
@@ -158,6 +159,7 @@ def _replica_from_pb(message: pb.ReplicaInfo) -> ReplicaInfo:
         num_requests=message.num_requests,
         incarnation=message.incarnation,
         dtype=message.dtype,
+        weights_digest=message.weights_digest,
     )
 
 

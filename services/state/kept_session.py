@@ -110,6 +110,7 @@ class KeptSession:
         if opening is not None:
             num_tokens, params = opening.num_prompt_tokens, opening.params
             turn = replace(turn, num_prompt_tokens=num_tokens, params=params)
-            record = replace(record, tokenizer_hash=opening.tokenizer_hash)
+            arithmetic = opening.arithmetic or None
+            record = replace(record, tokenizer_hash=opening.tokenizer_hash, arithmetic=arithmetic)
         self.tokens.extend(news.tokens[len(self.tokens) - news.start :])
         self.record = replace(record, turn=turn)

@@ -63,6 +63,8 @@ class Record:
     tokens: tuple[int, ...] = ()
     tokenizer_hash: str | None = None
     """Of the numbering that the tokens are of."""
+    arithmetic: str | None = None
+    """Weights, element type and numerics that the tokens come of; None for any."""
     target: str | None = None
     """Address of the replica that may hold its keys; so for the draft's."""
     draft: str | None = None
@@ -98,9 +100,11 @@ class Opening:
     num_prompt_tokens: int
     params: str
     tokenizer_hash: str
+    arithmetic: str = ""
+    """Weights, element type and numerics that the tokens come of; empty for any."""
 
     @classmethod
-    def of(cls, request: Request, tokenizer_hash: str) -> "Opening":
+    def of(cls, request: Request, tokenizer_hash: str, *, arithmetic: str = "") -> "Opening":
         """What is told of a request that is about to run."""
         session = request.session
         params = {
@@ -109,7 +113,7 @@ class Opening:
             "stop": request.stop,
             "verification": session.verification,
         }
-        return cls(len(request.tokens), json.dumps(params), tokenizer_hash)
+        return cls(len(request.tokens), json.dumps(params), tokenizer_hash, arithmetic)
 
 
 @dataclass(frozen=True, slots=True)

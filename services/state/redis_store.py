@@ -44,10 +44,11 @@ class RedisStore:
     async def append(self, lease: Lease, news: News) -> None:
         """See `SessionStore`."""
         check_news(news, self._bounds)
-        opening = ("", "", "", "")
+        opening = ("", "", "", "", "")
         if news.opening is not None:
             at = news.opening
-            opening = ("1", str(at.num_prompt_tokens), at.params, at.tokenizer_hash)
+            facts = (at.params, at.tokenizer_hash, at.arithmetic)
+            opening = ("1", str(at.num_prompt_tokens), *facts)
         ending = ("", "") if news.ending is None else ("1", news.ending)
         args = (*self._held(lease), news.start, packed(news.tokens), *opening, *ending)
         _check(lease, await self._calls.run(APPEND, self._keys(lease.session_id), args))
@@ -101,7 +102,8 @@ def _check(lease: Lease, why: bytes) -> None:
 def _record(session_id: str, reply: list[Any]) -> Record:
     _, fence, _, fields, tokens = reply
     texts: list[Any] = [None if text is None else text.decode() for text in fields]
-    owner, model, request_id, digest, prompt, params, ending, tokenizer, target, draft = texts
+    owner, model, request_id, digest, prompt, params, ending, *facts = texts
+    tokenizer, target, draft, arithmetic = facts
     return Record(
         session_id,
         owner,
@@ -110,6 +112,7 @@ def _record(session_id: str, reply: list[Any]) -> Record:
         Turn(request_id, digest, int(prompt), params, ending),
         tokens=unpacked(tokens),
         tokenizer_hash=tokenizer,
+        arithmetic=arithmetic or None,
         target=target,
         draft=draft,
     )

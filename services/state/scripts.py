@@ -41,7 +41,7 @@ end
 
 local function record(fence, leased)
   local fields = redis.call('HMGET', session, 'owner', 'model', 'request', 'digest', 'prompt',
-                            'params', 'ending', 'tokenizer', 'target', 'draft')
+                            'params', 'ending', 'tokenizer', 'target', 'draft', 'arithmetic')
   return {'', whole(fence), leased, fields, redis.call('GET', tokens) or ''}
 end
 """
@@ -80,7 +80,7 @@ if not is_there then
   if not creates or model == '' then return {'absent'} end
   redis.call('HSET', session, 'owner', owner, 'model', model, 'count', 0, 'prompt', 0,
              'params', '', 'request', request, 'digest', digest)
-  redis.call('HDEL', session, 'ending', 'past', 'tokenizer', 'target', 'draft')
+  redis.call('HDEL', session, 'ending', 'past', 'tokenizer', 'target', 'draft', 'arithmetic')
   redis.call('DEL', tokens)
   count = 0
 elseif kept[3] == owner and kept[5] == request and kept[6] == digest then
@@ -120,12 +120,13 @@ local why = refusal()
 """
 )
 
-# ARGV: start, tokens, whether it opens, prompt, parameters, tokenizer, whether it ends, ending
+# ARGV: start, tokens, whether it opens, prompt, parameters, tokenizer, arithmetic, whether it ends,
+# ending
 APPEND = Script(
     _HELD
     + """
 if why then return why end
-local start, new, opens, ends = tonumber(ARGV[4]), ARGV[5], ARGV[6] ~= '', ARGV[10] ~= ''
+local start, new, opens, ends = tonumber(ARGV[4]), ARGV[5], ARGV[6] ~= '', ARGV[11] ~= ''
 if start > count then return 'gap' end
 local num_known = math.min(count - start, #new / 4)
 local num_new = #new / 4 - num_known
@@ -134,15 +135,16 @@ if num_known > 0 and redis.call('GETRANGE', tokens, 4 * start, 4 * (start + num_
   return 'differs'
 end
 if opens and kept[3] ~= '0' and kept[3] ~= ARGV[7] then return 'differs' end
-if kept[4] and (num_new > 0 or (ends and kept[4] ~= ARGV[11])) then return 'differs' end
+if kept[4] and (num_new > 0 or (ends and kept[4] ~= ARGV[12])) then return 'differs' end
 
 if num_new > 0 then redis.call('APPEND', tokens, string.sub(new, 4 * num_known + 1)) end
 count = count + num_new
 redis.call('HSET', session, 'count', whole(count), 'lease', whole(leased_until))
 if opens then
-  redis.call('HSET', session, 'prompt', ARGV[7], 'params', ARGV[8], 'tokenizer', ARGV[9])
+  redis.call('HSET', session, 'prompt', ARGV[7], 'params', ARGV[8], 'tokenizer', ARGV[9],
+             'arithmetic', ARGV[10])
 end
-if ends then redis.call('HSET', session, 'ending', ARGV[11]) end
+if ends then redis.call('HSET', session, 'ending', ARGV[12]) end
 remember(count, ttl_ms, leased_until)
 return ''
 """

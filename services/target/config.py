@@ -31,7 +31,9 @@ class TargetConfig:
     advertised_address: str | None = option(
         None, "Where drafts and routers reach it; unset, where it listens."
     )
-    model: str = option("smollm2-135m", "An alias, a path or OWNER/NAME of the hub.")
+    model: str = option(
+        "smollm2-135m", "An alias, a path or OWNER/NAME of the hub, which @REVISION pins."
+    )
     dtype: str = option("auto", "Element type of the weights: auto, bfloat16, float16 or float32.")
     device: str = option("cpu", "Where the model runs: cpu, cuda or cuda:N.")
     numerics: str = option(

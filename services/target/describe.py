@@ -1,14 +1,19 @@
 """What a target says of itself on the wire. Knows loaded models; nothing of streams."""
 
+import logging
+
 from slipstream.models.dtypes import dtype_name
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.loading import LoadedModel
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.weights_digest import hub_commit, weights_digest
 from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.tensors import dtype_of
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.target.build import BuiltTarget
+
+_LOG = logging.getLogger("slipstream.target")
 
 
 def describe(
@@ -20,6 +25,8 @@ def describe(
     leave this process.
     """
     facts, model = built.facts, built.model
+    digest, commit = weights_digest(loaded.path), hub_commit(loaded.path)
+    _LOG.info("%s has the weights %s%s", facts.model_id, digest, commit and f" of commit {commit}")
     return target_pb2.DescribeTargetResponse(
         identity=common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
@@ -27,6 +34,8 @@ def describe(
             tokenizer_hash=loaded.tokenizer_hash,
             vocab_size=facts.vocab_size,
             incarnation=new_incarnation(),
+            weights_digest=digest,
+            revision=commit,
         ),
         layout=layout_to_pb(model.layout),
         context_length=facts.context_length,

@@ -17,6 +17,7 @@ from slipstream.client import (
     StopPolicy,
     Verification,
 )
+from slipstream.models.weights_digest import weights_digest
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 
@@ -69,7 +70,7 @@ async def test_a_target_that_answers_for_another_model_is_found_out(folder, tmp_
     impostor = fleet.save_models(tmp_path, seed=1)
     ours, theirs = await plain(folder, 24, COOL), await plain(impostor, 24, COOL)
     at = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) == 2)
-    targets = [target_worker(folder), target_worker(impostor)]
+    targets = [target_worker(folder), target_worker(impostor, digest=weights_digest(folder))]
     async with running(*targets), routed(targets, shadow_rate=1.0) as client:
         asked = {"sampling": COOL, "speculation": LOOKUP}
         result = await client.generate(PROMPT, max_tokens=24, **asked)

@@ -7,9 +7,10 @@ import pytest
 
 from slipstream.config import Settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
+from slipstream.models.loading import short_name
 from slipstream.models.store.catalog import CATALOG, GgufWheel
 from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
-from slipstream.models.store.hub import is_hub_id
+from slipstream.models.store.hub import is_hub_id, split_revision
 from slipstream.models.store.progress import Silent
 from slipstream.models.store.resolve import find_local, list_models, resolve
 from slipstream.models.store.wheel import extract
@@ -97,10 +98,20 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path, settings):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("a/b", True), ("Qwen/Qwen3-0.6B", True), ("a", False), ("a/b/c", False), ("../b", False)],
+    [
+        *(("a/b", True), ("Qwen/Qwen3-0.6B", True), ("a/b@main", True), ("a/b@refs/pr/1", True)),
+        *(("a", False), ("a/b/c", False), ("../b", False), ("a/b@", False), ("a@main", False)),
+    ],
 )
-def test_a_hub_id_has_an_owner_and_a_name(name, expected):
+def test_a_hub_id_has_an_owner_and_a_name_and_may_have_a_revision(name, expected):
     assert is_hub_id(name) is expected
+
+
+def test_a_pinned_model_is_named_as_the_same_model():
+    assert short_name("a/b@0123abc") == "a/b"
+    assert short_name("HuggingFaceTB/SmolLM2-135M-Instruct@main") == "smollm2-135m"
+    assert split_revision("a/b@refs/pr/1") == ("a/b", "refs/pr/1")
+    assert split_revision("a/b") == ("a/b", None)
 
 
 def test_every_alias_is_listed_with_its_place(settings):

@@ -8,8 +8,12 @@ _WEIGHTS = ("*.safetensors", "*.gguf")
 
 def weights_digests(path: Path) -> dict[str, str]:
     """SHA-256 of every weights file of a model directory, or of a GGUF file, by name."""
-    files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
-    return {file.name: file_digest(file) for file in files}
+    return {file.name: file_digest(file) for file in weights_files(path)}
+
+
+def weights_files(path: Path) -> list[Path]:
+    """The weights files of a model directory, or the GGUF file itself."""
+    return [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
 
 
 def file_digest(path: Path) -> str:

@@ -118,4 +118,5 @@ def _convert_wheel(alias: str, wheel: GgufWheel, cache_dir: Path, progress: Prog
 
 
 def _names() -> str:
-    return f"known names are {', '.join(CATALOG)}, anything else is a path or OWNER/NAME of the hub"
+    known = ", ".join(CATALOG)
+    return f"known names are {known}, anything else is a path or OWNER/NAME[@REVISION] of the hub"

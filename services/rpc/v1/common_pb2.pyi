@@ -210,6 +210,8 @@ class ModelIdentity(_message.Message):
     TOKENIZER_HASH_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol that the service speaks."""
     model_id: _builtins.str
@@ -220,6 +222,10 @@ class ModelIdentity(_message.Message):
     """Number of token ids the model knows."""
     incarnation: _builtins.str
     """Random id of the process; another one after every start."""
+    weights_digest: _builtins.str
+    """SHA-256 of the weights' file, or of the list of several files' digests; empty for a draft."""
+    revision: _builtins.str
+    """Commit of the model hub that the weights are of; empty where they are from elsewhere."""
     def __init__(
         self,
         *,
@@ -228,10 +234,12 @@ class ModelIdentity(_message.Message):
         tokenizer_hash: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
         incarnation: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
+        revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model_id", b"model_id", "protocol_version", b"protocol_version", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model_id", b"model_id", "protocol_version", b"protocol_version", "revision", b"revision", "tokenizer_hash", b"tokenizer_hash", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

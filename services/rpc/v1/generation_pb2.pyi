@@ -1346,6 +1346,7 @@ class ReplicaInfo(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     role: Global___ReplicaRole.ValueType
     """Its role."""
     address: _builtins.str
@@ -1364,6 +1365,8 @@ class ReplicaInfo(_message.Message):
     """Element type of its weights, such as bfloat16; empty while unknown, and for a draft that is no
     model.
     """
+    weights_digest: _builtins.str
+    """SHA-256 of its weights; empty while unknown, and for a draft."""
     def __init__(
         self,
         *,
@@ -1375,10 +1378,11 @@ class ReplicaInfo(_message.Message):
         num_requests: _builtins.int = ...,
         incarnation: _builtins.str = ...,
         dtype: _builtins.str = ...,
+        weights_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dtype", b"dtype", "incarnation", b"incarnation", "model", b"model", "num_requests", b"num_requests", "reason", b"reason", "role", b"role", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dtype", b"dtype", "incarnation", b"incarnation", "model", b"model", "num_requests", b"num_requests", "reason", b"reason", "role", b"role", "state", b"state", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
