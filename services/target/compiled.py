@@ -1,11 +1,13 @@
 """A grammar that is ready to be followed: a matcher to copy, and another that is still pristine."""
 
 from collections.abc import Callable
-
-from llguidance import LLMatcher
+from typing import TYPE_CHECKING
 
 from slipstream.core.errors import CapacityError
 from slipstream.core.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 NO_WAY = "NoExtension"
 """How the library's message begins where nothing may follow."""
@@ -19,7 +21,7 @@ class CompiledGrammar:
     def __init__(
         self,
         grammar: Grammar,
-        matcher: LLMatcher,
+        matcher: "LLMatcher",
         on_renewed: Callable[["CompiledGrammar"], None],
     ) -> None:
         """`on_renewed` has a spare matcher made elsewhere, now and whenever that was taken."""
@@ -30,11 +32,11 @@ class CompiledGrammar:
         self._on_renewed = on_renewed
         on_renewed(self)
 
-    def matcher(self) -> LLMatcher:
+    def matcher(self) -> "LLMatcher":
         """Return one at the beginning of a text. Takes no time to speak of."""
         return self._shared.deep_copy()
 
-    def fresh(self) -> LLMatcher:
+    def fresh(self) -> "LLMatcher":
         """Return one that shares nothing with those before it, but with those after it.
 
         Raises `CapacityError` while none has been made since the last one was taken.

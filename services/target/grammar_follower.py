@@ -4,16 +4,18 @@ A follower goes back and on to the output that is asked about. Knows no logits a
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.options import MAX_NODES
 from slipstream.target.compiled import NO_WAY, CompiledGrammar, sentence
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 _T = TypeVar("_T")
 
@@ -28,7 +30,7 @@ class Follower:
     def __init__(
         self,
         compiled: CompiledGrammar,
-        tokenizer: LLTokenizer,
+        tokenizer: "LLTokenizer",
         stop_token_ids: frozenset[int],
     ) -> None:
         self.grammar = compiled.grammar
@@ -84,7 +86,7 @@ class Follower:
             self._begin(self._compiled.matcher())  # one that met an error is of no use any more
             raise InvalidRequest(str(error)) from None
 
-    def _begin(self, matcher: LLMatcher) -> None:
+    def _begin(self, matcher: "LLMatcher") -> None:
         self._matcher = matcher
         self._past, self._last = [], None
 
