@@ -5,7 +5,8 @@ import random
 
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.target.grammars import Follower, Grammars
+from slipstream.target.grammar_follower import Follower
+from slipstream.target.grammars import Grammars
 from tiny_checkpoint import byte_tokenizer
 
 EOS = 0

@@ -72,9 +72,9 @@ class Prices:
         is no time teaches nothing.
         """
         is_first, self._has_drafted = not self._has_drafted, True
-        if waited_s is None or not 0 <= waited_s < math.inf:
-            return num_steps * self.step
-        if is_first or not self._round_s or self._step_cost is not None:
+        if waited_s is not None and not 0 <= waited_s < math.inf:
+            waited_s = None
+        if is_first or waited_s is None or not self._round_s or self._step_cost is not None:
             return num_steps * self.step
         step_s = waited_s / max(num_steps, 1)
         usual_s = step_s if self._step_s is None else self._step_s

@@ -13,19 +13,14 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 
-from slipstream.core.errors import (
-    InternalError,
-    NoRoom,
-    SessionClosed,
-    SessionTaken,
-    Unavailable,
-)
+from slipstream.core import errors
 from slipstream.core.inline import finished
 from slipstream.core.timing import Clock
 from slipstream.core.types import Delta, Proposal, Session, Verdict
 from slipstream.engine.failures import FailedSteps
 from slipstream.engine.gathering import Gathering
 from slipstream.engine.thread import EngineThread
+from slipstream.target.compiled import CompiledGrammar
 from slipstream.target.engine import LocalTarget
 from slipstream.target.pending import PendingVerification, Verified
 from slipstream.target.schedule import RowBudget, Schedule
@@ -129,9 +124,9 @@ class BatchedTarget:
         for memory for too long or more wait than may.
         """
         if self._is_closed:
-            raise Unavailable("the target is about to stop")
+            raise errors.Unavailable("the target is about to stop")
         session_id = session.session_id
-        self._end(session_id, SessionTaken(f"session {session_id} was taken over"))
+        self._end(session_id, errors.SessionTaken(f"session {session_id} was taken over"))
         work = Work(session, delta, proposal)
         pending = PendingVerification(work, self._clock(), max_queue_s, self._left)
         self._pending[session_id] = pending
@@ -141,18 +136,19 @@ class BatchedTarget:
         self._wake()
         return pending
 
-    async def prepare(self, session: Session) -> None:
-        """Compile the session's grammar, if it has one, where no other session waits for it.
+    async def prepare(self, session: Session) -> CompiledGrammar | None:
+        """Return the session's grammar, compiled apart from all engines, to hold on to; or None.
 
-        Raises `InvalidRequest` for one that can't be followed.
+        Raises `InvalidRequest` for one that can't be followed, `CapacityError` where too many wait.
         """
         grammars, grammar = self._engine.grammars, session.grammar
-        if grammars is not None and grammar is not None and not grammars.knows(grammar):
-            await asyncio.to_thread(grammars.compile, grammar)
+        if grammars is None or grammar is None:
+            return None
+        return grammars.find(grammar) or await asyncio.wrap_future(grammars.compiling(grammar))
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`, `prepare` and `run`."""
-        await self.prepare(session)
+        _held = await self.prepare(session)
         return (await self.run(session, delta, proposal)).value
 
     async def park(self, session_id: str) -> None:
@@ -166,13 +162,13 @@ class BatchedTarget:
     async def close(self) -> None:
         """Refuse what comes, end what is under way, and wait for the step that runs."""
         self._is_closed = True
-        self._end_all(Unavailable("the target is about to stop"))
+        self._end_all(errors.Unavailable("the target is about to stop"))
         if self._driver is not None:
             self._news.set()
             await asyncio.wait({self._driver})
 
     async def _leave(self, session_id: str, job: Callable[[], None]) -> None:
-        self._end(session_id, SessionClosed(f"session {session_id} has ended"))
+        self._end(session_id, errors.SessionClosed(f"session {session_id} has ended"))
         self._gathering.gone(session_id)
         self._spent.turn(self._doing())
 
@@ -227,7 +223,7 @@ class BatchedTarget:
             _LOG.exception("the steps of the target have ended")
             self.failed_steps.record(has_failed=True)
             self._end_all(
-                InternalError("the target's steps ended, through no fault of the request")
+                errors.InternalError("the target's steps ended, through no fault of the request")
             )
         finally:
             self._driver = None
@@ -281,7 +277,9 @@ class BatchedTarget:
         self._blocked = blocked
 
     def _is_late(self, session_id: str, limit_s: float) -> None:
-        self._end(session_id, NoRoom(f"the request waited {limit_s:g} s for memory, the limit"))
+        self._end(
+            session_id, errors.NoRoom(f"the request waited {limit_s:g} s for memory, the limit")
+        )
 
     def _count(self, step: Step) -> None:
         self._num_steps += 1

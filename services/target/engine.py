@@ -29,7 +29,7 @@ from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call, check_length
 from slipstream.target.drawing import draws_of, is_drawn
-from slipstream.target.grammars import Grammars, follower_of
+from slipstream.target.grammars import Grammars, follower_of, prepared
 from slipstream.target.memory import KvMemory
 from slipstream.target.metering import HarmlessMeter, Meter, StepTaken
 from slipstream.target.taps import KvTap
@@ -68,6 +68,7 @@ class LocalTarget:
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`. The session has the engine to itself meanwhile."""
+        _held = prepared(self.grammars, session)
         work = self.begin(session, delta, proposal)
         while not work.is_done:
             self.step([Share(work, min(work.num_pending, ALONE_ROWS))])
@@ -106,10 +107,7 @@ class LocalTarget:
 
     @internal_errors("target")
     def step(self, shares: Sequence[Share]) -> None:
-        """One forward for all shares, of different verifications; those decided by it are done.
-
-        Raises `InternalError` for whatever fails in it.
-        """
+        """One forward for all shares, of different verifications; those decided by it are done."""
         began = self._clock()
         keys = sum(share.num_rows * share.work.cache.count for share in shares)
         parts = [share.part() for share in shares]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError, SessionNotFound, Unavailable
 from slipstream.rpc.leases import Lease
+from slipstream.target.compiled import CompiledGrammar
 
 MAX_READERS = 4
 """Of one session: a draft, and what it left behind when it lost its connection."""
@@ -42,6 +43,8 @@ class Served:
         self.credential = secrets.token_urlsafe(24)
         self.has_begun = False
         """Whether a verification of it was answered."""
+        self.grammar: CompiledGrammar | None = None
+        """What its output follows; held, so that it need not be compiled again."""
         self.max_queue_s: float | None = None
         """Longest time for a round of it to wait for memory; None for no limit."""
         self._linger_s = linger_s

@@ -171,9 +171,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             )
         session = session_from_pb(asked.session)
         bind(session_id=session.session_id)
-        await self._batched.prepare(session)
+        grammar = await self._batched.prepare(session)
         lease = await self._leases.open(session.session_id, asked.session.fence)
         served = self._sessions.begin(lease)
+        served.grammar = grammar
         if asked.HasField("max_queue_ms"):
             served.max_queue_s = asked.max_queue_ms / 1000
         return session, served

@@ -12,7 +12,7 @@ from slipstream.core.types import Proposal, Session, Verdict
 from slipstream.core.types import Verification as Mode
 from slipstream.models.cache import KvCache
 from slipstream.models.rows import Part
-from slipstream.target.grammars import Follower
+from slipstream.target.grammar_follower import Follower
 from slipstream.target.taps import KvTap
 
 

@@ -171,7 +171,7 @@ async def test_what_is_refused_leaves_the_session_as_it_was(built, grammar, know
     tokens, num_bytes = [*PROMPT, *first.tokens], built.target.kv_bytes("s")
     bad = session_of(grammar=grammar)
     with pytest.raises(InvalidRequest, match=reason):
-        built.target.begin(bad, Delta(0, (*PROMPT, *ids(known))), Proposal())
+        await built.target.verify(bad, Delta(0, (*PROMPT, *ids(known))), Proposal())
     assert built.target.kv_bytes("s") == num_bytes
     # A delta that starts behind all tokens is taken only if they are still held.
     await built.target.verify(session, Delta(len(tokens), ()), Proposal())

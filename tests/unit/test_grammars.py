@@ -39,6 +39,8 @@ PERSON = {
     "additionalProperties": False,
 }
 
+WIDE = {"type": "object", "properties": {f"p{at}": {"type": "integer"} for at in range(1900)}}
+
 
 @pytest.fixture(scope="module")
 def made():
@@ -175,6 +177,7 @@ def test_schemas_drawn_are_those_of_the_seed():
         (schema({"$ref": "#"}), "allows no text at all"),
         (schema('{"items":' * 3000 + "{}" + "}" * 3000), "recursion"),
         (schema({"type": "x" * 60_000}), "Invalid type"),
+        (schema(WIDE), "too complex: .*max is 2000"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_in_one_short_printable_sentence(made, grammar, reason):
@@ -215,6 +218,7 @@ def test_what_others_have_used_up_of_a_grammar_is_taken_from_nobody(made):
     with pytest.raises(InvalidRequest, match="beyond"):
         for count in range(0, 4000, 40):
             hungry.allowed(ids("a" * count))
+    made._thread.submit(lambda: None).result()  # a spare matcher has been made meanwhile
     assert modest.allowed(ids("a")).tolist() == expected
     assert modest.allowed([]).tolist() == expected
     assert made.follower(grammar, STOPS).allowed([]).tolist() == expected
@@ -238,7 +242,8 @@ def test_only_so_many_grammars_are_kept(made):
 
 
 def test_a_session_keeps_its_follower_while_its_grammar_stays_the_same(made):
-    session = Session("s", 2, 9, stop_token_ids=STOPS, grammar=regex("ab*"))
+    held = [made.compile(regex(text)) for text in ("ab*", "c")]
+    session = Session("s", 2, 9, stop_token_ids=STOPS, grammar=held[0].grammar)
     first = follower_of(made, session, [9, 9, *ids("a")], None)
     assert follower_of(made, session, [9, 9, *ids("ab")], first) is first
     other = Session("s", 2, 9, stop_token_ids=STOPS, grammar=regex("c"))
