@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import struct
 from dataclasses import asdict, replace
 
-from slipstream.core.prompt import checked_prompt
+from slipstream.core.prompt import Prompt, are_ids
 from slipstream.core.request import Generation
 
 
@@ -12,15 +13,28 @@ def fingerprint(asked: Generation) -> str:
     """SHA-256 in hexadecimal of what a request says of the answer that it wants.
 
     Not among that are its id, what its caller holds, whether its session is to begin, and what
-    tokens are to say of themselves. Raises `InvalidRequest` for a prompt that is none.
+    tokens are to say of themselves. The same for every router of a version.
     """
-    prompt = checked_prompt(asked.prompt, raw=asked.ask.raw)
     session = asked.session and replace(asked.session, create=False)
+    kind, prompt = _prompt_bytes(asked.prompt)
     nameless = replace(
         asked,
-        prompt=prompt,
+        prompt=kind,
         ask=replace(asked.ask, request_id="", with_origins=False, num_logprobs=None),
         session=session,
         num_received=0,
     )
-    return hashlib.sha256(json.dumps(asdict(nameless), sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(asdict(nameless), sort_keys=True).encode())
+    digest.update(b"\n")  # which JSON on one line does not have
+    digest.update(prompt)
+    return digest.hexdigest()
+
+
+def _prompt_bytes(prompt: Prompt) -> tuple[str, bytes]:
+    """The form of a checked prompt, and its bytes, which no other prompt of the form has."""
+    if isinstance(prompt, str):
+        return "text", prompt.encode()
+    if are_ids(prompt):
+        return "ids", struct.pack(f"<{len(prompt)}I", *prompt)
+    texts = [message[part] for message in prompt for part in ("role", "content")]  # type: ignore[index]
+    return "messages", "".join([json.dumps([len(text) for text in texts]), *texts]).encode()

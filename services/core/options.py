@@ -79,8 +79,7 @@ class SpeculationOptions:
             raise UnsupportedCombination("shape product and widths go together only")
         if self.widths is None:
             return
-        if not 1 <= len(self.widths) <= MAX_DRAFT_TOKENS:
-            raise InvalidRequest(f"widths has {len(self.widths)} depths, not 1 to 40")
+        check_num_depths(len(self.widths))
         for width in self.widths:
             _check_range("a width", width, MAX_NODES)
         nodes, limit = num_product_nodes(self.widths), self.max_nodes or MAX_NODES
@@ -92,6 +91,12 @@ class SpeculationOptions:
     def _check_roots(self) -> None:
         if self.num_roots is not None and self.verification is not Verification.TARGET_INIT:
             raise UnsupportedCombination("num_roots goes with verification target-init only")
+
+
+def check_num_depths(num_depths: int) -> None:
+    """Raise `InvalidRequest` for more widths than a path may have depths."""
+    if not 1 <= num_depths <= MAX_DRAFT_TOKENS:
+        raise InvalidRequest(f"widths has {num_depths} depths, not 1 to {MAX_DRAFT_TOKENS}")
 
 
 def num_product_nodes(widths: tuple[int, ...]) -> int:

@@ -12,6 +12,8 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 MAX_TOKEN_ID = 2**31 - 1
+MAX_MESSAGES = 2048
+"""Of one prompt."""
 
 
 def checked_prompt(
@@ -30,15 +32,24 @@ def checked_prompt(
     if not prompt:
         raise InvalidRequest("the prompt is empty")
     if are_ids(prompt):
-        return tuple(_token_id(item) for item in prompt)
+        return _token_ids(prompt)  # type: ignore[arg-type]
     if raw:
         raise UnsupportedCombination("a raw prompt is text or token ids, not messages")
+    check_num_messages(len(prompt))
     return tuple(_message(item) for item in prompt)
 
 
 def are_ids(prompt: Sequence[Any]) -> bool:
     """Whether it consists of token ids, and of at least one."""
-    return len(prompt) > 0 and all(type(item) is int for item in prompt)
+    return set(map(type, prompt)) == {int}
+
+
+def check_num_messages(num_messages: int) -> None:
+    """Raise `InvalidRequest` for more messages than a prompt may have."""
+    if num_messages > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"the prompt has {num_messages} messages, but at most {MAX_MESSAGES} fit"
+        )
 
 
 def check_unicode(text: str, name: str) -> None:
@@ -49,10 +60,11 @@ def check_unicode(text: str, name: str) -> None:
         raise InvalidRequest(f"{name} is not valid Unicode ({error.reason})") from None
 
 
-def _token_id(token: Any) -> int:
-    if not 0 <= token <= MAX_TOKEN_ID:
-        raise InvalidRequest(f"the prompt has token id {token}, not 0 to {MAX_TOKEN_ID}")
-    return int(token)
+def _token_ids(tokens: Sequence[int]) -> tuple[int, ...]:
+    for token in (min(tokens), max(tokens)):
+        if not 0 <= token <= MAX_TOKEN_ID:
+            raise InvalidRequest(f"the prompt has token id {token}, not 0 to {MAX_TOKEN_ID}")
+    return tuple(tokens)
 
 
 def _message(item: Any) -> dict[str, str]:

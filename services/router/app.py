@@ -80,6 +80,7 @@ class Router:
         self._quotas = open_quotas(store_options(config), time.monotonic)
         self._journals = Upkeep(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
+        self._turns = self._make_turns()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
 
@@ -144,21 +145,28 @@ class Router:
     def _refuse(self) -> None:
         self._admission.is_draining = True
 
-    def _register(self) -> Callable[..., None]:
+    def _make_turns(self) -> Turns:
         config = self._config
         claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
-        memory = Memory(claims, self._journals)
-        patience, shadow = _patience(config), self._shadow
-        turns = Turns(
+        return Turns(
             self._fleet,
-            memory,
+            Memory(claims, self._journals),
             self._admission,
-            patience=patience,
-            shadow=shadow,
+            patience=_patience(config),
+            shadow=self._shadow,
             observing=self._observing,
         )
-        access, limits = Access(config.key_file), KeyLimits(self._quotas)
-        parts = Parts(access, limits, self._fleet, turns, self._store, self._admission, shadow)
+
+    def _register(self) -> Callable[..., None]:
+        parts = Parts(
+            Access(self._config.key_file),
+            KeyLimits(self._quotas),
+            self._fleet,
+            self._turns,
+            self._store,
+            self._admission,
+            self._shadow,
+        )
         servicer = GenerationServicer(parts, self._observing)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
@@ -184,6 +192,7 @@ class Router:
         if upkeep is not None:
             upkeep.cancel()
             await asyncio.wait({upkeep})
+        self._turns.close()
         await self._journals.aclose()
         await self._store.aclose()
         await self._sources.aclose()

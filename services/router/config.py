@@ -35,6 +35,8 @@ _POSITIVE = (
     "request_timeout_s",
 )
 _LONGEST_QUEUE_S = 86400.0
+MAX_FIELDS = 10_000
+"""Of a message to a router; more than prompts of `MAX_MESSAGES` and all options have."""
 ALLOW, REFUSE = "allow", "refuse"
 """What becomes of new requests while the store does not answer."""
 
@@ -169,7 +171,7 @@ class RouterConfig:
             max_connection_idle_s=self.max_connection_idle_s,
             max_connection_age_s=self.max_connection_age_s,
             max_connection_age_grace_s=self.max_connection_age_grace_s,
-            limits=CallLimits(self.send_timeout_s, self.request_timeout_s),
+            limits=CallLimits(self.send_timeout_s, self.request_timeout_s, MAX_FIELDS),
             tls=server_tls(self.tls_cert, self.tls_key, self.tls_client_ca),
             health_address=self.health_address,
         )

@@ -1,11 +1,23 @@
-"""Fields that this build has never heard of: refused, for what is asked must not be ignored."""
+"""What requests are refused for before they are read: unknown fields, and prompts of too much."""
 
 from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from slipstream.core.errors import NotBuilt
+from slipstream.core.errors import NotBuilt, PromptTooLong
+from slipstream.core.prompt import check_num_messages
+from slipstream.rpc.v1 import generation_pb2 as pb
+
+
+def refuse_too_many(prompt: pb.Prompt, context_length: int) -> None:
+    """Raise `InvalidRequest` for more messages or ids than fit, before any of them is read."""
+    check_num_messages(len(prompt.chat.messages))
+    num_tokens = len(prompt.token_ids.ids)
+    if num_tokens > context_length:
+        raise PromptTooLong(
+            f"a prompt of {num_tokens} tokens exceeds the context of {context_length} tokens"
+        )
 
 
 def refuse_unknown(message: Message) -> None:

@@ -29,6 +29,7 @@ from slipstream.router.probes import DraftModel, TargetModel, draft_view, target
 from slipstream.router.replica import Replica
 
 _LOG = logging.getLogger("slipstream.router")
+NO_TARGET = "no target has been reached yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,13 @@ class Fleet:
                 found[replica.described.name] = Placed(replica, replica.described, replica.epoch)
         return found
 
+    def context_length(self) -> int:
+        """Tokens of the longest context of all models. Raises `Unavailable` without any model."""
+        lengths = [at.model.facts.context_length for at in self.models().values()]
+        if not lengths:
+            raise Unavailable(NO_TARGET)
+        return max(lengths)
+
     def num_targets(self, model_id: str) -> int:
         """Target replicas that serve the model now."""
         return sum(at.model_id == model_id for at in self._target_views())
@@ -141,7 +149,7 @@ class Fleet:
         """
         names = sorted(self.models())
         if not names:
-            raise Unavailable("no target has been reached yet")
+            raise Unavailable(NO_TARGET)
         if asked in names:
             return asked
         listing = ", ".join(names)

@@ -8,12 +8,12 @@ from typing import Any
 
 import slipstream
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request import Generation, SessionRef
+from slipstream.core.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.results import Chunk, collected
 from slipstream.core.server_info import ServerInfo
 from slipstream.router.access import Access, Key
 from slipstream.router.admission import Admission
-from slipstream.router.fields import refuse_unknown
+from slipstream.router.fields import refuse_too_many, refuse_unknown
 from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
 from slipstream.router.limits import KeyLimits
@@ -63,7 +63,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """See `generation.proto`."""
         with self._observing.request(GENERATE, context.invocation_metadata()) as watch:
-            key = self._enter(request, context)
+            key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
             watch.asked(asked, is_stream=False)
             if asked.num_received:
@@ -76,7 +76,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """See `generation.proto`."""
         with self._observing.request(STREAM, context.invocation_metadata()) as watch:
-            key = self._enter(request, context)
+            key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
             watch.asked(asked, is_stream=True)
             async with aclosing(self._chunks(asked, key, context, watch)) as chunks:
@@ -85,19 +85,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """See `generation.proto`."""
-        self._enter(request, context)
+        key, parts = self._enter(request, context, request.prompt), self._parts
         prompt, raw = prompt_from_pb(request.prompt)
-        allows = request.prompt.allow_special_tokens
-        tokens = await self._parts.turns.tokens(
-            prompt, request.model, raw=raw, allow_special_tokens=allows
-        )
-        return pb.TokenizeResponse(token_ids=tokens)
+        ask = Ask(raw=raw, allow_special_tokens=request.prompt.allow_special_tokens)
+        asked = Generation(prompt, ask, request.model)
+        run = parts.turns.tokens(asked)
+        async with aclosing(
+            parts.limits.within(key, asked, run, self._remaining(context))
+        ) as chunks:
+            return pb.TokenizeResponse(token_ids=(await anext(chunks)).token_ids)
 
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Any
     ) -> pb.GetModelInfoResponse:
         """See `generation.proto`."""
         self._enter(request, context)
+        check_name("model", request.model)
         fleet = self._parts.fleet
         models = fleet.models()
         names = [fleet.model_name(request.model)] if request.model else sorted(models)
@@ -129,9 +132,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         await self._parts.turns.forget(SessionRef(request.session_id).session_id, key.name)
         return pb.DeleteSessionResponse()
 
-    def _enter(self, request: Any, context: Any) -> Key:
-        """The caller, whose name owns the sessions that it begins."""
+    def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Key:
+        """The caller, whose name owns the sessions that it begins.
+
+        Counts the `prompt` of the request before anything looks at what is in it.
+        """
         key = self._parts.access.check(context.invocation_metadata())
+        if prompt is not None:
+            refuse_too_many(prompt, self._parts.fleet.context_length())
         refuse_unknown(request)
         return key
 

@@ -6,16 +6,13 @@ Knows sessions, text and placement; not the public API on the wire.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from slipstream.core.errors import Unavailable
-from slipstream.core.prompt import Prompt
 from slipstream.core.request import (
-    Ask,
     DraftFacts,
     Generation,
     Request,
@@ -26,6 +23,7 @@ from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
+from slipstream.router.encoder import PromptEncoder
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.observing import ENTER, Observing, RequestWatch
 from slipstream.router.places import Pair, SeatTerms, free_parked
@@ -37,11 +35,7 @@ from slipstream.state.claims import Claims, check_received
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
 from slipstream.state.replay import replayed
-from slipstream.text.prompts import encode_prompt, encode_turn
 from slipstream.text.tokenizer import TextTokenizer
-
-LONG_PROMPT = 4096
-"""Characters from which on a prompt is turned into tokens outside of the event loop."""
 
 INVARIANT = "invariant"
 _FORGET_LIMIT_S = 2.0
@@ -96,6 +90,7 @@ class Turns:
         observing: Observing,
     ) -> None:
         """Requests that have ended well are offered to the `shadow`."""
+        self._encoder = PromptEncoder()
         self._fleet = fleet
         self._memory = memory
         self._admission = admission
@@ -128,18 +123,21 @@ class Turns:
                 async for chunk in chunks:
                     yield chunk
 
-    async def tokens(
-        self, prompt: Prompt, model: str, *, raw: bool, allow_special_tokens: bool
-    ) -> tuple[int, ...]:
-        """Token ids of a prompt, as a request with it would use them."""
-        name = self._fleet.model_name(model)
-        ask = Ask(raw=raw, allow_special_tokens=allow_special_tokens)
-        return await _encode(self._fleet.models()[name].model.tokenizer, prompt, ask)
+    async def tokens(self, asked: Generation) -> AsyncGenerator[Chunk, None]:
+        """One chunk of a prompt's token ids, as a request with it would use them."""
+        with self._admission.place():
+            model = self._fleet.models()[self._fleet.model_name(asked.model)].model
+            ids = await self._encoder.encode(model, asked.prompt, asked.ask)
+            yield Chunk("", ids)
 
     async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
         record = await self._memory.claims.delete(session_id, owner)
         await free_parked(self._fleet, record, Terms(fence=record.fence, round_s=_FORGET_LIMIT_S))
+
+    def close(self) -> None:
+        """Encode nothing more."""
+        self._encoder.close()
 
     async def _run(self, work: "_Work") -> AsyncGenerator[Chunk, None]:
         asked, record, journal, watch = work.asked, work.record, work.journal, work.watch
@@ -206,7 +204,7 @@ class Turns:
         if not tokens:
             before = record.tokens
             last_token = before[-1] if before else None
-            new = await _encode(model.tokenizer, asked.prompt, ask, last_token=last_token)
+            new = await self._encoder.encode(model, asked.prompt, ask, last_token=last_token)
             tokens = (*before, *new)
         request = make_request(record.session_id, tokens, ask, model.facts, facts)
         return replace(request, past=record.output, num_received=asked.num_received), facts
@@ -247,24 +245,3 @@ def _answered(
     model = placed.model
     wanted = Wanted(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
     return Answered(request, tuple(output), stats.speculation.num_draft_tokens, wanted)
-
-
-async def _encode(
-    tokenizer: TextTokenizer, prompt: Prompt, ask: Ask, *, last_token: int | None = None
-) -> tuple[int, ...]:
-    """Token ids of a first turn, or of one behind `last_token`."""
-    form = {"raw": ask.raw, "allow_special_tokens": ask.allow_special_tokens}
-    encode = (
-        partial(encode_prompt, tokenizer, prompt, **form)
-        if last_token is None
-        else partial(encode_turn, tokenizer, prompt, last_token=last_token, **form)
-    )
-    if _num_chars(prompt) < LONG_PROMPT:
-        return encode()
-    return await asyncio.to_thread(encode)
-
-
-def _num_chars(prompt: Any) -> int:
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum(len(item["content"]) if isinstance(item, Mapping) else 1 for item in prompt)

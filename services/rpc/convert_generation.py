@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
 from slipstream.core.grammar import Grammar, GrammarKind
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.options import Mode, SpeculationOptions, check_num_depths
 from slipstream.core.prompt import Prompt, are_ids, checked_prompt
 from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams
@@ -139,6 +139,8 @@ def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
     }
     if not math.isfinite(given.get("threshold", 0.0)):
         raise InvalidRequest(f"threshold is {given['threshold']}, but must be a finite number")
+    if message.widths:
+        check_num_depths(len(message.widths))
     return SpeculationOptions(
         mode=enums.MODE.from_pb(message.mode) or Mode.AUTO,
         shape=enums.SHAPE.from_pb(message.shape),

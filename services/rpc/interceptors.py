@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import (
@@ -20,25 +21,29 @@ from slipstream.core.errors import (
 )
 from slipstream.rpc.callers import Callers
 from slipstream.rpc.status import pushback_of, status_of
+from slipstream.rpc.wire import check_num_fields
 
 _LOG = logging.getLogger("slipstream.rpc")
 
 
 @dataclass(frozen=True, slots=True)
-class _Malformed:
-    """Stands for a message that can't be parsed; gRPC's own answer would be INTERNAL."""
+class _Refused:
+    """Stands for a message that is not parsed; gRPC's own answer would be INTERNAL."""
 
-    num_bytes: int
+    error: InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """How long calls may take, in seconds."""
+    """How long calls may take, in seconds, and what their messages may hold."""
 
     send_s: float = 60.0
     """Longest time for a caller to take one message of a stream."""
     call_s: float | None = None
     """Longest time of a whole call; None for no limit."""
+    message_fields: int | None = None
+    """Most fields of a message that a caller sends, those within fields included; None for no
+    limit."""
 
 
 class Calls:
@@ -50,7 +55,7 @@ class Calls:
 
     def __init__(self, callers: Callers, limits: CallLimits) -> None:
         self._callers = callers
-        self._limits = limits
+        self.limits = limits
         self._num_running = 0
         self._is_closed = False
         self._idle = asyncio.Event()
@@ -72,7 +77,7 @@ class Calls:
         self._num_running += 1
         self._idle.clear()
         try:
-            async with _limited(self._limits.call_s, _too_long):
+            async with _limited(self.limits.call_s, _too_long):
                 yield
         finally:
             self._num_running -= 1
@@ -83,7 +88,7 @@ class Calls:
         """Send the messages of a stream. Raises `Unavailable` when the caller does not take one."""
         is_first = True
         async for message in messages:
-            async with _limited(self._limits.send_s, _not_taken):
+            async with _limited(self.limits.send_s, _not_taken):
                 if is_first:  # by itself: otherwise no status could follow a message that is stuck
                     await context.send_initial_metadata(())
                 await context.write(message)
@@ -131,7 +136,7 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         guard = _streaming if inspect.isasyncgenfunction(inner) else _awaited
         return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
             guard(inner, method, self._calls),
-            request_deserializer=_lenient(handler.request_deserializer),
+            request_deserializer=_lenient(handler.request_deserializer, self._calls.limits),
             response_serializer=handler.response_serializer,
         )
 
@@ -159,22 +164,27 @@ def _not_taken(limit_s: float) -> SlipstreamError:
     )
 
 
-def _lenient(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _lenient(parse: Any, limits: CallLimits) -> Callable[[bytes], Any] | None:
     if parse is None:
         return None
+    descriptor: Descriptor = parse.__self__.DESCRIPTOR  # every parser is a message's `FromString`
 
     def parsed(data: bytes) -> Any:
         try:
+            if limits.message_fields is not None:
+                check_num_fields(data, descriptor, limits.message_fields)
             return parse(data)
         except DecodeError:
-            return _Malformed(len(data))
+            return _Refused(InvalidRequest(f"a message of {len(data)} bytes can't be parsed"))
+        except InvalidRequest as error:
+            return _Refused(error)
 
     return parsed
 
 
 def _checked(message: Any) -> Any:
-    if isinstance(message, _Malformed):
-        raise InvalidRequest(f"a message of {message.num_bytes} bytes can't be parsed")
+    if isinstance(message, _Refused):
+        raise message.error
     return message
 
 

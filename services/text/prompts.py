@@ -21,21 +21,24 @@ def encode_prompt(
     *,
     raw: bool = False,
     allow_special_tokens: bool = False,
+    max_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """Token ids of a conversation's first turn, up to where the model is to go on.
 
     Text is one user message, put through the model's chat template unless `raw`. Ids are taken
     as they are. The names of special tokens are plain text in all that a caller says, but for a raw
-    prompt with `allow_special_tokens`. Raises `InvalidRequest` for an empty or ill-formed prompt.
+    prompt with `allow_special_tokens`. Raises `InvalidRequest` for an empty or ill-formed prompt,
+    and `PromptTooLong` for text that is far longer than `max_tokens`.
     """
     content: Any = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
     if not isinstance(content, str) and are_ids(content):
         return _known(tokenizer, content)
+    _check_lengths(tokenizer, content, max_tokens)
     if raw:
         text = content if allow_special_tokens else tokenizer.as_text(content)
-        return _not_empty(tokenizer.encode(text, add_special_tokens=True))
+        return _not_empty(tokenizer.encode(text, add_special_tokens=True, max_tokens=max_tokens))
     text = tokenizer.render(_messages(content))
-    return _not_empty(tokenizer.encode(text, add_special_tokens=False))
+    return _not_empty(tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens))
 
 
 def encode_turn(
@@ -45,31 +48,44 @@ def encode_turn(
     last_token: int,
     raw: bool = False,
     allow_special_tokens: bool = False,
+    max_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """Token ids to append for a later turn, behind a reply that ended with `last_token`.
 
-    Closes the reply as the chat template does, unless the model has done so itself.
+    Closes the reply as the chat template does, unless the model has done so itself. Raises what
+    `encode_prompt` does.
     """
     content: Any = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
     if not isinstance(content, str) and are_ids(content):
         return _known(tokenizer, content)
+    _check_lengths(tokenizer, content, max_tokens)
     if raw:
         text = content if allow_special_tokens else tokenizer.as_text(content)
-        return _not_empty(tokenizer.encode(text, add_special_tokens=False))
+        return _not_empty(tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens))
     before = ({"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY})
     parts = tokenizer.render([*before, *_messages(content)]).split(_REPLY)
     if len(parts) != 2:
         raise InvalidRequest("the chat template of this model can't continue a conversation")
-    ids = tokenizer.encode(parts[1], add_special_tokens=False)
+    ids = tokenizer.encode(parts[1], add_special_tokens=False, max_tokens=max_tokens)
     return _not_empty(ids[1:] if ids and ids[0] == last_token else ids)
 
 
 def _known(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    num_tokens = len(tokenizer)
-    for token in ids:
-        if token >= num_tokens:
-            raise InvalidRequest(f"the prompt has token id {token}, not 0 to {num_tokens - 1}")
+    num_tokens, highest = len(tokenizer), max(ids)
+    if highest >= num_tokens:
+        raise InvalidRequest(f"the prompt has token id {highest}, not 0 to {num_tokens - 1}")
     return tuple(ids)
+
+
+def _check_lengths(
+    tokenizer: TextTokenizer, content: str | Sequence[Message], max_tokens: int | None
+) -> None:
+    """Refuse texts that are too long before anything is done with all of them."""
+    if max_tokens is None:
+        return
+    texts = [content] if isinstance(content, str) else [at["content"] for at in content]
+    for text in texts:
+        tokenizer.check_length(text, max_tokens)
 
 
 def _messages(content: str | Sequence[Message]) -> Sequence[Message]:

@@ -9,14 +9,19 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from slipstream.core.errors import InvalidRequest, WeightsError
+from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
 from slipstream.core.prompt import Message, check_unicode
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, CompiledTemplate, Now
 from slipstream.text.token_bytes import TokenBytes
 from slipstream.text.vocab import vocab_hash
+
+PIECE_CHARS = 1 << 16
+"""Of a long text, encoded at a time to see whether the whole of it may fit."""
+CUT_TOKENS = 256
+"""More than a piece has by itself than within its text: words that were cut, at both ends."""
 
 
 class TokenizerParts(NamedTuple):
@@ -82,19 +87,46 @@ class TextTokenizer:
         del vocab[BREAK]
         return vocab_hash(vocab)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
+    ) -> list[int]:
         """Token ids of a text, whole; special tokens that are written in it become such.
 
         Those that `as_text` and `render` have broken stay text.
         `add_special_tokens` puts the model's own around it, such as one that begins every text.
-        Raises `InvalidRequest` for text that is not Unicode, or that has no tokens.
+        Raises `InvalidRequest` for text that is not Unicode, or that has no tokens, and
+        `PromptTooLong` for text that has far more than `max_tokens`, without encoding all of it.
         """
         check_unicode(text, "the text")
+        if max_tokens is not None:
+            self.check_length(text, max_tokens)
+        ids: list[int] = self._encoding(text, add_special_tokens=add_special_tokens).ids
+        return [token for token in ids if token != self._control.break_id] if BREAK in text else ids
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Raise `PromptTooLong` for a long text that has far more than `max_tokens`.
+
+        It is encoded in pieces, and no further than to the one that is too much.
+        """
+        if len(text) <= PIECE_CHARS:
+            return
+        num_tokens = 0
+        for start in range(0, len(text), PIECE_CHARS):
+            piece = self._encoding(text[start : start + PIECE_CHARS], add_special_tokens=False)
+            num_tokens += max(len(piece) - CUT_TOKENS, 0)
+            if num_tokens > max_tokens:
+                raise PromptTooLong(
+                    f"a text of {len(text)} characters has more than {max_tokens} tokens, the"
+                    " context's"
+                )
+
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # A batch is encoded without Python's lock; a text alone would hold it.
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return batch[0]
         except Exception as error:  # the library raises nothing more precise
             raise InvalidRequest(f"the text can't be turned into tokens ({error})") from None
-        return [token for token in ids if token != self._control.break_id] if BREAK in text else ids
 
     def as_text(self, text: str) -> str:
         """A caller's text as `encode` takes it for text, though it has the names of special tokens.

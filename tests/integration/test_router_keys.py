@@ -75,7 +75,8 @@ async def test_who_has_as_many_running_as_may_be_is_told_when_to_come_back(targe
             assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
             assert (await bob.generate("hello", max_tokens=3)).token_ids
-            assert await alice.tokenize("hello")  # only generations count
+            with pytest.raises(LimitExceeded):
+                await alice.tokenize("hello")
         assert await eventually(lambda: goes(alice), lambda result: result is not None)
 
 
@@ -98,6 +99,15 @@ async def test_tokens_of_prompt_and_output_are_counted(target, keys):
         refused = await refusal_of(alice.address, ALICE)
         assert int(dict(refused.trailing_metadata())["grpc-retry-pushback-ms"]) > 1000
         await bob.generate("hello", max_tokens=3)
+
+
+async def test_tokens_of_a_text_that_is_only_tokenized_are_counted_too(target, keys):
+    async with two(target, keys(tokens_per_minute=20)) as (alice, bob):
+        assert len(await alice.tokenize("hello " * 10)) > 20
+        for ask in (alice.tokenize, alice.generate):
+            with pytest.raises(LimitExceeded, match="20 tokens per minute"):
+                await ask("hello")
+        assert await bob.tokenize("hello")
 
 
 async def test_requests_are_counted_and_those_that_are_refused_are_not(target, keys):

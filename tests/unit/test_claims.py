@@ -42,6 +42,8 @@ def claims(store=None, **rules):
     "changed",
     [
         replace(ASKED, prompt="other"),
+        replace(ASKED, prompt=(104, 101)),
+        replace(ASKED, prompt=({"role": "user", "content": "hello"},)),
         replace(ASKED, model="other"),
         replace(ASKED, session=SessionRef("chat")),
         replace(ASKED, ask=replace(ASKED.ask, max_tokens=5)),
@@ -53,6 +55,14 @@ def claims(store=None, **rules):
 )
 def test_whatever_a_request_asks_for_makes_it_another_request(changed):
     assert fingerprint(changed) != fingerprint(ASKED)
+
+
+def test_messages_are_others_where_only_their_borders_are():
+    def chat(*contents):
+        messages = tuple({"role": "user", "content": content} for content in contents)
+        return fingerprint(replace(ASKED, prompt=messages))
+
+    assert len({chat("ab", "c"), chat("a", "bc"), chat("abc"), chat("abuserc")}) == 4
 
 
 @pytest.mark.parametrize(

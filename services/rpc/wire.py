@@ -1,0 +1,108 @@
+"""Fields in the bytes of a message, counted before anything is parsed.
+
+Parsing makes an object of every field: two bytes may become a hundred, and hold the event loop.
+"""
+
+from functools import cache
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
+
+from slipstream.core.errors import InvalidRequest
+
+NUMBERS = 100
+"""Numbers of a packed list that count as a field: they are parsed that much faster."""
+_VARINT, _FIXED64, _BYTES, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
+_SIZES = {_FIXED64: 8, _START_GROUP: 0, _END_GROUP: 0, _FIXED32: 4}
+_MAX_VARINT_BYTES = 10
+_NOT_LAST = bytes(range(128, 256))
+"""Bytes of a number that another one follows."""
+
+
+def check_num_fields(data: bytes, descriptor: Descriptor, limit: int) -> None:
+    """Raise `InvalidRequest` for a message of more fields, those within fields included.
+
+    Raises `DecodeError` for bytes that are no message. Reads no more than `limit` fields.
+    """
+    if len(data) <= limit:  # a field has a byte at least
+        return
+    try:
+        _Count(data, limit).read(0, len(data), descriptor)
+    except IndexError:
+        raise DecodeError("the message is cut off") from None
+
+
+class _Count:
+    """Fields that may still come."""
+
+    def __init__(self, data: bytes, limit: int) -> None:
+        self._data = data
+        self._limit = self._num_left = limit
+
+    def read(self, at: int, end: int, descriptor: Descriptor) -> None:
+        """Count the fields of the message that lies there."""
+        inner, depth = _inner(descriptor), 0
+        while at < end:
+            self._take(1)
+            tag, at = self._varint(at)
+            kind = tag & 7
+            depth += (kind == _START_GROUP) - (kind == _END_GROUP)
+            size, at = self._size(kind, at)
+            if at + size > end:
+                raise DecodeError("the message is cut off")
+            if kind == _BYTES and not depth and tag >> 3 in inner:
+                self._read_inner(at, at + size, inner[tag >> 3])
+            at += size
+
+    def _read_inner(self, at: int, end: int, descriptor: Descriptor | None) -> None:
+        """Count what a field holds: a message, or numbers where there is no descriptor."""
+        if descriptor is not None:
+            self.read(at, end, descriptor)
+        elif end - at >= NUMBERS:
+            self._take(len(self._data[at:end].translate(None, _NOT_LAST)) // NUMBERS)
+
+    def _take(self, num_fields: int) -> None:
+        if self._num_left < num_fields:
+            raise InvalidRequest(
+                f"the message has {len(self._data)} bytes in more than {self._limit} fields, of"
+                f" which {NUMBERS} numbers of a list are one"
+            )
+        self._num_left -= num_fields
+
+    def _size(self, kind: int, at: int) -> tuple[int, int]:
+        """The bytes of a field's value, and where they begin."""
+        if kind == _BYTES:
+            return self._varint(at)
+        if kind == _VARINT:
+            return 0, self._varint(at)[1]
+        if kind not in _SIZES:
+            raise DecodeError(f"the message has a field of wire type {kind}")
+        return _SIZES[kind], at
+
+    def _varint(self, at: int) -> tuple[int, int]:
+        data = self._data
+        value = data[at]
+        if value < 128:
+            return value, at + 1
+        value &= 127
+        for number in range(1, _MAX_VARINT_BYTES):
+            byte = data[at + number]
+            value |= (byte & 127) << 7 * number
+            if byte < 128:
+                return value, at + number + 1
+        raise DecodeError("the message has a number of more than 64 bits")
+
+
+@cache
+def _inner(descriptor: Descriptor) -> dict[int, Descriptor | None]:
+    """Types of the fields that are messages, by number; None for lists of numbers."""
+    return {
+        field.number: field.message_type
+        for field in descriptor.fields
+        if field.message_type is not None or _is_packed(field)
+    }
+
+
+def _is_packed(field: FieldDescriptor) -> bool:
+    is_text = field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    return field.is_repeated and not is_text
