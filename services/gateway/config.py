@@ -11,15 +11,10 @@ from slipstream.rpc.certificates import read
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 
 SECTION = "http"
-_POSITIVE = (
-    "max_body_bytes",
-    "max_connections",
-    "timeout_s",
-    "header_timeout_s",
-    "body_timeout_s",
-    "send_timeout_s",
-    "keep_alive_s",
-)
+_POSITIVE = ("max_body_bytes", "max_connections", "timeout_s", "body_timeout_s")
+_WAITS = ("header_timeout_s", "send_timeout_s", "keep_alive_s")
+MAX_WAIT_S = 86_400.0
+"""The longest of the times that a connection may wait for its caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +59,12 @@ class HttpConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
+        for name in _WAITS:
+            if not 0 < getattr(self, name) <= MAX_WAIT_S:
+                raise InvalidRequest(
+                    f"{name} is {getattr(self, name)}, but must be above 0 and at most"
+                    f" {MAX_WAIT_S:g}"
+                )
         if not 0 <= self.grace_s <= 3600:
             raise InvalidRequest(f"grace_s is {self.grace_s}, but must be 0 to 3600")
         if not 1 <= self.default_max_tokens <= MAX_MAX_TOKENS:

@@ -157,9 +157,13 @@ def test_a_caller_who_goes_on_reading_gets_all_of_a_large_answer():
     assert answer.count(b"x" * (64 << 10)) == NUM_LARGE
 
 
-@pytest.mark.parametrize(
-    "name", ["header_timeout_s", "send_timeout_s", "keep_alive_s", "max_connections"]
-)
-def test_a_limit_is_above_zero(name):
-    with pytest.raises(InvalidRequest, match=f"{name} is 0, but must be above 0"):
-        HttpConfig(**{name: 0})
+@pytest.mark.parametrize("name", ["header_timeout_s", "send_timeout_s", "keep_alive_s"])
+def test_a_wait_is_above_zero_and_ends(name):
+    for value in (0, float("inf"), float("nan")):
+        with pytest.raises(InvalidRequest, match=f"{name} is {value}, .* above 0 and at most"):
+            HttpConfig(**{name: value})
+
+
+def test_a_front_has_room_for_a_connection():
+    with pytest.raises(InvalidRequest, match="max_connections is 0, but must be above 0"):
+        HttpConfig(max_connections=0)
