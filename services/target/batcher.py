@@ -144,7 +144,9 @@ class BatchedTarget:
         grammars, grammar = self._engine.grammars, session.grammar
         if grammars is None or grammar is None:
             return None
-        return grammars.find(grammar) or await asyncio.wrap_future(grammars.compiling(grammar))
+        if (found := grammars.find(grammar)) is not None:
+            return found
+        return await asyncio.wrap_future(grammars.compiling(grammar))
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`, `prepare` and `run`."""
@@ -277,9 +279,7 @@ class BatchedTarget:
         self._blocked = blocked
 
     def _is_late(self, session_id: str, limit_s: float) -> None:
-        self._end(
-            session_id, errors.NoRoom(f"the request waited {limit_s:g} s for memory, the limit")
-        )
+        self._end(session_id, errors.NoRoom(f"a round waited {limit_s:g} s for memory, the limit"))
 
     def _count(self, step: Step) -> None:
         self._num_steps += 1
