@@ -101,7 +101,8 @@ def glide(
         max_lag=max_lag,
     )
     vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
-    return GlideScorer(init_from_target(model, config), vocab.to(device), parts, dtype=dtype)
+    draft = init_from_target(model, config).to(device)
+    return GlideScorer(draft, vocab.to(device), parts, dtype=dtype)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

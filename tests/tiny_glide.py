@@ -73,7 +73,8 @@ def vocab(config: GlideConfig) -> Tensor:
 
 def scorer(target: Any, model: GlideModel) -> GlideScorer:
     parts = target_parts(target)
-    return GlideScorer(model, vocab(model.config), parts, dtype=torch.float32)
+    tokens = vocab(model.config).to(parts.embeddings.device)
+    return GlideScorer(model, tokens, parts, dtype=torch.float32)
 
 
 @torch.no_grad()
