@@ -16,6 +16,7 @@ from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
 from slipstream.telemetry.logs import set_up_logging
+from slipstream.telemetry.loop_watchdog import watched
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -50,7 +51,7 @@ def run_service(
         for told in (config, spoken):
             logging.getLogger(prog).info("configuration %s", json.dumps(resolved(told)))
         with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
-            asyncio.run(serve(config, listening))
+            asyncio.run(watched(serve(config, listening), spoken.loop_watchdog_ms))
     except SlipstreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return BAD_INPUT if isinstance(error, InvalidRequest | ModelError) else FAILED
