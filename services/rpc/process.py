@@ -4,6 +4,7 @@ Knows nothing of what is served, nor of gRPC.
 """
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -50,6 +51,7 @@ def run_service(
         set_up_logging(as_json=as_json, level=spoken.log_level, role=role)
         for told in (config, spoken):
             logging.getLogger(prog).info("configuration %s", json.dumps(resolved(told)))
+        _keep_all()
         with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
             asyncio.run(watched(serve(config, listening), spoken.loop_watchdog_ms))
     except SlipstreamError as error:
@@ -64,6 +66,14 @@ def with_port(address: str, port: int) -> str:
 
 
 def say_ready(address: str) -> None:
-    """Tell whoever started this process where it serves."""
+    """Write where this process serves; what was loaded by now is there for good."""
+    _keep_all()
     sys.stdout.write(f"ready {address}\n")
     sys.stdout.flush()
+
+
+def _keep_all() -> None:
+    """Have the collector of garbage skip what there is: code and weights, for hundreds of
+    milliseconds at each full collection, on whichever thread comes to it."""
+    gc.collect()
+    gc.freeze()
