@@ -114,6 +114,7 @@ def test_a_service_with_the_option_logs_what_holds_its_loop(caplog):
     async def serve(options, telemetry):
         await asyncio.sleep(0)
         burn(0.1)
+        await asyncio.sleep(0)
 
     flags = ["--loop-watchdog-ms", "50"]
     with caplog.at_level("INFO", "slipstream.loop"):
