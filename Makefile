@@ -12,13 +12,15 @@ WORKERS ?= 2
 LOCKED ?=
 KILLS ?= 50
 REPORT ?= chaos.json
+MINUTES ?= 10
+FUZZ_REPORT ?= fuzz.json
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test chaos check lint package compat bench protos locks docs fmt clean
+.PHONY: help install model demo test chaos fuzz check lint package compat bench protos locks docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -48,6 +50,9 @@ test: model lint ## static checks and every test
 
 chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of each role, REPORT as JSON
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos --chaos --chaos-kills $(KILLS) --chaos-report $(REPORT)
+
+fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; FUZZ_REPORT as JSON, SEED to repeat
+	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
 
 check: test package ## everything CI runs, and the built packages
 
@@ -84,4 +89,4 @@ fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above created, the model cache excepted
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json fuzz.json

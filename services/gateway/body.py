@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Mapping, Set
 from typing import Any
 
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
-from slipstream.gateway.errors import Refused
+from slipstream.gateway.errors import CallerGone, Refused
 
 JSON = "application/json"
 
@@ -41,7 +42,11 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
 async def read_body(
     parts: AsyncIterator[bytes], headers: Mapping[str, str], *, limit: int, timeout_s: float
 ) -> bytes:
-    """All of a body. Raises `Refused` for one that is no JSON, too large or too slow."""
+    """Return all of a body.
+
+    Raises `Refused` for one that is no JSON, too large or too slow, and `CallerGone` when the
+    caller leaves before its end.
+    """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise Refused(f"the content-type must be {JSON}", code="unsupported_media_type", status=415)
     said = headers.get("content-length", "")
@@ -53,6 +58,8 @@ async def read_body(
     except TimeoutError:
         message = f"the body did not arrive within {timeout_s:g} s"
         raise Refused(message, code="request_timeout", status=408) from None
+    except ClientDisconnect:
+        raise CallerGone from None
 
 
 def parameters(body: bytes, known: Set[str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Knows nothing of what is served, nor of gRPC.
 """
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -16,6 +17,7 @@ from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
 from slipstream.telemetry.logs import set_up_logging
+from slipstream.telemetry.loop_watchdog import watched
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -49,8 +51,9 @@ def run_service(
         set_up_logging(as_json=as_json, level=spoken.log_level, role=role)
         for told in (config, spoken):
             logging.getLogger(prog).info("configuration %s", json.dumps(resolved(told)))
+        _keep_all()
         with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
-            asyncio.run(serve(config, listening))
+            asyncio.run(watched(serve(config, listening), spoken.loop_watchdog_ms))
     except SlipstreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return BAD_INPUT if isinstance(error, InvalidRequest | ModelError) else FAILED
@@ -63,6 +66,14 @@ def with_port(address: str, port: int) -> str:
 
 
 def say_ready(address: str) -> None:
-    """Tell whoever started this process where it serves."""
+    """Write where this process serves; what was loaded by now is there for good."""
+    _keep_all()
     sys.stdout.write(f"ready {address}\n")
     sys.stdout.flush()
+
+
+def _keep_all() -> None:
+    """Have the collector of garbage skip what there is: code and weights, for hundreds of
+    milliseconds at each full collection, on whichever thread comes to it."""
+    gc.collect()
+    gc.freeze()

@@ -22,6 +22,9 @@ from slipstream.core.errors import SlipstreamError
 _OURS = "slipstream"
 _TOLD = (SlipstreamError, OSError, RuntimeError, MemoryError)
 """Errors whose texts don't quote what callers say. What is raised for a value may quote it."""
+_GRPC = "grpc._cython.cygrpc"
+_QUOTE = "Invalid encoding on %s"
+"""What gRPC logs, with a traceback, of a header that is no UTF-8: a token, it may be."""
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
@@ -52,6 +55,7 @@ def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
     say more than `info`: their finer words may quote what they were given. Python's warnings are
     lines, too.
     """
+    logging.getLogger(_GRPC).addFilter(_is_no_quote)
     root = logging.getLogger()
     if root.handlers:
         return
@@ -62,6 +66,10 @@ def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
     root.setLevel(max(least, logging.INFO))
     logging.getLogger(_OURS).setLevel(least)
     logging.captureWarnings(True)
+
+
+def _is_no_quote(record: logging.LogRecord) -> bool:
+    return record.msg != _QUOTE
 
 
 class TextLines(logging.Formatter):

@@ -65,6 +65,12 @@ class Member:
                 await asyncio.sleep(_GLANCE_S)
         return self.codes[times - 1]
 
+    @property
+    def pid(self) -> int:
+        """The newest process."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """End it where it is."""
         self._up.clear()

@@ -23,9 +23,13 @@ import pytest
 from chaos import clocks
 from processes import ROOT
 
-ROLES = ("router", "target", "draft")
-_LOADED = ["transformers.models.llama.modeling_llama", "redis.asyncio"]
+ROLES = ("router", "target", "draft", "gateway")
+_LOADED = [
+    *("slipstream.gateway.service", "transformers.models.llama.modeling_llama", "redis.asyncio")
+]
 _PR_SET_PDEATHSIG = 1
+_WATCHDOG_MS = "20"
+"""CPU time from which on services log what holds their event loops."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -37,6 +41,7 @@ def begin(folder: Path) -> None:
         patch.setenv("OMP_NUM_THREADS", "1")
         for name, value in clocks.preloading(folder).items():
             patch.setenv(name, value)
+        patch.setenv("SLIPSTREAM_TELEMETRY_LOOP_WATCHDOG_MS", _WATCHDOG_MS)
         forkserver.ensure_running()
 
 
@@ -64,6 +69,12 @@ class Forked:
     def is_there(self) -> bool:
         """Whether it has not ended."""
         return self._process.exitcode is None
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; none when it has ended."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 import httpx2
 import openai
 import pytest
+from starlette.requests import ClientDisconnect
 
 import fleet
 from background import served
@@ -20,7 +21,9 @@ from http_front import HELLO, async_client_of, client_of, fronted, post
 from processes import Process, has_loaded, save_long_checkpoint, up
 from slipstream.cli.main import exit_code
 from slipstream.client import Client, errors
+from slipstream.gateway.body import read_body
 from slipstream.gateway.config import HttpConfig
+from slipstream.gateway.errors import CallerGone
 from slipstream.gateway.service import Gateway
 from slipstream.rpc.server import ServerOptions
 
@@ -149,3 +152,13 @@ def until_trusted(url, context):
         with suppress(httpx2.ConnectError):
             return httpx2.get(url, verify=context)
     raise AssertionError("the certificate stays as it was")
+
+
+async def test_a_caller_who_leaves_in_the_middle_of_a_body_is_no_fault_of_the_server():
+    async def parts():
+        yield b'{"prompt"'
+        raise ClientDisconnect
+
+    headers = {"content-type": "application/json"}
+    with pytest.raises(CallerGone):
+        await read_body(parts(), headers, limit=100, timeout_s=60)

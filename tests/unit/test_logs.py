@@ -278,3 +278,10 @@ def test_warnings_of_python_are_lines_too(capsys, as_json):
         warnings.warn("old\nways", stacklevel=1)
     (line,) = capsys.readouterr().err.splitlines()
     assert r"old\nways" in line
+
+
+def test_what_grpc_logs_of_a_header_that_is_no_text_is_left_out(caplog):
+    set_up_logging(as_json=False, level="info", role="router")
+    logging.getLogger("grpc._cython.cygrpc").error("Invalid encoding on %s", b"Bearer \xff")
+    logging.getLogger("grpc._cython.cygrpc").error("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]

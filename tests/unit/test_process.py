@@ -1,5 +1,6 @@
 """A service as a process: its options reach it, and errors become one sentence and a code."""
 
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -70,3 +71,13 @@ def test_a_bug_is_no_sentence():
 def test_where_it_serves_is_said_with_the_port_that_came_of_it(capsys, address):
     say_ready(with_port(address, 123))
     assert capsys.readouterr().out == f"ready {address.rpartition(':')[0]}:123\n"
+
+
+def test_what_is_loaded_by_the_time_that_a_service_serves_is_not_collected_again():
+    async def serve(options, telemetry):
+        loaded = [[] for _ in range(1000)]
+        say_ready("127.0.0.1:1")
+        assert not {id(item) for item in loaded} & set(map(id, gc.get_objects()))
+
+    assert run(serve) == 0
+    gc.unfreeze()

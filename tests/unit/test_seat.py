@@ -1,11 +1,11 @@
 """Laws of the draft's seat: a lost draft costs speculation, never tokens, and it is asked again."""
 
 import asyncio
-import math
 
 import pytest
 from google.protobuf.message import DecodeError
 
+from draft_seats import Guesser, World
 from slipstream.core import errors
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.planner import Planner, resolve
@@ -13,76 +13,15 @@ from slipstream.core.profile import Profile
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     Delta,
-    NodeStats,
     Plan,
     Proposal,
-    SamplingParams,
     Session,
     Shape,
-    SparseLaw,
     StopPolicy,
     Verdict,
     Verification,
 )
-from slipstream.router.breaker import BreakerLimits, Breakers
-from slipstream.router.seat import DraftSeat, Failures, reason_of
-
-INF, NAN = math.inf, math.nan
-PLAN = Plan(max_depth=4, max_nodes=6)
-SESSION = Session("s", num_prompt_tokens=3, max_tokens=20)
-
-
-class Guesser:
-    """A draft that answers what it was given, and remembers what it was told."""
-
-    def __init__(self, name, *answers):
-        self.name = name
-        self.answers = list(answers)
-        self.deltas = []
-        self.is_dropped = False
-        self.parked_for = None
-
-    async def propose(self, session, delta, plan):
-        self.deltas.append(delta)
-        answer = self.answers.pop(0) if self.answers else Proposal(TokenTree.chain([1]))
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-    async def park(self, ttl_s):
-        self.parked_for = ttl_s
-        if self.answers:
-            raise self.answers.pop(0)
-
-    async def drop(self):
-        self.is_dropped = True
-
-
-class World:
-    """A seat, the drafts that may sit on it, one after the other, and a clock."""
-
-    def __init__(self, *guessers):
-        self.now = 0.0
-        self.remaining = None
-        self.waiting = list(guessers)
-        at_once = BreakerLimits(failures=1)
-        self.excluded = []
-        self.shared = Breakers(lambda: self.now, at_once)
-        failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
-        self.seat = DraftSeat(
-            self.choose, failures, vocab_size=50, remaining=lambda: self.remaining
-        )
-
-    def choose(self, excluded):
-        self.excluded.append(set(excluded))
-        fitting = [at for at in self.waiting if at.name not in excluded]
-        if not fitting:
-            return None
-        self.waiting.remove(fitting[0])
-        return fitting[0]
-
-    async def round(self, start, *tokens, plan=PLAN, session=SESSION):
-        return await self.seat.propose(session, Delta(start, tokens), plan)
+from slipstream.router.seat import reason_of
 
 
 async def test_a_draft_is_told_what_is_new_since_its_last_proposal():
@@ -150,47 +89,6 @@ async def test_whatever_a_draft_raises_makes_a_plain_round_that_says_why(error, 
     assert reason_of(error) == word
 
 
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        Proposal(TokenTree.chain([50])),
-        Proposal(TokenTree((1, 1), (-1, -1))),
-        Proposal(TokenTree.chain([1, 2, 3, 4, 5])),
-        Proposal(TokenTree(tuple(range(1, 8)), (-1,) * 7)),
-        Proposal(TokenTree.chain([1]), stopped_by="whim 4711"),
-    ],
-    ids=["id out of range", "equal siblings", "too deep", "too many nodes", "made-up reason"],
-)
-async def test_a_proposal_that_was_not_asked_for_never_reaches_the_target(proposal):
-    world = World(Guesser("a", proposal))
-    assert await world.round(0, 1, 2, 3) == Proposal(fallback="invalid")
-
-
-async def test_a_law_that_is_none_never_reaches_the_target():
-    session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
-    world = World(Guesser("a", Proposal(TokenTree.chain([1]))))
-    assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
-
-
-@pytest.mark.parametrize(
-    "probs",
-    [(INF,), (INF, -INF), (-INF, 1.0), (1e308, 1e308), (NAN, 1.0), (2.0, -1.0), (0.9, 0.9), ()],
-    ids=str,
-)
-async def test_a_law_of_numbers_that_are_no_probabilities_never_reaches_the_target(probs):
-    session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
-    law = SparseLaw(tuple(range(1, 1 + len(probs))), probs)
-    world = World(Guesser("a", Proposal(TokenTree.chain([1]), laws=(law, None))))
-    assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
-
-
-@pytest.mark.parametrize("number", [INF, -INF, NAN])
-async def test_statistics_that_are_no_numbers_never_reach_the_target(number):
-    stats = (NodeStats(0.5, number, 1.0),)
-    world = World(Guesser("a", Proposal(TokenTree.chain([1]), stats)))
-    assert (await world.round(0, 1, 2, 3)).fallback == "invalid"
-
-
 async def test_a_draft_that_comes_back_is_told_everything_from_the_start():
     before, after = Guesser("a", Proposal(), errors.Unavailable("gone")), Guesser("a")
     world = World(before, after)
@@ -239,14 +137,6 @@ async def test_under_roots_the_roots_alone_stand_in_for_a_lost_draft():
     empty = await behind.round(0, 1, 2, 3, plan=plan, session=session)
     roots = TokenTree((7, 9), (-1, -1))
     assert empty == Proposal(roots, stopped_by="lag", fallback="no keys")
-
-
-async def test_roots_that_are_not_the_targets_are_refused():
-    session = Session("s", 3, 20, verification=Verification.TARGET_INIT, num_roots=2)
-    plan = Plan(max_depth=3, max_nodes=6, shape=Shape.FORK, roots=(7, 9))
-    world = World(Guesser("a", Proposal(TokenTree((7, 8), (-1, -1)))))
-    proposal = await world.round(0, 1, 2, 3, plan=plan, session=session)
-    assert proposal == Proposal(TokenTree((7, 9), (-1, -1)), fallback="invalid")
 
 
 async def test_a_cancelled_round_is_no_failure_of_the_draft():

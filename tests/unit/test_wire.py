@@ -2,10 +2,10 @@
 
 from random import Random
 
+import garbage
 import pytest
 from google.protobuf.message import DecodeError
 
-import garbage
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.wire import NUMBERS, check_num_fields

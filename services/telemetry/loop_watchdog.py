@@ -1,0 +1,232 @@
+"""A watchdog of the event loop: logs what holds it for longer than a limit, with its place.
+
+Time is CPU time of a thread: on a shared machine, wall time says how busy the neighbours are. Two
+things hold a loop: its own callbacks, and another thread that keeps the interpreter's lock. Linux
+only; off unless a service is told otherwise, because each callback costs two system calls more.
+"""
+
+import asyncio
+import gc
+import logging
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from slipstream.core.errors import InvalidRequest
+
+_LOG = logging.getLogger("slipstream.loop")
+_PACKAGE = str(Path(__file__).parent.parent) + "/"
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+_SAMPLES = 4
+"""Looks at the loop's thread within the limit."""
+_WAKES = 5
+"""Python wakes a thread that waits for the interpreter's lock every 5 ms, to ask for it. One that
+was late for want of a processor alone was woken once, and one that was given the lock, thrice."""
+_NS = 1_000_000_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """CPU time for which the loop could run nothing else, and what took it."""
+
+    cpu_s: float
+    place: str
+    """Innermost frame of this package, and the frame that it called where that is another's."""
+    thread: str = ""
+    """Thread that kept the interpreter's lock; empty for a callback of the loop."""
+    collecting_s: float = 0.0
+    """Part of it that went into collecting garbage."""
+
+    def __str__(self) -> str:
+        where = f"{self.place}, on the thread {self.thread}" if self.thread else self.place
+        what = "interpreter's lock" if self.thread else "event loop"
+        text = f"the {what} was held for {self.cpu_s * 1000:.1f} ms of CPU by {where}"
+        if self.collecting_s:
+            text += f", of which {self.collecting_s * 1000:.1f} ms collecting garbage"
+        return text
+
+
+def log_stall(stall: Stall) -> None:
+    """Write a line about a stall."""
+    _LOG.warning("%s", stall)
+
+
+async def watched(
+    running: Coroutine[Any, Any, T],
+    limit_ms: float,
+    *,
+    report: Callable[[Stall], None] = log_stall,
+) -> T:
+    """Run a coroutine, and report what holds this loop for longer than `limit_ms`; 0 for nothing.
+
+    What it does before it first waits is its start, and is not watched.
+    """
+    if not limit_ms:
+        return await running
+    if not _SCHEDULED.exists():
+        running.close()
+        raise InvalidRequest(f"loop_watchdog_ms is {limit_ms:g}, but {_SCHEDULED} is not there")
+    watchdog = LoopWatchdog(limit_ms / 1000, report)
+    watchdog.start()
+    try:
+        return await running
+    finally:
+        watchdog.stop()
+        _LOG.info("the longest of all callbacks: %s", watchdog.longest)
+
+
+class LoopWatchdog:
+    """Measures each callback of the running loop, and samples its thread to name the place."""
+
+    def __init__(self, limit_s: float, report: Callable[[Stall], None]) -> None:
+        """`report` is called on the loop's thread, or on the watchdog's own."""
+        self.longest = Stall(0.0, "nothing")
+        self._limit_s = limit_s
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._ident = threading.get_ident()
+        self._unwatched: Any = asyncio.Handle._run
+        self._handle: asyncio.Handle | None = None
+        """The callback that runs."""
+        self._is_armed = False
+        """Whether the start is over."""
+        self._places: Counter[str] = Counter()
+        """Where samples found the callback that runs."""
+        self._collecting_ns = self._collecting_since = 0
+        self._stopping = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Watch from the next callback on."""
+        setattr(asyncio.Handle, "_run", self._hook())  # noqa: B010 - mypy forbids the assignment
+        gc.callbacks.append(self._on_collection)
+        self._sampler.start()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        setattr(asyncio.Handle, "_run", self._unwatched)  # noqa: B010
+        gc.callbacks.remove(self._on_collection)
+        self._stopping.set()
+        self._sampler.join()
+
+    def _hook(self) -> Callable[[asyncio.Handle], None]:
+        loop, unwatched, cpu_ns = self._loop, self._unwatched, time.thread_time_ns
+        limit_ns = round(self._limit_s * _NS)
+
+        def run(handle: Any) -> None:
+            if handle._loop is not loop:
+                return unwatched(handle)  # type: ignore[no-any-return]
+            self._collecting_ns, self._handle, self._is_armed = 0, handle, True
+            began = cpu_ns()
+            try:
+                unwatched(handle)
+            finally:
+                took, self._handle = cpu_ns() - began, None
+                if took >= limit_ns or took > self.longest.cpu_s * _NS:
+                    self._ended(handle, took / _NS)
+
+        return run
+
+    def _ended(self, handle: Any, cpu_s: float) -> None:
+        places, self._places = self._places, Counter()
+        seen = places.most_common(1)
+        place = seen[0][0] if seen else _name(handle)
+        stall = Stall(cpu_s, place, collecting_s=self._collecting_ns / _NS)
+        if cpu_s > self.longest.cpu_s:
+            self.longest = stall
+        if cpu_s >= self._limit_s:
+            self._report(stall)
+
+    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+        if threading.get_ident() != self._ident:
+            return
+        if phase == "start":
+            self._collecting_since = time.thread_time_ns()
+        else:
+            self._collecting_ns += time.thread_time_ns() - self._collecting_since
+
+    def _sample(self) -> None:
+        pause_s, before = self._limit_s / _SAMPLES, None
+        at, wakes, used = time.monotonic(), _num_wakes(), _used_s()
+        while not self._stopping.wait(pause_s):
+            frames = sys._current_frames()
+            handle, frame = self._handle, frames.get(self._ident)
+            if handle is not before:
+                self._places.clear()
+            if handle is not None and frame is not None:
+                self._places[_place(frame) or _name(handle)] += 1
+            before = handle
+            now, wakes_now, used_now = time.monotonic(), _num_wakes(), _used_s()
+            late_s = now - at - pause_s
+            if late_s >= self._limit_s and wakes_now - wakes > _WAKES and self._is_armed:
+                grown = {ident: cpu_s - used.get(ident, 0.0) for ident, cpu_s in used_now.items()}
+                self._name_holder(late_s, grown, frames)
+            at, wakes, used = now, wakes_now, used_now
+
+    def _name_holder(
+        self, late_s: float, grown: dict[int, float], frames: dict[int, FrameType]
+    ) -> None:
+        """Report the thread that kept the interpreter's lock, unless it is the loop's own."""
+        ident = max(grown, key=lambda at: grown[at])
+        held_s = min(late_s, grown[ident])
+        if ident == self._ident or held_s < self._limit_s:
+            return
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        place = _place(frames[ident]) if ident in frames else None
+        stall = Stall(held_s, place or "code of another package", names.get(ident) or "unknown")
+        self._report(stall)
+
+
+def _num_wakes() -> int:
+    """How often the calling thread was given a processor."""
+    return int(_SCHEDULED.read_text().split()[2])
+
+
+def _used_s() -> dict[int, float]:
+    """CPU time of each Python thread but the calling one."""
+    own, used = threading.get_ident(), {}
+    for thread in threading.enumerate():
+        ident, number = thread.ident, thread.native_id
+        if ident is not None and number is not None and ident != own:
+            with suppress(OSError):  # it has ended
+                # The kernel's name of a thread's clock; pthread's crashes for one that has ended.
+                used[ident] = time.clock_gettime((~number << 3) | 6)
+    return used
+
+
+def _place(frame: FrameType | None) -> str | None:
+    """Innermost frame of this package, and the innermost of all; None without one of ours."""
+    innermost = frame
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path == __file__:
+            return None
+        if path.startswith(_PACKAGE):
+            ours = f"{path.removeprefix(_PACKAGE)}:{frame.f_lineno} in {frame.f_code.co_name}"
+            return ours if frame is innermost else f"{ours} ({_short(innermost)})"
+        frame = frame.f_back
+    return None
+
+
+def _short(frame: FrameType | None) -> str:
+    if frame is None:
+        return ""
+    file = "/".join(Path(frame.f_code.co_filename).parts[-2:])
+    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _name(handle: Any) -> str:
+    """Return the coroutine of a task's step, or the function of another callback."""
+    callback = handle._callback
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return f"task {getattr(owner.get_coro(), '__qualname__', owner.get_name())}"
+    return f"callback {getattr(callback, '__qualname__', type(callback).__qualname__)}"

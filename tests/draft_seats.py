@@ -1,0 +1,62 @@
+"""A draft's seat with scripted drafts that may sit on it, and a clock that tests move."""
+
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.router.breaker import BreakerLimits, Breakers
+from slipstream.router.seat import DraftSeat, Failures
+
+PLAN = Plan(max_depth=4, max_nodes=6)
+SESSION = Session("s", num_prompt_tokens=3, max_tokens=20)
+
+
+class Guesser:
+    """A draft that answers what it was given, and remembers what it was told."""
+
+    def __init__(self, name, *answers):
+        self.name = name
+        self.answers = list(answers)
+        self.deltas = []
+        self.is_dropped = False
+        self.parked_for = None
+
+    async def propose(self, session, delta, plan):
+        self.deltas.append(delta)
+        answer = self.answers.pop(0) if self.answers else Proposal(TokenTree.chain([1]))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def park(self, ttl_s):
+        self.parked_for = ttl_s
+        if self.answers:
+            raise self.answers.pop(0)
+
+    async def drop(self):
+        self.is_dropped = True
+
+
+class World:
+    """A seat, the drafts that may sit on it, one after the other, and a clock."""
+
+    def __init__(self, *guessers):
+        self.now = 0.0
+        self.remaining = None
+        self.waiting = list(guessers)
+        at_once = BreakerLimits(failures=1)
+        self.excluded = []
+        self.shared = Breakers(lambda: self.now, at_once)
+        failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
+        self.seat = DraftSeat(
+            self.choose, failures, vocab_size=50, remaining=lambda: self.remaining
+        )
+
+    def choose(self, excluded):
+        self.excluded.append(set(excluded))
+        fitting = [at for at in self.waiting if at.name not in excluded]
+        if not fitting:
+            return None
+        self.waiting.remove(fitting[0])
+        return fitting[0]
+
+    async def round(self, start, *tokens, plan=PLAN, session=SESSION):
+        return await self.seat.propose(session, Delta(start, tokens), plan)

@@ -1,0 +1,74 @@
+"""A short run of the fuzzer, and all cases that it has kept; `make fuzz` runs it for longer."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+import fleet
+from chaos import nursery
+from fuzz import victims
+from fuzz.case import CORPUS, HTTP, WIRE, Case, load
+from fuzz.fuzzer import Fuzzer
+from fuzz.generator import ROLES, Generator
+from fuzz.minimise import minimised
+from redis_server import valkey_binary
+
+SEED = 18
+SIZE = 150
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    valkey_binary()  # or skip before anything is made
+    nursery.begin(tmp_path_factory.mktemp("nursery"))
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def services(model, tmp_path_factory):
+    nursery.finish()
+    async with victims.running(model, tmp_path_factory.mktemp("logs")) as services:
+        yield services
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fuzzer(services):
+    """A fuzzer; after its test, nothing is held, and others are answered as before."""
+    expected = await services.answer()
+    fuzzer = Fuzzer(services, SEED, None)
+    await fuzzer.begin()
+    yield fuzzer
+    assert await fuzzer.close() == {}
+    assert await services.answer() == expected
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_messages_of_every_kind_are_refused_or_answered_and_hold_nobody(fuzzer, role):
+    await fuzzer.batch(role, 0, SIZE)
+    assert [str(symptom) for symptom in fuzzer.tally.findings] == []
+    assert sum(fuzzer.tally.num_messages.values()) >= SIZE
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
+async def test_cases_that_were_kept_show_no_fault(fuzzer, services, path):
+    shown = await fuzzer.send(load(path))
+    await asyncio.sleep(0.02)
+    assert [*map(str, shown), *map(str, services.symptoms())] == []
+
+
+async def test_a_batch_is_the_same_for_the_same_seed_and_another_for_another():
+    batch = Generator(1).batch("router", 3, 200)
+    assert batch == Generator(1).batch("router", 3, 200)
+    assert batch != Generator(2).batch("router", 3, 200)
+    assert {WIRE, "Generate"} <= {case.to for case in batch}
+
+
+async def test_a_case_is_cut_down_to_what_shows_its_fault():
+    async def shows_it(case):
+        return any(b"7" in part for part in case.parts)
+
+    case = Case("gateway", HTTP, "noise", "answered", (b"0123456789", b"abc", b"xyz"))
+    assert (await minimised(case, shows_it)).parts == (b"7",)
