@@ -213,7 +213,7 @@ class LocalDraft:
         view = None
         if self._feed is not None:
             view = self._feed.source.view(session.session_id, self._feed.layers)
-        lag = 0 if view is None else max(len(held.tokens) - 1 - view.count, 0)
+        lag = 0 if view is None else len(held.tokens) - 1 - view.count
         reach = self._reach(len(held.tokens), lag)
         if reach.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by=reach.ended_by if reach.max_depth < 1 else "none")
@@ -226,7 +226,7 @@ class LocalDraft:
             growth = Growth(session, prefix, reader=reader, profile=self._profile, reach=reach)
             stop = self._stop(plan, session.sampling.temperature)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
-        return proposal if self._feed is None else replace(proposal, staleness=lag)
+        return proposal if self._feed is None else replace(proposal, staleness=max(lag, 0))
 
     def _update(self, session: Session, delta: Delta) -> _Held:
         held = self._held.get(session.session_id)

@@ -63,6 +63,9 @@ class Counted:
         self._backend = backend
         self.num_chars = 0
 
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
     def encode_batch_fast(self, texts, *, add_special_tokens):
         self.num_chars += sum(map(len, texts))
         return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)

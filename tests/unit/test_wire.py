@@ -2,10 +2,10 @@
 
 from random import Random
 
-import garbage
 import pytest
 from google.protobuf.message import DecodeError
 
+from fuzz import messages
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.wire import NUMBERS, check_num_fields
@@ -78,7 +78,7 @@ def test_a_group_hides_nothing_that_follows_it():
 def test_every_message_that_can_be_parsed_can_be_counted():
     random = Random(0)
     for _ in range(500):
-        data = garbage.random_message(KIND, random).SerializeToString()
+        data = messages.random_message(KIND, random).SerializeToString()
         check_num_fields(data, KIND, max(len(data) - 1, 0))
 
 
