@@ -23,7 +23,7 @@ class Products:
     def __init__(self, *, is_invariant: bool) -> None:
         self.rule = _ANY
         self._is_invariant = is_invariant
-        self._seen: set[torch.Size] = set()
+        self._seen: set[tuple[torch.Size, bool]] = set()
 
     def make(self, linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
         """One product for linear layers stacked along their outputs; [rows, in] to [rows, out].
@@ -35,26 +35,32 @@ class Products:
 
     def _own(self, linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        packed = PackedLinear(weight, _stacked_bias(linears))
+        bias = _stacked_bias(linears)
+        packed = PackedLinear(weight, bias)
         if not self._is_invariant:
             return packed
-        if weight.shape not in self._seen:
-            self._seen.add(weight.shape)
-            self.rule = self.rule.meet(_rule(weight))
+        form = (weight.shape, bias is not None)
+        if form not in self._seen:
+            self._seen.add(form)
+            self.rule = self.rule.meet(_rule(weight, bias))
         return lambda x: tiled(packed, x, self.rule)
 
 
-def _rule(weight: Tensor) -> RowRule:
-    """What was found of products of this form on this machine, or is now."""
+def _rule(weight: Tensor, bias: Tensor | None) -> RowRule:
+    """What was found of products of this form on this machine, or is now.
+
+    A bias may bring another kernel. One of zeros hides nothing of the order of additions.
+    """
 
     def measure() -> list[int]:
         example, like = cancelling(weight)
-        found = probe_rows(PackedLinear(like), example)
+        found = probe_rows(PackedLinear(like, None if bias is None else bias * 0), example)
         return [found.min_rows, found.max_rows]
 
     if weight.device.type != "cpu":
         return RowRule(*measure())
-    name = f"steady rows {weight.shape[0]}x{weight.shape[1]} {weight.dtype}"
+    added = "" if bias is None else " with bias"
+    name = f"steady rows {weight.shape[0]}x{weight.shape[1]} {weight.dtype}{added}"
     return RowRule(*this_machine().recall(name, measure, is_valid=_is_rule))
 
 

@@ -35,7 +35,7 @@ def query_rule(layout: KvLayout, group: int, *, is_invariant: bool) -> QueryRule
     if not is_invariant or layout.device.type != "cpu":
         return ANY_QUERIES
     shape = _Shape(layout.dtype, layout.num_kv_heads, group, layout.head_dim)
-    name = "steady queries " + " ".join(map(str, shape))
+    name = "steady query rows " + " ".join(map(str, shape))
     rule = _read(this_machine().recall(name, lambda: _told(_found(shape)), is_valid=_is_rule))
     if rule is None:
         raise ModelError(

@@ -13,6 +13,7 @@ from typing import Any
 import fleet
 from chaos.cluster import Cluster
 from chaos.member import Command, Member, says_ready
+from chaos.pair import Pair
 from slipstream.client import AsyncClient
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
@@ -47,7 +48,8 @@ class Victims(Cluster):
     """One service of each role, and Redis."""
 
     def __init__(self, model: Path, folder: Path) -> None:
-        super().__init__(model, folder, sizes=SIZES)
+        pair = Pair(str(model), str(fleet.glide_of(model)))
+        super().__init__(pair, folder, sizes=SIZES)
         self._read: dict[str, int] = {}
         self._num_ended: dict[str, int] = {}
         self.stalls: dict[str, list[LoggedStall]] = {role: [] for role in SIZES}
