@@ -106,8 +106,8 @@ class Fleet:
         mixed = self._mixed()
         for model_id in sorted(mixed - self._reported):
             _LOG.warning(
-                "targets of model %s have different weights: a request that loses its target, and a"
-                " session's next turn, go on only where the weights are equal",
+                "targets of model %s have different weights: a request that loses its target goes on"
+                " only where the weights are equal",
                 model_id,
             )
         self._reported = mixed
@@ -254,7 +254,7 @@ def _without(wanted: Wanted, *, has_others: bool) -> str:
         return f"no target for model {wanted.model_id} is ready"
     return (
         f"no target for model {wanted.model_id} is ready with the weights, element type and"
-        f" numerics that the session began with: {wanted.arithmetic}"
+        f" numerics that the request began with: {wanted.arithmetic}"
     )
 
 

@@ -144,8 +144,7 @@ class Turns:
         where = Whereabouts()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._memory.upkeep.tended(journal, where))
-            wanted = Wanted(record.model, record.tokenizer_hash, record.target, record.arithmetic)
-            placed = self._fleet.target(wanted, excluded=self._fleet.breakers.resting())
+            placed = self._fleet.target(_wanted(record), excluded=self._fleet.breakers.resting())
             watch.span.ends("between")
             with watch.span.stage("encode", "prompt.encode"):
                 request, facts = await self._request(asked, record, placed)
@@ -233,6 +232,12 @@ def _named(asked: Generation) -> Generation:
     if asked.ask.request_id:
         return asked
     return replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
+
+
+def _wanted(record: Record) -> Wanted:
+    """Targets that a turn may run at: those of equal weights once it has tokens, else any."""
+    arithmetic = record.arithmetic if record.output else None
+    return Wanted(record.model, record.tokenizer_hash, record.target, arithmetic)
 
 
 def _opening(request: Request, model: TargetModel) -> Opening:
