@@ -106,8 +106,8 @@ class Fleet:
         mixed = self._mixed()
         for model_id in sorted(mixed - self._reported):
             _LOG.warning(
-                "targets of model %s have different weights: a request that loses its target goes on"
-                " only where the weights are equal",
+                "targets of model %s have different weights: a request that loses its target goes"
+                " on only where the weights are equal",
                 model_id,
             )
         self._reported = mixed

@@ -18,6 +18,7 @@ from chaos.pair import Pair
 from chaos.proxy import Proxy, Weather
 from slipstream.client import AsyncClient
 from slipstream.core.errors import SlipstreamError
+from stalls import LoggedStall, stalls_in
 
 ROLES = ("router", "target", "draft", "redis")
 TWO = {"router": 2, "target": 2, "draft": 2}
@@ -92,6 +93,17 @@ class Cluster:
         worker = fleet.Worker(lambda: None, fleet.TARGET, lambda servicer: None)
         worker.address = self._at(target)
         return int((await worker.load()).num_sessions)
+
+    def stalls(self) -> dict[str, list[LoggedStall]]:
+        """What has held event loops, by role, over all processes of its members."""
+        return {
+            role: [
+                stall
+                for name in self.names(role)
+                for stall in stalls_in(self.members[name].log.read_text(errors="replace"))
+            ]
+            for role in self._sizes
+        }
 
     async def _knows_all(self, router: AsyncClient) -> None:
         async def num_ready() -> dict[str, int]:

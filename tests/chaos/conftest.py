@@ -69,10 +69,13 @@ def cluster_options():
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(pair, load, tmp_path_factory, cluster_options):
+async def cluster(pair, load, report, tmp_path_factory, cluster_options):
     """All of it running; what it needs has loaded while the answers were made."""
     assert load.answers
     nursery.finish()
     folder = tmp_path_factory.mktemp("cluster")
     async with clusters.running(pair, folder, **cluster_options) as cluster:
         yield cluster
+    for role, found in cluster.stalls().items():
+        report.stalls.setdefault(role, []).extend(found)
+    report.write()

@@ -7,13 +7,15 @@ import json
 import os
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chaos.traffic import Stream, Traffic
+from stalls import LoggedStall
 
 QUANTILES = (0.5, 0.9, 0.99)
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +78,40 @@ class Report:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.scenarios: list[Scenario] = []
+        self.stalls: dict[str, list[LoggedStall]] = {}
+        """What held event loops for 20 ms of CPU and more, by role."""
 
     def add(self, scenario: Scenario) -> None:
         """Count a scenario in; the file is whole at any time."""
         self.scenarios.append(scenario)
+        self.write()
+
+    def write(self) -> None:
+        """Write what there is."""
         if self._path is None:
             return
-        values = {each.name: each.values() for each in self.scenarios}
+        values: dict[str, Any] = {each.name: each.values() for each in self.scenarios}
+        values["stalls"] = {role: [asdict(at) for at in self.longest(role)] for role in self.stalls}
         beside = self._path.with_suffix(".part")
         beside.write_text(json.dumps(values, indent=1) + "\n")
         os.replace(beside, self._path)
 
+    def longest(self, role: str) -> list[LoggedStall]:
+        """The longest stalls of a role's processes."""
+        return sorted(self.stalls[role], key=lambda at: -at.cpu_ms)[:_SHOWN]
+
     def lines(self) -> list[str]:
-        """A line for each scenario, and one for the sum of them."""
+        """A line for each scenario, one for their sum, and one for the stalls of each role."""
         num_faults = sum(len(each.faults) for each in self.scenarios)
         num_failed = sum(len(each.failed) for each in self.scenarios)
         num_streams = sum(each.num_streams for each in self.scenarios)
         total = f"all: {num_faults} faults, {num_failed} of {num_streams} streams failed"
-        return [*(each.line() for each in self.scenarios), total]
+        stalls = [
+            f"{role}: {len(found)} stalls of an event loop"
+            + "".join(f"; {at.cpu_ms:.0f} ms of CPU in {at.place}" for at in self.longest(role))
+            for role, found in self.stalls.items()
+        ]
+        return [*(each.line() for each in self.scenarios), total, *stalls]
 
 
 def quantiles(times: Iterable[float | None]) -> dict[str, float]:

@@ -94,6 +94,7 @@ class Chaos:
         """Let all streams end; then no target may hold anything for anybody."""
         self.traffic.close()
         await self.traffic.ended(self.traffic.streams)
+        await self.cluster.settled()
         for name in self.cluster.names("target"):
             await fleet.eventually(lambda name=name: self.cluster.num_sessions(name), is_none)
 
