@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Collection
 
-from slipstream.core.errors import InternalError, SlipstreamError
 from slipstream.core.ports import Draft
 from slipstream.core.timing import Clock
 from slipstream.core.types import Delta, Plan, Proposal, Session
@@ -28,13 +27,8 @@ class EmbeddedDraft:
         self._session_id = session_id
 
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """See `core.ports.Draft.propose`. Raises `InternalError` for any error but our own."""
-        try:
-            return await self._draft.propose(session, delta, plan)
-        except SlipstreamError:
-            raise
-        except Exception as error:
-            raise InternalError(f"it failed with {type(error).__name__}: {error}") from error
+        """See `core.ports.Draft.propose`."""
+        return await self._draft.propose(session, delta, plan)
 
     async def park(self, ttl_s: float) -> None:
         """Keep what is held: it gives way when others need the memory."""

@@ -26,7 +26,12 @@ NO_KEYS = "no keys"
 _LACKING = {"lag": NO_KEYS, CONTEXT: CONTEXT}
 """Why a draft could propose nothing at all, by what ended its drafting."""
 _LOG = logging.getLogger("slipstream.router")
-_OF_THE_REPLICA = (errors.Unavailable, errors.DeadlineExceeded, errors.InternalError)
+_OF_THE_REPLICA = (
+    errors.Unavailable,
+    errors.DeadlineExceeded,
+    errors.InternalError,
+    errors.ModelError,
+)
 # Few words, so that fallbacks can be counted by them. The more special class comes first.
 _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
     (errors.DeadlineExceeded, "timeout"),
