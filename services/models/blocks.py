@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from slipstream.models.attention import attend
 from slipstream.models.paged import Lanes
@@ -32,17 +33,24 @@ class FastLinear(nn.Module):
 
 
 class FastNorm(nn.Module):
-    """x * weight / sqrt(mean(x**2) + eps), as the ratio of x to a length."""
+    """x * weight / sqrt(mean(x**2) + eps), as the ratio of x to a length.
+
+    On CUDA it is torch's fused norm, which adds up each row alone: the order in which a length's
+    squares are added there depends on how many rows there are.
+    """
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         weight: Tensor = norm.weight  # type: ignore[assignment]
         size = weight.shape[0]
-        self._weight = weight.detach().float() * math.sqrt(size)
         eps: float = norm.variance_epsilon  # type: ignore[assignment]
+        self._eps, self._given = eps, weight.detach()
+        self._weight = self._given.float() * math.sqrt(size)
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cuda":
+            return F.rms_norm(x, self._given.shape, self._given, self._eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         ratio = x / torch.hypot(length, self._floor)
         return torch.mul(ratio, self._weight, out=torch.empty_like(x))

@@ -278,7 +278,8 @@ def attend(
     group = heads // num_kv_heads
     if count == 1:
         grouped = query.reshape(1, num_kv_heads, group, width)
-        return F.scaled_dot_product_attention(grouped, *kv, attn_mask=mask).view(1, heads * width)
+        out = F.scaled_dot_product_attention(grouped, *kv, attn_mask=mask)
+        return out.reshape(1, heads * width)
     grouped = query.view(count, num_kv_heads, group, width).transpose(0, 1)
     grouped = grouped.reshape(1, num_kv_heads, count * group, width)
     if mask is not None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import device_only
 import tiny
@@ -11,6 +12,7 @@ from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify import verify
+from slipstream.models.blocks import FastNorm
 from slipstream.models.bucketed import Draw, buckets_for
 from slipstream.models.causal import CausalModel
 from slipstream.models.invariance import RowRule
@@ -155,3 +157,13 @@ def test_captured_forwards_compute_what_the_host_does(dtype):
         hidden, _ = model.forward(parts)
         error = (hidden.cpu().float() - expected.float()).norm() / expected.float().norm()
         assert error < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_on_a_device_gives_a_row_the_same_bits_in_any_company(dtype):
+    norm = FastNorm(LlamaRMSNorm(576).to("cuda", dtype))
+    x = torch.randn(1, 128, 576).to("cuda", dtype)
+    whole = norm(x)
+    for count in (1, 2, 4, 8, 16, 64):
+        assert torch.equal(torch.cat([norm(part) for part in x.split(count, 1)], 1), whole)

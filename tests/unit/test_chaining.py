@@ -253,7 +253,8 @@ def test_a_captured_chain_never_waits_for_the_host():
     found = []
     for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
         ask = Follow(state, text, None, sampling, FixedStop(3), 3, 4)
-        found.append(chains.follow([ask]))  # captures
+        chains.follow([ask])  # reads the text
+        found.append(chains.follow([ask]))  # captures the shape of a text that was read
         assert chains.follow([ask]) == found[-1]
     for entry in chains._replay._entries.values():
         torch.cuda.set_sync_debug_mode("error")
