@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[attr-defined]
 
 from fuzz.case import HTTP, INCARNATION, TARGET, WIRE, Case
 from fuzz.methods import METHODS
@@ -89,6 +90,10 @@ class Sender:
                 await writer.wait_closed()
 
 
+# What gRPC's client raises where a call has ended before it was written: reading says why.
+_ENDED = (asyncio.InvalidStateError, ExecuteBatchError)
+
+
 async def _to_end(call: Any) -> None:
     """Read until the stream ends."""
     while await call.read() is not grpc.aio.EOF:
@@ -98,18 +103,19 @@ async def _to_end(call: Any) -> None:
 async def _in_turn(call: Any, parts: list[bytes], *, is_whole: bool) -> None:
     """Send one message after the other, each once the one before was answered."""
     for part in parts:
-        with suppress(asyncio.InvalidStateError):  # the stream has ended, and reading says why
+        with suppress(*_ENDED):
             await call.write(part)
         if await call.read() is grpc.aio.EOF:
             return
-    if is_whole:
-        await call.done_writing()
+    with suppress(*_ENDED):
+        if is_whole:
+            await call.done_writing()
     await _to_end(call)
 
 
 async def _at_once(call: Any, parts: list[bytes], *, is_whole: bool) -> None:
     """Send all messages, then read; the stream's end comes only where it is whole."""
-    with suppress(asyncio.InvalidStateError):
+    with suppress(*_ENDED):
         for part in parts:
             await call.write(part)
         if is_whole:
