@@ -24,11 +24,18 @@ _SHAPES = (
     ForwardShape(rows=16, lanes=1, lane_rows=16, width=1024, line=0, draws=0),
     ForwardShape(rows=64, lanes=8, lane_rows=8, width=1024, line=0, draws=0),
 )
-_STEADY = (
-    ForwardShape(rows=1, lanes=1, lane_rows=1, width=256, line=0, draws=0),
+_ALONE = ForwardShape(rows=1, lanes=1, lane_rows=1, width=256, line=0, draws=0)
+_COMPANIES = (
+    ForwardShape(rows=2, lanes=1, lane_rows=2, width=256, line=0, draws=0),
+    ForwardShape(rows=4, lanes=1, lane_rows=4, width=256, line=0, draws=0),
     ForwardShape(rows=8, lanes=1, lane_rows=8, width=384, line=0, draws=0),
+    ForwardShape(rows=16, lanes=1, lane_rows=16, width=256, line=0, draws=0),
     ForwardShape(rows=64, lanes=4, lane_rows=16, width=1024, line=0, draws=0),
 )
+_PAIRED = 32
+"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
+rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
+_SEEN = 200
 
 
 def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel:
@@ -76,17 +83,20 @@ class Trial:
         self._layout = layout
         self._group = group
         self._noise = torch.Generator().manual_seed(0)
-        slots = _NUM_PAGES * KEY_BLOCK
-        self._layer = self._random(2 * layout.num_kv_heads, slots, layout.head_dim)
+        self._layer = self._paired(_NUM_PAGES * KEY_BLOCK)
         self._query = self._random(128, layout.num_kv_heads * group, layout.head_dim)
 
     def steady(self, kernel: Kernel) -> bool:
-        """Whether the last row's bits are the same in every shape; not for one that fails."""
+        """Whether every row has the same bits alone and in company; not for one that fails."""
         try:
-            results = [self._run(kernel, shape)[shape.rows - 1] for shape in _STEADY]
+            return all(self._keeps_bits(kernel, shape) for shape in _COMPANIES)
         except Exception:  # a kernel that this device, build or shape does not have
             return False
-        return all(torch.equal(results[0], other) for other in results[1:])
+
+    def _keeps_bits(self, kernel: Kernel, shape: ForwardShape) -> bool:
+        seen = [KEY_BLOCK + _PAIRED * (row % 4) for row in range(shape.rows)]
+        alone = [self._run(kernel, _ALONE, [count], row) for row, count in enumerate(seen)]
+        return torch.equal(self._run(kernel, shape, seen), torch.cat(alone))
 
     def seconds(self, kernel: Kernel) -> float:
         """Time of a call, over the shapes tried; the device is waited for."""
@@ -102,18 +112,30 @@ class Trial:
         return total / (_NUM_CALLS * len(_SHAPES))
 
     @torch.inference_mode()
-    def _run(self, kernel: Kernel, shape: ForwardShape) -> Tensor:
-        """Rows that all look back on the same 200 keys; the query of the last one is row 0's."""
-        query = self._query[: shape.rows].flip(0).contiguous()
-        return kernel(query, self._layer, self._lanes(kernel, shape), 0.1)
+    def _run(
+        self,
+        kernel: Kernel,
+        shape: ForwardShape,
+        seen: Sequence[int] | None = None,
+        first: int = 0,
+    ) -> Tensor:
+        """Rows from `first` on, which look back on so many keys each, 200 by default."""
+        query = self._query[first : first + shape.rows]
+        return kernel(query, self._layer, self._lanes(kernel, shape, seen, first), 0.1)
 
-    def _lanes(self, kernel: Kernel, shape: ForwardShape) -> Lanes:
+    def _lanes(
+        self,
+        kernel: Kernel,
+        shape: ForwardShape,
+        seen: Sequence[int] | None = None,
+        first: int = 0,
+    ) -> Lanes:
         fields, rows = Fields.of(shape), range(shape.rows)
-        own = [(_NUM_PAGES - 1) * KEY_BLOCK + KEY_BLOCK - shape.rows + row for row in rows]
+        own = [(_NUM_PAGES - 1) * KEY_BLOCK + first + row for row in rows]
         pages = [page % (_NUM_PAGES - 1) for page in range(shape.width // KEY_BLOCK)]
         parts: Sequence[Sequence[int]] = (
             [0] * fields.tokens,
-            [200] * fields.positions,
+            seen or [_SEEN] * fields.positions,
             own,
             rows,
             rows,
@@ -125,6 +147,18 @@ class Trial:
         layout = self._layout
         attention = Attention(self._group, layout.dtype, self._layer.shape[1], kernel)
         return unpack(values.to(layout.device), shape, attention).lanes
+
+    def _paired(self, num_slots: int) -> Tensor:
+        """Keys, then values [2 * kv_heads, slots, d]; the last page, of own ones, has values 0."""
+        heads, dim = self._layout.num_kv_heads, self._layout.head_dim
+        half = self._random(2, heads, num_slots // _PAIRED, _PAIRED // 2, dim)
+        order = torch.randperm(_PAIRED, generator=self._noise).to(half.device)
+        keys, values = (
+            torch.cat([at, sign * at], 2)[:, :, order].view(heads, num_slots, dim)
+            for at, sign in zip(half, (1, -1), strict=True)
+        )
+        values[:, -KEY_BLOCK:] = 0
+        return torch.cat([keys, values])
 
     def _random(self, *size: int) -> Tensor:
         made = torch.randn(size, generator=self._noise)
