@@ -32,6 +32,9 @@ _COMPANIES = (
     ForwardShape(rows=16, lanes=1, lane_rows=16, width=256, line=0, draws=0),
     ForwardShape(rows=64, lanes=4, lane_rows=16, width=1024, line=0, draws=0),
 )
+_FOUND_OUT = frozenset({"sdpa", "cudnn"})
+"""Kernels that pass for steady: in a model of 30 layers in bfloat16 on an H100, rows of 3 and more
+in company had other bits than alone under cuDNN, which torch's own choice may be."""
 _PAIRED = 32
 """Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
 rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
@@ -48,7 +51,8 @@ def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel
     trial = Trial(layout, group)
     candidates = dict(_CANDIDATES)
     if is_invariant:
-        candidates = {name: kernel for name, kernel in candidates.items() if trial.steady(kernel)}
+        kernels = ((name, kernel) for name, kernel in candidates.items() if name not in _FOUND_OUT)
+        candidates = {name: kernel for name, kernel in kernels if trial.steady(kernel)}
         if not candidates:
             raise ModelError(
                 f"no attention kernel of {layout.device} gives a row the same bits in every batch:"
