@@ -17,7 +17,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.inline import finished
 from slipstream.core.model_info import Limits, ModelInfo, drafter_infos, verification_infos
-from slipstream.core.prompt import Prompt
+from slipstream.core.prompt import Prompt, checked_prompt
 from slipstream.core.results import Result, collected
 from slipstream.core.server_info import ServerInfo
 from slipstream.draft.build import Drafter
@@ -75,6 +75,8 @@ class Embedded:
         """A request that is ready to be read. What can be refused is."""
         asked = call.generation
         self._require(asked.model)
+        ask = asked.ask
+        checked_prompt(asked.prompt, raw=ask.raw, allow_special_tokens=ask.allow_special_tokens)
         if asked.num_received:
             raise InvalidRequest("num_received goes with a router: what runs here can't break off")
         session_id = session_of(asked, "")

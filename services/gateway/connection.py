@@ -69,6 +69,13 @@ class BoundedConnection(H11Protocol):
         super().on_response_complete()
         self._bound_phase()
 
+    def send_400_response(self, msg: str) -> None:
+        """See `H11Protocol`. A request whose answer has begun can have no other: it is cut off."""
+        if self.cycle is not None and self.cycle.response_started:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
+
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""
         super().pause_writing()

@@ -101,10 +101,10 @@ def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
         )
 
 
-def short_name(name: str) -> str:
+def short_name(name: str | Path) -> str:
     """The short name of a known model; else a hub id without its revision, and of a path its last
     part."""
-    path = Path(name).expanduser()
+    name, path = str(name), Path(name).expanduser()
     hub_id = split_revision(name)[0] if is_hub_id(name) and not path.exists() else name
     for known in CATALOG.values():
         if hub_id in {known.alias, known.hub_id}:

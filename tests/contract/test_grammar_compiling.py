@@ -54,6 +54,9 @@ async def test_no_grammar_is_compiled_on_the_engine_s_thread(engine):
         assert not engine.grammars.knows(regex("x{1}"))
         await verify(target, session_of("a", WORDS), first.tokens)
         await verify(target, session_of("a", WORDS))
+        hungry = await target.prepare(session_of("c", HUNGRY))
+        while hungry.spare is None:  # that one is made after the one that is used first
+            await asyncio.sleep(0.01)
         with pytest.raises(InvalidRequest, match="beyond 400 tokens"):
             await verify(target, session_of("c", HUNGRY), ids("a" * 400))
         with pytest.raises(InvalidRequest, match="does not follow"):

@@ -18,6 +18,7 @@ from redis_server import RedisServer, redis_server
 from session_stores import BOUNDS, begins, held, opened, told
 from slipstream.core.errors import LimitExceeded, Unavailable
 from slipstream.core.server_info import ReplicaRole
+from slipstream.router.app import fences
 from slipstream.state.announcement import Announcement
 from slipstream.state.opening import open_quotas, open_registry, open_store
 from slipstream.state.options import StoreOptions
@@ -110,7 +111,7 @@ def operator(pod):
 
 
 async def test_the_services_user_keeps_sessions(options):
-    store = open_store(options, BOUNDS, time.time)
+    store = open_store(options, BOUNDS, time.time, next_fence=fences(time.time))
     await told(store, begins(), opened(5, 6, 7), target="target:1")
     lease = await held(store, begins())
     await store.append(lease, News(2, (7, 8), ending="done"))
@@ -155,6 +156,7 @@ async def test_another_prefix_is_anothers(options):
         StoreOptions(options.url, user="slipstream", password=PASSWORD, prefix="another"),
         BOUNDS,
         time.time,
+        next_fence=fences(time.time),
     )
     with pytest.raises(Unavailable, match="see its ACL"):
         await foreign.acquire(begins())

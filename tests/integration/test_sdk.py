@@ -61,7 +61,8 @@ def client(request):
 
 
 def test_a_stream_adds_up_to_the_result(client):
-    asked = {"max_tokens": 20, "with_origins": True, "logprobs": 2}
+    forced = SpeculationOptions(mode=Mode.FORCED)  # by no clock, so that origins are the same
+    asked = {"max_tokens": 20, "with_origins": True, "logprobs": 2, "speculation": forced}
     result = client.generate("hello", **asked)
     chunks = list(client.stream("hello", **asked))
     assert "".join(chunk.text for chunk in chunks) == result.text
