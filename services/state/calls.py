@@ -83,7 +83,11 @@ class Calls:
             raise Unavailable(f"the store at {self._place} {_why(error)}") from None
 
     async def aclose(self) -> None:
-        """End connections. Again is fine."""
+        """End what runs, and connections. Again is fine."""
+        if running := set(self._running):
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
         await self._client.aclose()
 
     async def _in_time(self, work: Coroutine[Any, Any, Any]) -> Any:
