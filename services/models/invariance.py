@@ -68,6 +68,24 @@ def cancelling(weight: Tensor, num_rows: int = 128) -> tuple[Tensor, Tensor]:
     return example.to(weight), like.to(weight)
 
 
+PAIRED = 32
+"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
+rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
+
+
+def cancelling_keys(half: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values [heads, slots, d], in blocks of `PAIRED`, whose attention cancels.
+
+    `half` [2, heads, blocks, PAIRED / 2, d] are the keys and values there twice, `order` [PAIRED]
+    is their order within a block.
+    """
+    keys, values = (
+        torch.cat([at, sign * at], 2)[:, :, order].flatten(1, 2)
+        for at, sign in zip(half, (1, -1), strict=True)
+    )
+    return keys, values
+
+
 def _rolled(reference: Tensor) -> Tensor:
     """Rows in each block of 16 one place further, the last one first."""
     return torch.cat([part.roll(1, 0) for part in reference.split(_FALLBACK)])

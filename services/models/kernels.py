@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from slipstream.core.errors import ModelError
 from slipstream.models.buckets import ForwardShape
 from slipstream.models.flex import FlexKernel
+from slipstream.models.invariance import PAIRED, cancelling_keys
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.lanes import Fields
 from slipstream.models.paged import Attention, Kernel, Lanes, attend_lanes, unpack
@@ -35,9 +36,6 @@ _COMPANIES = (
 _FOUND_OUT = frozenset({"sdpa", "cudnn"})
 """Kernels that pass for steady: in a model of 30 layers in bfloat16 on an H100, rows of 3 and more
 in company had other bits than alone under cuDNN, which torch's own choice may be."""
-_PAIRED = 32
-"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
-rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
 _SEEN = 200
 
 
@@ -98,7 +96,7 @@ class Trial:
             return False
 
     def _keeps_bits(self, kernel: Kernel, shape: ForwardShape) -> bool:
-        seen = [KEY_BLOCK + _PAIRED * (row % 4) for row in range(shape.rows)]
+        seen = [KEY_BLOCK + PAIRED * (row % 4) for row in range(shape.rows)]
         alone = [self._run(kernel, _ALONE, [count], row) for row, count in enumerate(seen)]
         return torch.equal(self._run(kernel, shape, seen), torch.cat(alone))
 
@@ -155,12 +153,9 @@ class Trial:
     def _paired(self, num_slots: int) -> Tensor:
         """Keys, then values [2 * kv_heads, slots, d]; the last page, of own ones, has values 0."""
         heads, dim = self._layout.num_kv_heads, self._layout.head_dim
-        half = self._random(2, heads, num_slots // _PAIRED, _PAIRED // 2, dim)
-        order = torch.randperm(_PAIRED, generator=self._noise).to(half.device)
-        keys, values = (
-            torch.cat([at, sign * at], 2)[:, :, order].view(heads, num_slots, dim)
-            for at, sign in zip(half, (1, -1), strict=True)
-        )
+        half = self._random(2, heads, num_slots // PAIRED, PAIRED // 2, dim)
+        order = torch.randperm(PAIRED, generator=self._noise).to(half.device)
+        keys, values = cancelling_keys(half, order)
         values[:, -KEY_BLOCK:] = 0
         return torch.cat([keys, values])
 

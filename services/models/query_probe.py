@@ -7,6 +7,7 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.models.attention import apart, together
+from slipstream.models.invariance import PAIRED, cancelling_keys
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.machine import this_machine
 from slipstream.models.queries import (
@@ -19,9 +20,6 @@ from slipstream.models.queries import (
     probe,
 )
 
-_PAIRED = 32
-"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
-rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
 _CASES = ((MAX_ROWS, KEY_BLOCK), (32, 5 * KEY_BLOCK))
 """Rows and keys of what is tried: keys within one block of the kernel's, and beyond."""
 
@@ -95,14 +93,11 @@ def _tried(candidate: QueryRule, rows: int, width: int, shape: _Shape) -> QueryR
     def random(*size: int) -> Tensor:
         return torch.randn(size, generator=noise).to(dtype)
 
-    seen = _PAIRED * torch.randint(1, width // _PAIRED + 1, (rows, 1), generator=noise)
+    seen = PAIRED * torch.randint(1, width // PAIRED + 1, (rows, 1), generator=noise)
     mask = torch.zeros(rows, width).masked_fill_(torch.arange(width) >= seen, -torch.inf).to(dtype)
-    half = random(2, heads, width // _PAIRED, _PAIRED // 2, dim)
-    order = torch.randperm(_PAIRED, generator=noise)
-    keys, values = (
-        torch.cat([at, sign * at], 2)[:, :, order].view(1, heads, width, dim)
-        for at, sign in zip(half, (1, -1), strict=True)
-    )
+    half = random(2, heads, width // PAIRED, PAIRED // 2, dim)
+    order = torch.randperm(PAIRED, generator=noise)
+    keys, values = (at.unsqueeze(0) for at in cancelling_keys(half, order))
     look_at = apart if candidate.is_apart else together
 
     def attention(query: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
