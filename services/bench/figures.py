@@ -169,7 +169,7 @@ class Counts:
 
 
 def count(outputs: Sequence[Output]) -> Counts:
-    """Of all outputs together; rounds without a draft count apart."""
+    """Count all outputs together; rounds without a draft count apart."""
     parts = [out.reply.speculation for out in outputs if out.reply.speculation is not None]
     return Counts(
         sum(part.num_spec_steps for part in parts),

@@ -62,15 +62,15 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """As callers write it."""
+        """The address as callers write it."""
         return self.target.removeprefix("ipv4:").removeprefix("ipv6:")
 
     def tries(self, timeout_s: float | None) -> Tries:
-        """Of one request, from now on."""
+        """The tries of one request, from now on."""
         return Tries(timeout_s, self.patience, clock=time.monotonic, draw=random.random)
 
     def resuming(self, call: Call) -> Resuming:
-        """Of one stream, from now on."""
+        """What one stream resumes with, from now on."""
         return Resuming(call, self.tries(call.timeout_s))
 
 
@@ -163,10 +163,10 @@ def models_from(answer: pb.GetModelInfoResponse) -> tuple[ModelInfo, ...]:
 
 
 def unfinished() -> InternalError:
-    """Of a stream that ends without saying why the text ends."""
+    """The error of a stream that ends without saying why the text ends."""
     return InternalError("the router ended the stream without a reason")
 
 
 def closed_meanwhile() -> Cancelled:
-    """Of a request whose client was closed under it."""
+    """The error of a request whose client was closed under it."""
     return Cancelled("the client was closed while the request ran")

@@ -111,7 +111,7 @@ class AsyncEmbedded:
         return answer
 
     def over(self, turn: "_EmbeddedTurn") -> None:
-        """It has ended."""
+        """Forget a turn that has ended."""
         self._turns.discard(turn)
 
     async def _end(self, turns: Sequence["_EmbeddedTurn"], error: Exception | None = None) -> None:

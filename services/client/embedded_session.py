@@ -66,7 +66,7 @@ class Answer:
 
 
 class EmbeddedSession:
-    """Its tokens are in a store, and its caches in the engines, from turn to turn."""
+    """A session: its tokens are in a store, its caches in the engines, from turn to turn."""
 
     def __init__(
         self,

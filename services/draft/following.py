@@ -14,7 +14,7 @@ from slipstream.models.chaining import Follow, Found
 
 
 class Chains(Protocol):
-    """Whoever follows chains; see `models.chaining.GlideChains`."""
+    """What follows chains; see `models.chaining.GlideChains`."""
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Whether such a chain can be followed."""

@@ -212,7 +212,7 @@ def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = Non
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:
-    """As OpenAI has it, and the context's length as vLLM does. When it was made is not known."""
+    """A model as OpenAI has it, the context's length as vLLM does; when it was made is unknown."""
     about = {"id": info.model, "object": "model", "created": 0, "owned_by": "slipstream"}
     return {**about, "max_model_len": info.limits.context_length}
 

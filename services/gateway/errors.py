@@ -48,7 +48,7 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI has it."""
+        """The error as OpenAI has it."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {
             "error": {
@@ -69,7 +69,7 @@ class Refused(Exception):
 
 
 class CallerGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The caller left before the answer."""
 
 
 def problem_of(error: SlipstreamError) -> Problem:

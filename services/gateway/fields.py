@@ -206,6 +206,6 @@ def understood(kind: type[R], values: Mapping[str, Any]) -> R:
 
 
 def _place(path: Sequence[str | int]) -> str:
-    """As one would write it in Python: messages[0].content."""
+    """A place in a body as Python writes it: messages[0].content."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}" for step in path)
     return "".join(steps).removeprefix(".")

@@ -82,7 +82,7 @@ class Numbered(Protocol):
 
     @property
     def model_id(self) -> str:
-        """Its name in errors."""
+        """The name of the model in errors."""
         ...
 
     @property

@@ -83,7 +83,7 @@ class PolledSource:
 
 
 class Lingering:
-    """Whoever was named stays named for a while: a list that was lost is soon whole again."""
+    """A source whose addresses stay named for a while: a lost list is soon whole again."""
 
     def __init__(self, ask: Ask, clock: Clock) -> None:
         self._ask = ask

@@ -212,7 +212,7 @@ class Fleet:
         return self._unknown_draft(kind, {model.name for model, _ in known})
 
     def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:
-        """Of a draft that never said anything; it may still come, where drafts are listed."""
+        """Facts of a draft that never said anything; it may still come where drafts are listed."""
         expects = self._defaults.expects_drafts
         if kind is None:
             return DraftFacts(KINDS[0]) if expects else NGRAM
