@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import AutoTokenizer
@@ -72,6 +72,7 @@ def spelled(model, ids):
 
 
 @settings(deadline=None)
+@example(chat=messages(("user", "\x16")))
 @given(chat=chats(INNOCENT))
 def test_a_chat_without_names_of_control_tokens_has_the_ids_of_the_whole_string(model, chat):
     assume(all(item["content"] for item in chat))
@@ -79,7 +80,9 @@ def test_a_chat_without_names_of_control_tokens_has_the_ids_of_the_whole_string(
     whole = model.hf.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert encode_prompt(model.text, chat) == tuple(whole)
     raw = chat[-1]["content"]
-    assert encode_prompt(model.text, raw, raw=True) == tuple(model.hf.encode(raw))
+    ids = tuple(model.hf.encode(raw))
+    if ids:  # a vocabulary without its bytes leaves nothing of some characters
+        assert encode_prompt(model.text, raw, raw=True) == ids
 
 
 @settings(deadline=None)
