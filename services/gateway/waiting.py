@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from slipstream.core.ended import ended
 from slipstream.gateway.errors import CallerGone
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         task.cancel()
         leaving.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)
+        await ended(task, leaving)
 
 
 async def _left(receive: Receive) -> None:

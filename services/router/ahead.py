@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from slipstream.core.ended import ended
 from slipstream.core.ending import Ending
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.journal import Journal
@@ -72,11 +73,12 @@ async def one_ahead(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk
     async with aclosing(chunks):
         making = loop.create_task(make())
         try:
-            while (chunk := await making) is not None:
+            # To await the task itself would hand every cancellation on to it.
+            await asyncio.wait({making})
+            while (chunk := making.result()) is not None:
                 making = loop.create_task(make())
                 yield chunk
+                await asyncio.wait({making})
         finally:
             making.cancel()
-            await asyncio.wait({making})
-            if not making.cancelled():
-                making.exception()  # has been seen: nobody reads on
+            await ended(making)

@@ -39,6 +39,7 @@ class Finding:
         """The finding as JSON takes it."""
         return {
             "symptom": str(self.symptom),
+            "log": self.symptom.log,
             "first": self.first,
             "batches": self.num_batches,
             "cases": len(self.cases),

@@ -6,7 +6,7 @@ Knows logs, memory and what is held; not what was sent.
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from stalls import LoggedStall, stalls_in
 SIZES = {"router": 1, "target": 1, "draft": 1, "gateway": 1}
 STALL_MS = 100.0
 """CPU time from which on a stall is a finding."""
+_LOG_CHARS = 8000
 _TTL_S = "0.2"
 """How long what happened to be a good request is kept for a next turn."""
 _FAULT = re.compile(r" (?:ERROR|CRITICAL) |^Traceback|never retrieved|was never awaited")
@@ -39,6 +40,8 @@ class Symptom:
     kind: str
     """crash, stall, log or status."""
     what: str
+    log: str = field(default="", compare=False)
+    """The end of what the process had logged by then."""
 
     def __str__(self) -> str:
         return f"{self.role} {self.kind}: {self.what}"
@@ -69,7 +72,7 @@ class Victims(Cluster):
             self.stalls[role] += stalls
             long = [stall for stall in stalls if stall.cpu_ms >= STALL_MS]
             found += [Symptom(role, "stall", stall.name) for stall in long]
-            found += [Symptom(role, "log", what) for what in _faults(news)]
+            found += [Symptom(role, "log", what, news[-_LOG_CHARS:]) for what in _faults(news)]
         return found
 
     def rss_mib(self) -> dict[str, int]:

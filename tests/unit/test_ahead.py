@@ -1,6 +1,8 @@
 """Laws of running ahead: one round and no more, and nothing is told before it is kept."""
 
 import asyncio
+import gc
+from contextlib import aclosing
 
 import pytest
 
@@ -122,3 +124,35 @@ async def test_what_was_made_before_an_error_is_given_out_first():
         async for chunk in one_ahead(rounds([], error=InternalError("x"))):
             read.append(chunk.text)
     assert "".join(read) == "01234"
+
+
+@pytest.mark.parametrize("leaves_at", ["a wait", "a chunk"])
+async def test_whoever_is_cancelled_again_while_a_round_ends_waits_for_it(caplog, leaves_at):
+    """Else the rounds are closed while one runs, which is an error of its own."""
+    may_end, made = asyncio.Event(), []
+
+    async def rounds_that_end_slowly():
+        try:
+            yield Chunk("0", (0,))
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+            made.append("closed")
+
+    async def read():
+        async with aclosing(one_ahead(rounds_that_end_slowly())) as chunks:
+            async for _ in chunks:
+                if leaves_at == "a chunk":
+                    await asyncio.Event().wait()
+
+    reading = asyncio.create_task(read())
+    await turn()
+    for _ in range(3):
+        reading.cancel()
+        await turn()
+    assert (reading.done(), made) == (False, [])
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    gc.collect()
+    assert (made, caplog.records) == (["closed"], [])
