@@ -17,12 +17,13 @@ from slipstream.core.errors import InvalidRequest
 CACHE_VARIABLE = "SLIPSTREAM_CACHE"
 OFFLINE_VARIABLE = "SLIPSTREAM_OFFLINE"
 TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
+NATIVE_VARIABLE = "SLIPSTREAM_NATIVE"
 SECTIONS = ("target", "draft", "router", "http", "telemetry")
 """Tables of a configuration file: one a service, and what all of them share."""
 
 _ISA_VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
-    *("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE"),
+    *("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE", NATIVE_VARIABLE),
 )
 
 T = TypeVar("T")
@@ -69,6 +70,11 @@ def instruction_limits(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that keep libraries from some of the processor's instructions."""
     env = os.environ if env is None else env
     return {name: env[name] for name in _ISA_VARIABLES if name in env}
+
+
+def native_kernels() -> str:
+    """Return the native kernels that the environment asks for: a name, `off`, or empty."""
+    return os.environ.get(NATIVE_VARIABLE, "")
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ def tree_of(seed, size):
 
 
 def shaped(family="llama", **options):
-    return CausalModel(tiny.hf_model(family), has_shapes=True, **options)
+    return CausalModel(tiny.hf_model(family), engine="shaped", **options)
 
 
 def parts_on_scattered_pages(model, trees, pending=2):

@@ -16,11 +16,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from slipstream.models.causal import CausalModel, Numerics
+from slipstream.models.causal import CausalModel, Engine
 from slipstream.models.glide_config import GlideConfig
 from slipstream.models.glide_init import init_from_target
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import target_parts
+from slipstream.models.invariance import Numerics
 from slipstream.target.engine import LocalTarget
 from slipstream.target.memory import KvMemory
 from slipstream.target.metering import FixedMeter
@@ -64,9 +65,10 @@ def causal(
     dtype: torch.dtype = torch.float32,
     numerics: Numerics = "invariant",
     seed: int = 0,
+    engine: Engine | None = None,
 ) -> CausalModel:
     """A `CausalModel` over `hf_model`."""
-    return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics)
+    return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
 
 
 def local_target(

@@ -15,9 +15,9 @@ from slipstream.draft.build import (
     load_draft_model,
 )
 from slipstream.draft.memory import DraftMemory
-from slipstream.models.causal import Numerics
 from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide_target import TargetParts, target_parts
+from slipstream.models.invariance import Numerics
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.tokenizer import text_tokenizer

@@ -30,7 +30,6 @@ from slipstream.models.kv_layout import KEY_BLOCK
 from slipstream.models.loading import load_target_parts, num_token_ids, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
-from slipstream.models.shards import own_bytes
 from slipstream.models.store.digests import file_digest
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
@@ -259,10 +258,9 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
     loaded = load_target_parts(model_id, dtype=target.dtype, device=target.device)
     require_same_tokenizer(target, loaded)
-    weight_bytes = own_bytes(loaded.model)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = CausalModel(loaded.model, numerics="fast")
-    needs = Needs(weight_bytes, model.workspace_bytes(_ROWS), model.context_length)
+    needs = Needs(model.weight_bytes, model.workspace_bytes(_ROWS), model.context_length)
     return DraftModel(
         kind="vanilla",
         # Heads are padded to sizes of their own: the tokens of the text are what both have.

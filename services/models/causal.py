@@ -1,60 +1,44 @@
-"""Any causal language model of transformers over our own cache: many sessions, trees of rows.
+"""A causal language model over our own cache: many sessions, trees of rows.
 
-Weights, configuration and modelling code are transformers' own; the cache, the attention
-kernel and (see `surgery.py`) the form of its products are ours. Knows no sessions or laws.
+The forward is native code where there are kernels for model and processor (`native/`), else torch
+(`torch_decoder.py`), in fixed shapes on CUDA (`bucketed.py`). Knows no sessions or laws.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
-from slipstream.models.attention import attend
-from slipstream.models.blocks import FastAttention, Rotation, write
 from slipstream.models.bucketed import BucketedForward, Draw, Drawn, Shaped, buckets_for
 from slipstream.models.cache import KvCache
 from slipstream.models.graphs import Replay
+from slipstream.models.invariance import Numerics, RowRule
 from slipstream.models.kernels import choose_kernel
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.leading import Followers, Leader
-from slipstream.models.paged import Lanes
+from slipstream.models.leading import Followers
+from slipstream.models.native.decoder import NativeDecoder
+from slipstream.models.native.library import NotNative
 from slipstream.models.pool import SCRATCH_ROWS, KvPool
-from slipstream.models.products import Products
-from slipstream.models.query_probe import query_rule
 from slipstream.models.ranks import ALONE, Ranks
-from slipstream.models.rows import Part, RowPlanner, Rows
+from slipstream.models.rows import Part
 from slipstream.models.sample import SAMPLE_TOKENS, check_hidden, sample_hidden, sample_tokens
-from slipstream.models.shards import localise
-from slipstream.models.surgery import operate
+from slipstream.models.shards import own_bytes
+from slipstream.models.torch_decoder import TorchDecoder
 
-Numerics = Literal["invariant", "fast"]
+_LOG = logging.getLogger("slipstream.models")
+
+Engine = Literal["native", "torch", "shaped"]
+"""What computes: native code, torch, or torch in forwards of fixed shape."""
 
 _CHUNK_ROWS = 256
 _MAX_SHAPED_ROWS = 512
-_ATTENTION = "slipstream"
 _OWN_SCRATCH = MAX_NODES
-
-
-def _attention_interface(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """transformers' attention interface for blocks that keep their own module."""
-    rows, pool = kwargs["slip_rows"], kwargs["slip_pool"]
-    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    query = query[0].transpose(0, 1)
-    fresh = torch.cat([key[0], value[0]]).transpose(0, 1).contiguous()
-    layer = pool.layer(module.layer_idx)
-    write(layer, fresh, rows)
-    out = attend(query, fresh, layer, rows, scale)
-    return out.view(1, len(rows), query.shape[1], -1), None
-
-
-ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
+_ANY_ROWS = RowRule(1, 1 << 30)
 
 
 class CausalModel:
@@ -70,12 +54,12 @@ class CausalModel:
         *,
         numerics: Numerics = "invariant",
         ranks: Ranks = ALONE,
-        has_shapes: bool | None = None,
+        engine: Engine | None = None,
     ) -> None:
         """Takes the model over: its modules are swapped in place. All `ranks` do so together.
 
-        `has_shapes`: see `bucketed.py`; by default on CUDA. Raises `ModelError` when the
-        architecture has parts that this cache can't serve.
+        `engine` None is the fastest that there is. Raises `ModelError` for one that can't be used,
+        and when the architecture has parts that this cache can't serve.
         """
         model.requires_grad_(False).eval()
         self.config = model.config.get_text_config()
@@ -86,27 +70,39 @@ class CausalModel:
         self.embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         self.head_weight = _head_weight(model)
         expected = sample_hidden(model)
-        is_invariant = numerics == "invariant"
-        if ranks.size > 1:
-            localise(model, ranks, in_order=is_invariant)
-        products, self._body = Products(is_invariant=is_invariant), model.base_model
-        self._head = products.make([model.get_output_embeddings()])
-        operate(self._body, products, Rotation())
-        products.rule = self.rule = ranks.meet(products.rule, self.device)
-        model.config._attn_implementation = _ATTENTION
-        self._ranks = ranks
-        self._leader: Leader | None = None
-        self.layout = _layout(model, self._body, ranks)
-        group = self.config.num_attention_heads // self.layout.num_kv_heads
-        rule = query_rule(self.layout, group, is_invariant=is_invariant)
-        self._planner = RowPlanner(self.layout, group, is_invariant=is_invariant, rule=rule)
-        self._shaped = self._with_shapes(group, has_shapes)
+        self.layout = _layout(model, ranks)
+        self._weight_bytes = own_bytes(model)
+        self._decoder = self._chosen(model, ranks, engine)
+        self._shaped = self._with_shapes(engine, ranks)
         self._check(type(model).__name__, expected)
 
     @property
     def vocab_size(self) -> int:
         """Number of columns of the logits."""
         return self.head_weight.shape[0]
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native code computes; else it is torch."""
+        return isinstance(self._decoder, NativeDecoder)
+
+    @property
+    def engine(self) -> str:
+        """What computes: torch, shaped, or native with the name of its kernels."""
+        if isinstance(self._decoder, NativeDecoder):
+            return f"native {self._decoder.kernels}"
+        return "torch" if self._shaped is None else "shaped"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are here."""
+        decoder = self._decoder
+        return decoder.weight_bytes if isinstance(decoder, NativeDecoder) else self._weight_bytes
+
+    @property
+    def rule(self) -> RowRule:
+        """Numbers of rows that are computed together."""
+        return _ANY_ROWS if isinstance(self._decoder, NativeDecoder) else self._decoder.rule
 
     @property
     def has_shapes(self) -> bool:
@@ -134,7 +130,8 @@ class CausalModel:
 
     def lead(self, followers: Followers) -> None:
         """Have the other ranks follow this one, rank 0, from now on."""
-        self._leader = Leader(self._ranks, followers)
+        assert isinstance(self._decoder, TorchDecoder), "a model that is split is torch's"
+        self._decoder.lead(followers)
 
     def open(self, capacity: int) -> KvCache:
         """An empty cache with room for `capacity` tokens, in memory of its own."""
@@ -166,14 +163,7 @@ class CausalModel:
         drawn = self._drawn(pool, parts)
         if drawn is not None:
             return drawn.hidden.clone(), drawn.places  # the next forward writes over it
-        rows = self._planner.plan(parts)
-        if self._leader is None:
-            hidden = self._forward(pool, rows)
-        else:
-            hidden = self._leader.forward(pool, parts, lambda: self._forward(pool, rows))
-        if rows.order != tuple(range(len(rows))):
-            hidden = hidden[list(rows.order)]
-        return hidden, rows.places
+        return self._decoder.forward(pool, parts)
 
     @torch.inference_mode()
     def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> Drawn | None:
@@ -187,15 +177,14 @@ class CausalModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
-        if self._leader is not None:
-            return self._leader.logits(hidden, self._head)
-        return self._head(hidden)
+        """Logits [rows, vocab] for hidden states [rows, d]: both are in the model's dtype, or in
+        float32 where native code computes."""
+        return self._decoder.logits(hidden)
 
     def _new_pool(self, num_pages: int, scratch_rows: int) -> KvPool:
         pool = KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
-        if self._leader is not None:
-            self._leader.open(pool)
+        if isinstance(self._decoder, TorchDecoder):
+            self._decoder.open(pool)
         return pool
 
     def _make_room(self, part: Part) -> None:
@@ -206,20 +195,6 @@ class CausalModel:
             )
         part.cache.reserve(part.end)
         part.cache.own(min(end, part.cache.num_slots))
-
-    def _forward(self, pool: KvPool, rows: Rows) -> Tensor:
-        return self._run(rows.tokens, rows.positions, rows, pool)
-
-    def _run(self, tokens: Tensor, positions: Tensor, rows: Rows | Lanes, pool: KvPool) -> Tensor:
-        out = self._body(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            slip_rows=rows,
-            slip_pool=pool,
-        )
-        hidden: Tensor = out.last_hidden_state[0]
-        return hidden
 
     def _drawn(
         self, pool: KvPool, parts: Sequence[Part], draws: Sequence[Draw] = ()
@@ -232,19 +207,34 @@ class CausalModel:
         hidden, tokens = self._shaped.forward(pool, packed, draws)
         return Drawn(hidden, packed.places, tokens.tolist() if draws else [])
 
-    def _with_shapes(self, group: int, has_shapes: bool | None) -> BucketedForward | None:
-        is_alone = self._ranks.size == 1
-        if has_shapes is None:
-            has_shapes = is_alone and self.device.type == "cuda"
-        if not has_shapes:
+    def _chosen(
+        self, model: PreTrainedModel, ranks: Ranks, engine: Engine | None
+    ) -> NativeDecoder | TorchDecoder:
+        if engine in (None, "native") and ranks.size == 1:
+            try:
+                return NativeDecoder(model, self.layout, self.context_length)
+            except NotNative as reason:
+                if engine is not None:
+                    raise ModelError(f"the engine is {engine}, but {reason}") from None
+                if self.device.type == "cpu":
+                    _LOG.info("torch computes %s: %s", type(model).__name__, reason)
+        return TorchDecoder(model, self.layout, numerics=self.numerics, ranks=ranks)
+
+    def _with_shapes(self, engine: Engine | None, ranks: Ranks) -> BucketedForward | None:
+        decoder, is_alone = self._decoder, ranks.size == 1
+        if engine is None and is_alone and self.device.type == "cuda":
+            engine = "shaped"
+        if engine != "shaped":
             return None
         if not is_alone:
             raise ModelError("a model that is split among processes has no forwards of fixed shape")
+        assert isinstance(decoder, TorchDecoder)
         buckets = buckets_for(
-            max_rows=_MAX_SHAPED_ROWS, context_length=self.context_length, rule=self.rule
+            max_rows=_MAX_SHAPED_ROWS, context_length=self.context_length, rule=decoder.rule
         )
-        kernel = choose_kernel(self.layout, group, is_invariant=self.numerics == "invariant")
-        shaped = Shaped(self.layout, group, self._run, kernel, self._head)
+        is_invariant = self.numerics == "invariant"
+        kernel = choose_kernel(self.layout, decoder.group, is_invariant=is_invariant)
+        shaped = Shaped(self.layout, decoder.group, decoder.run, kernel, decoder.head)
         return BucketedForward(shaped, buckets, Replay(self.device))
 
     def _check(self, name: str, expected: Tensor) -> None:
@@ -275,10 +265,8 @@ def context_length(config: Any) -> int:
     return limit
 
 
-def _layout(model: PreTrainedModel, body: nn.Module, ranks: Ranks) -> KvLayout:
+def _layout(model: PreTrainedModel, ranks: Ranks) -> KvLayout:
     config = model.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    count = sum(isinstance(module, FastAttention) for module in body.modules())
-    assert count in (0, config.num_hidden_layers), "attention blocks of one form"
     return KvLayout(config.num_hidden_layers, num_kv, dim, model.dtype, model.device, ranks.size)

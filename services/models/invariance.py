@@ -7,9 +7,13 @@ of additions, is the same; what stays in that range is batch-invariant.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Numerics = Literal["invariant", "fast"]
+"""Whether a row's bits may depend on the other rows of a forward."""
 
 _PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
 _FALLBACK = 16

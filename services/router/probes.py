@@ -58,8 +58,10 @@ class TargetModel:
 
     @property
     def arithmetic(self) -> str:
-        """Equal where the same text gives the same tokens: weights, element type and numerics."""
-        return f"{self.weights_digest[:16]} {self.dtype} {self.description.numerics}"
+        """Equal where the same text gives the same tokens: weights, element type, numerics, and
+        what computes."""
+        about = self.description
+        return f"{self.weights_digest[:16]} {self.dtype} {about.numerics} {about.engine}"
 
     @property
     def tokenizer_hash(self) -> str:

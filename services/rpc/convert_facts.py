@@ -49,6 +49,7 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         if not value:
             raise HandshakeError(f"it says nothing of its {name}")
     _check_name("numerics", message.numerics)
+    _check_name("engine", message.engine)
     _check_name("dtype", message.dtype)
     _check_name("advertised address", message.advertised_address)
     if len(message.stop_token_ids) > MAX_STOP_TOKENS:

@@ -10,9 +10,9 @@ from typing import cast
 from slipstream import __version__
 from slipstream.core.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
-from slipstream.models.causal import Numerics
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.dtypes import choose_dtype, dtype_name
+from slipstream.models.invariance import Numerics
 from slipstream.models.loading import load_target_parts, parse_device
 from slipstream.rpc.process import BAD_INPUT, FAILED, run_service, say_ready, with_port
 from slipstream.rpc.server import Server

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from slipstream.core.errors import ModelMismatch
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request import ModelFacts
-from slipstream.models.causal import CausalModel, Numerics
+from slipstream.models.causal import CausalModel
+from slipstream.models.invariance import Numerics
 from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.models.leading import Team
 from slipstream.models.loading import LoadedModel
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
 from slipstream.models.ranks import ALONE
-from slipstream.models.shards import own_bytes
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammars import Grammars
@@ -73,13 +73,12 @@ def build_target(
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
-    weight_bytes = own_bytes(loaded.model)
     model = CausalModel(loaded.model, numerics=numerics, ranks=team.ranks if team else ALONE)
     if team:
         model.lead(team.followers)
-    memory, plan = plan_memory(model, limits, weight_bytes=weight_bytes)
+    memory, plan = plan_memory(model, limits)
     num_rows = min(limits.max_rows, _LEARN_ROWS)
-    name = f"costs of {loaded.path} {weight_bytes} {model.dtype} {numerics}"
+    name = f"costs of {loaded.path} {model.weight_bytes} {model.dtype} {numerics} {model.engine}"
     curve = learn_cost(model, memory.pool, max_rows=num_rows, seconds=_LEARN_S, name=name)
     meter: Meter = LoadMeter(curve, max_rows=limits.max_rows)
     if limits.free_rows is not None:
@@ -98,9 +97,7 @@ def build_target(
     return BuiltTarget(target, model, facts, plan, rows)
 
 
-def plan_memory(
-    model: CausalModel, limits: TargetLimits, *, weight_bytes: int = 0
-) -> tuple[KvMemory, MemoryPlan]:
+def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, MemoryPlan]:
     """The engine's pages, and the account of all its memory."""
     layout = model.layout
     longest = round_up(model.context_length, KEY_BLOCK) // KEY_BLOCK
@@ -112,7 +109,7 @@ def plan_memory(
     kept = limits.max_cached_bytes
     max_cached = None if kept is None else kept // layout.bytes_per_page
     memory = KvMemory(pool, limit=model.context_length, max_cached_pages=max_cached)
-    plan = MemoryPlan(weight_bytes, count, layout.bytes_per_page, workspace)
+    plan = MemoryPlan(model.weight_bytes, count, layout.bytes_per_page, workspace)
     return memory, plan
 
 

@@ -7,7 +7,7 @@ from typing import get_args
 from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import MAX_NODES
-from slipstream.models.causal import Numerics
+from slipstream.models.invariance import Numerics
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.callers import named_callers

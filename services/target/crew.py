@@ -23,7 +23,7 @@ import torch
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.leash import leashed
-from slipstream.models.causal import Numerics
+from slipstream.models.invariance import Numerics
 from slipstream.models.leading import Order, Team
 from slipstream.models.loading import check_ranks
 from slipstream.models.ranks import join_ranks, leave_ranks

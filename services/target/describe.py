@@ -41,6 +41,7 @@ def describe(
         context_length=facts.context_length,
         stop_token_ids=sorted(facts.stop_token_ids),
         numerics=model.numerics,
+        engine="native" if model.is_native else "torch",
         dtype=dtype_name(model.dtype),
         max_sessions=max_sessions,
         tokenizer=_tokenizer(loaded),

@@ -1,7 +1,8 @@
-"""Real processes on which torch, oneDNN and MKL may use the instructions of an older processor.
+"""Real processes on which libraries and native code may use the instructions of an older processor.
 
-What a mask can't show is a processor that rounds in another way; what it can show is every other
-kernel, and every operator that is not there.
+Without native code everything is torch's, as on a machine without a compiler. What a mask can't
+show is a processor that rounds in another way; what it can show is every other kernel, and every
+operator that is not there.
 """
 
 import json
@@ -15,13 +16,16 @@ import pytest
 pytestmark = pytest.mark.real
 
 TESTS = Path(__file__).resolve().parent.parent
+TORCH = {"SLIPSTREAM_NATIVE": "off"}
 AVX2 = {
+    **TORCH,
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
-NO_TILES = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-NO_VECTORS = {"ATEN_CPU_CAPABILITY": "default"}
+NATIVE_AVX2 = {**AVX2, "SLIPSTREAM_NATIVE": "avx2"}
+NO_TILES = {**TORCH, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+NO_VECTORS = {**TORCH, "ATEN_CPU_CAPABILITY": "default"}
 PROMPT = "Explain in three sentences why the sky is blue."
 DEMO = ("generate", "--target", "smollm2-135m", "--max-new-tokens", "32", "--compare", PROMPT)
 SAMPLED = ("--temperature", "0.8", "--seed", "7")
@@ -56,7 +60,9 @@ def test_the_demo_has_the_tokens_of_plain_decoding(mask, flags):
 
 
 @pytest.mark.parametrize(
-    ("mask", "dtype"), [(AVX2, "auto"), (NO_TILES, "bfloat16")], ids=["avx2", "no-tiles"]
+    ("mask", "dtype"),
+    [(AVX2, "auto"), (NATIVE_AVX2, "auto"), (NO_TILES, "bfloat16")],
+    ids=["avx2", "native-avx2", "no-tiles"],
 )
 @pytest.mark.usefixtures("real_model")
 def test_drafted_requests_at_once_have_the_tokens_they_have_alone(mask, dtype):

@@ -32,7 +32,7 @@ PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
 
 
 def shaped_target(device="cpu"):
-    model = CausalModel(tiny.hf_model().to(device), has_shapes=True)
+    model = CausalModel(tiny.hf_model().to(device), engine="shaped")
     return tiny.local_target(model), model
 
 

@@ -35,7 +35,7 @@ def leaves_of(seed, size):
 @pytest.mark.parametrize("make", [chain_of, leaves_of, tree_of])
 def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
     trees = [make(seed, 3 + 4 * seed) for seed in range(len(LENGTHS))]
-    plain, model = tiny.causal(family), shaped(family)
+    plain, model = tiny.causal(family, engine="torch"), shaped(family)
     expected, places = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)
     assert any(part.cache.base(part.end) is None for part in parts)
@@ -61,7 +61,7 @@ def test_what_follows_an_accepted_path_has_the_same_states():
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 def test_drawn_tokens_walk_as_verification_does(temperature):
-    model, plain = shaped(), tiny.causal()
+    model, plain = shaped(), tiny.causal(engine="torch")
     trees = [tree_of(seed, 12) for seed in range(len(LENGTHS))]
     parts = parts_on_scattered_pages(plain, trees)
     hidden, _ = plain.forward(parts)
@@ -96,7 +96,7 @@ def test_shapes_are_few():
 
 
 def test_what_fits_no_shape_goes_without():
-    plain, model = tiny.causal(), shaped()
+    plain, model = tiny.causal(engine="torch"), shaped()
     model._shaped._buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
     tokens, states = tiny.tokens(9), []
     for one in (plain, model):
@@ -149,7 +149,7 @@ def vars_of(batch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_captured_forwards_compute_what_the_host_does(dtype):
     trees = [tree_of(seed, 9) for seed in range(len(LENGTHS))]
-    plain = CausalModel(tiny.hf_model(dtype=dtype), has_shapes=False)
+    plain = CausalModel(tiny.hf_model(dtype=dtype), engine="torch")
     model = CausalModel(tiny.hf_model(dtype=dtype).cuda())
     expected, _ = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)

@@ -254,9 +254,9 @@ async def talk(target, number, session):
         proposal = guess(number, round_, tiny.tokens(4, round_)) if room > 6 else Proposal()
 
 
-@pytest.mark.parametrize("has_shapes", [False, True])
-async def test_requests_with_them_and_without_share_a_step(has_shapes):
-    model = CausalModel(tiny.hf_model(), has_shapes=has_shapes)
+@pytest.mark.parametrize("engine", ["native", "torch", "shaped"])
+async def test_requests_with_them_and_without_share_a_step(engine):
+    model = CausalModel(tiny.hf_model(), engine=engine)
     sessions = [
         replace(session_of(number, 30, 12), num_logprobs=number % 3 or None) for number in range(4)
     ]

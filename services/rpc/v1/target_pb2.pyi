@@ -582,6 +582,7 @@ class DescribeTargetResponse(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     HAS_GRAMMARS_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and output together, at most."""
     numerics: _builtins.str
@@ -596,6 +597,8 @@ class DescribeTargetResponse(_message.Message):
     """Whether its output can be made to follow a grammar."""
     max_logprobs: _builtins.int
     """Likeliest tokens that it tells of a slot; unset: it tells no log-probabilities."""
+    engine: _builtins.str
+    """What computes its forwards: native, whose bits are the same on all processors, or torch."""
     @_builtins.property
     def identity(self) -> _common_pb2.ModelIdentity:
         """Its identity."""
@@ -631,10 +634,11 @@ class DescribeTargetResponse(_message.Message):
         memory: _common_pb2.Memory | None = ...,
         has_grammars: _builtins.bool = ...,
         max_logprobs: _builtins.int | None = ...,
+        engine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "memory", b"memory", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "has_grammars", b"has_grammars", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "engine", b"engine", "has_grammars", b"has_grammars", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_logprobs: _TypeAlias = _typing.Literal["max_logprobs"]  # noqa: Y015
     _WhichOneofArgType__max_logprobs: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs"]  # noqa: Y015

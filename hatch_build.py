@@ -1,0 +1,97 @@
+"""Compiles the native kernels of services/models/native/src when Slipstream is built or installed.
+
+Without a C++ compiler, or where one fails, that is skipped with one line, and torch computes.
+`python hatch_build.py` compiles for a checkout that is installed already.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+NATIVE = Path("services") / "models" / "native"
+LIBRARY = NATIVE / "libslipstream_native.so"
+COMPILERS = ("c++", "g++", "clang++")
+# Nothing here may change what an operation gives: the bits are the same on all processors.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
+X86_64 = {
+    "avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512.cpp": (
+        *("-mavx2", "-mfma", "-mf16c"),
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    ),
+}
+"""What is for this architecture alone, and how it is compiled."""
+
+
+class NotCompiled(Exception):
+    """Why there will be no native kernels, in one line."""
+
+
+class NativeKernels(BuildHookInterface[Any]):
+    """The kernels become part of wheels, editable ones included."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """See hatchling."""
+        if self.target_name != "wheel":
+            return
+        try:
+            compile_into(Path(self.root))
+        except NotCompiled as reason:
+            self.app.display_warning(f"no native CPU kernels, torch will compute: {reason}")
+            return
+        tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["artifacts"].append(LIBRARY.as_posix())
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{tag}"
+
+
+def compile_into(root: Path, extra: tuple[str, ...] = ()) -> None:
+    """Compile the library of a checkout, with `extra` flags. Raises `NotCompiled`."""
+    compiler = _compiler()
+    is_x86_64 = platform.machine().lower() in {"x86_64", "amd64"}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def made(source: Path) -> str:
+            goal = str(Path(folder) / f"{source.stem}.o")
+            flags = (*FLAGS, *X86_64.get(source.name, ()), *extra)
+            _run(compiler, *flags, "-c", str(source), "-o", goal)
+            return goal
+
+        sources = sorted((root / NATIVE / "src").glob("*.cpp"))
+        objects = pool.map(made, [at for at in sources if is_x86_64 or at.name not in X86_64])
+        shared = Path(folder) / LIBRARY.name
+        _run(compiler, "-shared", "-pthread", *extra, *objects, "-o", str(shared))
+        (root / LIBRARY).unlink(missing_ok=True)  # a process may have it open
+        shutil.copy(shared, root / LIBRARY)
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    for name in (named,) if named else COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise NotCompiled(f"{named or 'no C++ compiler'} was not found; install g++ and install again")
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        first = next((line for line in error.stderr.splitlines() if "error" in line), "it failed")
+        raise NotCompiled(f"{command[0]}: {first}") from error
+
+
+if __name__ == "__main__":
+    try:
+        compile_into(Path(__file__).parent)
+    except NotCompiled as stopped:
+        sys.exit(f"no native kernels: {stopped}")

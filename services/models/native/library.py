@@ -1,0 +1,113 @@
+"""The native kernels as a shared library: where it is, what it has, its functions' types.
+
+`SLIPSTREAM_NATIVE` names the kernels to use (portable, avx2, avx512) instead of the fastest that
+the processor has, or is `off`.
+"""
+
+import ctypes
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from slipstream.config import NATIVE_VARIABLE, native_kernels
+from slipstream.core.errors import InvalidRequest
+
+OFF = "off"
+FILE_NAME = "libslipstream_native.so"
+
+
+class NotNative(Exception):
+    """Why native code can't be used, as a reason for logs."""
+
+
+class Shape(ctypes.Structure):
+    """See `Shape` in `src/model.h`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "key_heads", "head_dim")),
+        *((name, c_int32) for name in ("mlp", "vocabulary", "positions", "keys_are_bfloat16")),
+        *((name, c_float) for name in ("norm_epsilon", "attention_scale")),
+    )
+
+
+class Cache(ctypes.Structure):
+    """See `Cache` in `src/model.h`."""
+
+    _fields_ = (("layers", c_void_p), ("slots", c_int64))
+
+
+class Batch(ctypes.Structure):
+    """See `Batch` in `src/model.h`."""
+
+    _fields_ = (
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "tables", "in_table")),
+        *((name, c_void_p) for name in ("lines", "line_first")),
+    )
+
+
+_SIGNATURES = {
+    "slipstream_kernels": (c_char_p, [c_char_p]),
+    "slipstream_team": (c_void_p, [c_int32]),
+    "slipstream_free_team": (None, [c_void_p]),
+    "slipstream_model": (
+        c_void_p,
+        [ctypes.POINTER(Shape), c_char_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32],
+    ),
+    "slipstream_free_model": (None, [c_void_p]),
+    "slipstream_set_matrix": (c_int32, [c_void_p, *[c_int32] * 5, c_void_p, c_void_p]),
+    "slipstream_set_norms": (c_int32, [c_void_p, c_int32, *[c_void_p] * 4]),
+    "slipstream_forward": (
+        c_int32,
+        [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],
+    ),
+    "slipstream_logits": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the library. Raises `NotNative` where none was built, or it can't be loaded."""
+    path = Path(__file__).with_name(FILE_NAME)
+    if not path.is_file():
+        raise NotNative("no native kernels were built when Slipstream was installed")
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NotNative(f"the native kernels can't be loaded ({error})") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+def kernels(wanted: str | None = None) -> str:
+    """Return the name of the kernels to use: those that are wanted or that the environment names,
+    else the fastest.
+
+    Raises `NotNative` where there are none, `InvalidRequest` for a name that this processor has
+    no kernels of.
+    """
+    name = native_kernels() if wanted is None else wanted
+    if name == OFF:
+        raise NotNative(f"{NATIVE_VARIABLE} is {OFF}")
+    found = library().slipstream_kernels(name.encode())
+    if found is None:
+        raise InvalidRequest(
+            f"{NATIVE_VARIABLE} is {name!r}, but this processor has no such kernels; leave it unset"
+            f" for the fastest, or use portable, or {OFF}"
+        )
+    known: bytes = found
+    return known.decode()
+
+
+@cache
+def team(num_threads: int) -> int:
+    """Return the threads that all models of this process share, as a handle for the library.
+
+    Raises `NotNative` where they can't be started.
+    """
+    handle: int | None = library().slipstream_team(num_threads)
+    if handle is None:
+        raise NotNative(f"{num_threads} threads can't be started")
+    return handle

@@ -1,0 +1,150 @@
+// The C interface, for ctypes. Nothing is thrown through it: what can fail gives null or -1.
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "model.h"
+#include "packing.h"
+
+#define SLIPSTREAM_API extern "C" __attribute__((visibility("default")))
+
+namespace slipstream {
+namespace {
+
+// The kernels of this processor, or those of a name; null where it has not got them.
+const Kernels* kernels(const char* name) {
+  const Kernels* known[] = {
+#if defined(__x86_64__)
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
+          ? &kAvx512
+          : nullptr,
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &kAvx2 : nullptr,
+#endif
+      &kPortable,
+  };
+  for (const Kernels* each : known) {
+    if (each != nullptr && (*name == 0 || std::strcmp(name, each->name) == 0)) return each;
+  }
+  return nullptr;
+}
+
+struct Handle {
+  Model model;
+  const Kernels* kernels;
+  std::mutex forward;  // a model has buffers for one forward
+};
+
+}  // namespace
+}  // namespace slipstream
+
+using namespace slipstream;
+
+// The name of the kernels that `name` stands for, null for none; "" stands for the fastest.
+SLIPSTREAM_API const char* slipstream_kernels(const char* name) {
+  const Kernels* found = kernels(name);
+  return found == nullptr ? nullptr : found->name;
+}
+
+SLIPSTREAM_API void* slipstream_team(int32_t size) {
+  try {
+    return new std::shared_ptr<Team>(std::make_shared<Team>(size));
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+SLIPSTREAM_API void slipstream_free_team(void* team) {
+  delete static_cast<std::shared_ptr<Team>*>(team);
+}
+
+// cos and sin [positions, head_dim / 2] are copied; the embedding [vocabulary, hidden] is read in
+// place, in the element type that `embedding_is_bfloat16` says.
+SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, const void* team,
+                                      const float* cos, const float* sin, const void* embedding,
+                                      int32_t embedding_is_bfloat16) {
+  const Kernels* chosen = kernels(name);
+  if (chosen == nullptr) return nullptr;
+  try {
+    auto handle = std::make_unique<Handle>();
+    Model& model = handle->model;
+    const size_t count = static_cast<size_t>(shape->positions) * (shape->head_dim / 2);
+    handle->kernels = chosen;
+    model.shape = *shape;
+    model.team = *static_cast<const std::shared_ptr<Team>*>(team);
+    model.layers.resize(shape->layers);
+    model.cos.assign(cos, cos + count);
+    model.sin.assign(sin, sin + count);
+    if (embedding_is_bfloat16) {
+      model.embedding_bfloat16 = static_cast<const uint16_t*>(embedding);
+    } else {
+      model.embedding_float32 = static_cast<const float*>(embedding);
+    }
+    return handle.release();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+SLIPSTREAM_API void slipstream_free_model(void* handle) { delete static_cast<Handle*>(handle); }
+
+// One matrix of a layer by `Place`, or the head for layer -1. Returns 0, -1 without memory.
+SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_t place,
+                                             int32_t kind, int32_t outputs, int32_t inputs,
+                                             const void* values, const float* bias) {
+  Model& model = static_cast<Handle*>(handle)->model;
+  try {
+    Matrix& goal = layer < 0 ? model.head : model.layers[layer].matrices[place];
+    goal = packed(static_cast<Kind>(kind), outputs, inputs, values, bias);
+    return 0;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+// Norm weights of a layer, or the last norm for layer -1; query and key norms may be null.
+SLIPSTREAM_API int32_t slipstream_set_norms(void* handle, int32_t layer, const float* first,
+                                            const float* second, const float* query,
+                                            const float* key) {
+  Model& model = static_cast<Handle*>(handle)->model;
+  const int hidden = model.shape.hidden, dim = model.shape.head_dim;
+  try {
+    if (layer < 0) {
+      model.norm.assign(first, first + hidden);
+      return 0;
+    }
+    Layer& own = model.layers[layer];
+    own.before_attention.assign(first, first + hidden);
+    own.before_mlp.assign(second, second + hidden);
+    if (query != nullptr) own.query_norm.assign(query, query + dim);
+    if (key != nullptr) own.key_norm.assign(key, key + dim);
+    return 0;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, const Batch* batch,
+                                          float* hidden) {
+  Handle* own = static_cast<Handle*>(handle);
+  try {
+    std::lock_guard<std::mutex> lock(own->forward);
+    own->kernels->forward(own->model, *cache, *batch, hidden);
+    return 0;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+// Logits [rows, vocabulary] of hidden states [rows, hidden].
+SLIPSTREAM_API int32_t slipstream_logits(void* handle, const float* hidden, int64_t rows,
+                                         float* logits) {
+  Handle* own = static_cast<Handle*>(handle);
+  try {
+    own->kernels->multiply(*own->model.team, own->model.head, hidden, rows, logits);
+    return 0;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}

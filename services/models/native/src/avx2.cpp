@@ -1,0 +1,7 @@
+// The kernels for one instruction set; how it is compiled decides which.
+#define SLIPSTREAM_ISA avx2
+#include "decoder.h"
+
+namespace slipstream {
+extern const Kernels kAvx2 = {"avx2", avx2::forward, avx2::multiply};
+}  // namespace slipstream

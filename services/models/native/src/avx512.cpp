@@ -1,0 +1,7 @@
+// The kernels for one instruction set; how it is compiled decides which.
+#define SLIPSTREAM_ISA avx512
+#include "decoder.h"
+
+namespace slipstream {
+extern const Kernels kAvx512 = {"avx512", avx512::forward, avx512::multiply};
+}  // namespace slipstream

@@ -1,0 +1,102 @@
+// What a decoder is made of, as plain values: shapes, packed weights, and the tokens of a forward.
+// Shared by all instruction sets; see `api.cpp` for who owns what.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "threads.h"
+
+namespace slipstream {
+
+constexpr int kTile = 16;  // outputs of a product that are computed side by side
+
+enum class Kind : int32_t { kBFloat16 = 0, kFloat32 = 1 };
+
+struct FreeAligned {
+  void operator()(void* p) const;
+};
+using Bytes = std::unique_ptr<uint8_t[], FreeAligned>;
+Bytes aligned_bytes(size_t size);
+
+// Weights [outputs, inputs] in tiles of 16 outputs, inputs one after the other within a tile:
+// one load brings what 16 outputs need of one input.
+struct Matrix {
+  Kind kind = Kind::kFloat32;
+  int outputs = 0, inputs = 0;
+  Bytes data;
+  std::vector<float> bias;  // empty, or one for each output of the tiles
+
+  int tiles() const { return (outputs + kTile - 1) / kTile; }
+  size_t tile_bytes() const;
+};
+
+// One layer's matrices by place.
+enum Place : int32_t { kQueryKeyValue = 0, kAttentionOutput, kGateUp, kDown, kPlaces };
+
+struct Layer {
+  Matrix matrices[kPlaces];
+  std::vector<float> before_attention, before_mlp;  // norm weights [hidden]
+  std::vector<float> query_norm, key_norm;          // [head_dim], or empty
+};
+
+struct Shape {
+  int32_t layers, hidden, heads, key_heads, head_dim, mlp, vocabulary, positions;
+  int32_t keys_are_bfloat16;  // element type of the cache; else float32
+  float norm_epsilon, attention_scale;
+};
+
+struct Buffers {
+  std::vector<float> x, normed, qkv, attended, wide, gated;
+  std::vector<std::vector<float>> scores;     // by member
+  std::vector<std::vector<int64_t>> visible;  // by member
+};
+
+struct Model {
+  Shape shape;
+  std::vector<Layer> layers;
+  Matrix head;
+  std::vector<float> norm;
+  std::vector<float> cos, sin;  // [positions, head_dim / 2]
+  const uint16_t* embedding_bfloat16 = nullptr;
+  const float* embedding_float32 = nullptr;
+  std::shared_ptr<Team> team;
+  Buffers buffers;
+};
+
+// The tokens of one forward. Token i sees the cache slots `tables[i][0 .. in_table[i])` and then
+// `lines[line_first[i] .. line_first[i + 1])`, its own the last of them, in the order of positions.
+struct Batch {
+  int64_t count;
+  const int64_t* tokens;
+  const int64_t* positions;
+  const int64_t* slots;
+  const int64_t* const* tables;
+  const int64_t* in_table;
+  const int64_t* lines;
+  const int64_t* line_first;
+};
+
+// The cache: a buffer [2 * key_heads, slots, head_dim] for each layer, keys before values.
+struct Cache {
+  void* const* layers;
+  int64_t slots;
+};
+
+// What an instruction set provides.
+struct Kernels {
+  const char* name;
+  // Final hidden states [count, hidden], after the last norm.
+  void (*forward)(Model&, const Cache&, const Batch&, float* hidden);
+  // y [rows, outputs] = x [rows, inputs] times a matrix.
+  void (*multiply)(Team&, const Matrix&, const float* x, int64_t rows, float* y);
+};
+
+extern const Kernels kPortable;
+#if defined(__x86_64__)
+extern const Kernels kAvx2, kAvx512;
+#endif
+
+}  // namespace slipstream

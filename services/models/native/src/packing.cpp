@@ -1,0 +1,59 @@
+// Weights as checkpoints have them, brought into the order in which products read them.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "packing.h"
+
+namespace slipstream {
+
+void FreeAligned::operator()(void* p) const { std::free(p); }
+
+Bytes aligned_bytes(size_t size) {
+  constexpr size_t kAlignment = 64;
+  const size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+  void* p = std::aligned_alloc(kAlignment, rounded + kAlignment);
+  if (p == nullptr) throw std::bad_alloc();
+  std::memset(p, 0, rounded + kAlignment);
+  return Bytes(static_cast<uint8_t*>(p));
+}
+
+size_t Matrix::tile_bytes() const {
+  return static_cast<size_t>(inputs) * kTile * (kind == Kind::kBFloat16 ? 2 : 4);
+}
+
+namespace {
+
+template <class T>
+void pack(Matrix& m, const T* values) {
+  const size_t inputs = m.inputs;
+  for (int tile = 0; tile < m.tiles(); ++tile) {
+    T* goal = reinterpret_cast<T*>(m.data.get() + tile * m.tile_bytes());
+    const T* first = values + tile * kTile * inputs;
+    const int count = std::min(kTile, m.outputs - tile * kTile);
+    for (size_t k = 0; k < inputs; ++k) {
+      for (int n = 0; n < count; ++n) goal[k * kTile + n] = first[n * inputs + k];
+    }
+  }
+}
+
+}  // namespace
+
+Matrix packed(Kind kind, int outputs, int inputs, const void* values, const float* bias) {
+  Matrix m;
+  m.kind = kind, m.outputs = outputs, m.inputs = inputs;
+  m.data = aligned_bytes(m.tile_bytes() * m.tiles());
+  if (kind == Kind::kBFloat16) {
+    pack(m, static_cast<const uint16_t*>(values));
+  } else {
+    pack(m, static_cast<const float*>(values));
+  }
+  if (bias != nullptr) {
+    m.bias.assign(static_cast<size_t>(m.tiles()) * kTile, 0.0f);
+    std::memcpy(m.bias.data(), bias, outputs * sizeof(float));
+  }
+  return m;
+}
+
+}  // namespace slipstream

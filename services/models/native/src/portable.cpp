@@ -1,0 +1,7 @@
+// The kernels for one instruction set; how it is compiled decides which.
+#define SLIPSTREAM_ISA portable
+#include "decoder.h"
+
+namespace slipstream {
+extern const Kernels kPortable = {"portable", portable::forward, portable::multiply};
+}  // namespace slipstream

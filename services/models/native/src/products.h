@@ -1,0 +1,96 @@
+// Products of few tokens with packed weights. Lanes are outputs: each output is one chain of fused
+// multiply-adds over the inputs in order, so its bits depend on its token and its weights alone,
+// not on how many tokens or tiles are computed side by side, on threads or on the instruction set.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "lanes.h"
+#include "model.h"
+
+namespace SLIPSTREAM_ISA {
+
+using slipstream::Kind;
+using slipstream::kTile;
+using slipstream::Matrix;
+using slipstream::Span;
+using slipstream::Team;
+
+static_assert(kTile == kLanes);
+
+template <int ROWS, int TILES>
+using Sums = Lanes[ROWS][TILES];
+
+// Outputs [ROWS, TILES * 16] of neighbouring tokens `x` [ROWS, inputs] and tiles, without the bias.
+using Kernel = void (*)(const Matrix& m, int tile, const float* x, float* out);
+
+template <class T, int ROWS, int TILES>
+void multiply_tiles(const Matrix& m, int tile, const float* x, float* out) {
+  const size_t inputs = m.inputs, stride = inputs * kTile;
+  const T* weights = reinterpret_cast<const T*>(m.data.get() + tile * m.tile_bytes());
+  Sums<ROWS, TILES> sums;
+  for (auto& row : sums) {
+    for (Lanes& sum : row) sum = zero();
+  }
+  for (size_t k = 0; k < inputs; ++k) {
+    Lanes w[TILES];
+    for (int t = 0; t < TILES; ++t) w[t] = load(weights + t * stride + k * kTile);
+    for (int r = 0; r < ROWS; ++r) {
+      const Lanes value = all(x[r * inputs + k]);
+      for (int t = 0; t < TILES; ++t) sums[r][t] = fma(w[t], value, sums[r][t]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r) {
+    for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kTile, sums[r][t]);
+  }
+}
+
+// The kernels for 1 to kMaxRows tokens.
+template <class T, int TILES, int... ROWS>
+inline Kernel kernel_for(int rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr Kernel kernels[] = {multiply_tiles<T, ROWS + 1, TILES>...};
+  return kernels[rows - 1];
+}
+
+template <class T>
+inline Kernel kernel_for(int rows, int tiles) {
+  constexpr auto counts = std::make_integer_sequence<int, kMaxRows>();
+  return tiles == 1 ? kernel_for<T, 1>(rows, counts) : kernel_for<T, kMaxTiles>(rows, counts);
+}
+
+inline Kernel kernel_for(Kind kind, int rows, int tiles) {
+  if (kind == Kind::kBFloat16) return kernel_for<BFloat16>(rows, tiles);
+  return kernel_for<float>(rows, tiles);
+}
+
+// Tokens that go together next: as many as there are registers for, in parts of like size.
+inline int next_rows(int64_t left) {
+  if (left <= kMaxRows) return static_cast<int>(left);
+  const int64_t parts = (left + kMaxRows - 1) / kMaxRows;
+  return static_cast<int>((left + parts - 1) / parts);
+}
+
+// The tiles of one member of the team. `write(row, output, lanes, count)` takes the outputs of a
+// token from `output` on, of which `count` exist.
+template <class Write>
+inline void product(const Team& team, int member, const Matrix& m, const float* x, int64_t rows,
+                    const Write& write) {
+  float out[kMaxRows * kMaxTiles * kTile];
+  const Span own = slipstream::part(m.tiles(), member, team.size());
+  for (int tile = static_cast<int>(own.first), tiles; tile < own.last; tile += tiles) {
+    tiles = own.last - tile < kMaxTiles ? 1 : kMaxTiles;
+    for (int64_t row = 0, count; row < rows; row += count) {
+      count = next_rows(rows - row);
+      kernel_for(m.kind, static_cast<int>(count), tiles)(m, tile, x + row * m.inputs, out);
+      for (int i = 0; i < count * tiles; ++i) {
+        const int output = (tile + i % tiles) * kTile;
+        Lanes y = load(out + i * kTile);
+        if (!m.bias.empty()) y = add(y, load(m.bias.data() + output));
+        write(row + i / tiles, output, y, std::min(kTile, m.outputs - output));
+      }
+    }
+  }
+}
+
+}  // namespace SLIPSTREAM_ISA

@@ -1,0 +1,56 @@
+// One team of threads for all forwards of a process. A forward is one function that every member
+// runs; barriers separate its steps. Waiting spins for a while, yields for a while, then sleeps.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace slipstream {
+
+class Team {
+ public:
+  // `size` counts the caller.
+  explicit Team(int size);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const { return size_; }
+
+  // Calls `work(member)` on every member, 0 being the caller; returns when all are done. Callers
+  // on several threads take turns.
+  void run(const std::function<void(int)>& work);
+
+  // Waits for all members; only within `run`.
+  void barrier();
+
+ private:
+  void serve(int member);
+
+  const int size_;
+  std::mutex turn_;
+  std::vector<std::thread> threads_;
+  const std::function<void(int)>* work_ = nullptr;
+  std::atomic<uint32_t> started_{0};
+  std::atomic<int> arrived_{0};
+  std::atomic<uint32_t> passed_{0};
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ended_ = false;
+};
+
+// The part of `count` items that a member does: [first, last).
+struct Span {
+  int64_t first, last;
+};
+inline Span part(int64_t count, int member, int size) {
+  return {count * member / size, count * (member + 1) / size};
+}
+
+}  // namespace slipstream

@@ -1,0 +1,169 @@
+"""Weights of transformers' decoders, as the native forward takes them.
+
+Knows which modules have the usual form; what has another one is refused with a reason.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slipstream.models.native.library import NotNative
+
+BFLOAT16, FLOAT32 = 0, 1
+FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
+_TILE = 16
+_STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
+"""Rotary embeddings that depend on the position alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One matrix [outputs, inputs] in the element type that holds it exactly; `bias` [outputs]."""
+
+    kind: int
+    matrix: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """A layer: matrices in the order of `Place` in `src/model.h`, and norm weights, float32."""
+
+    matrices: tuple[Weights, Weights, Weights, Weights]
+    before_attention: Tensor
+    before_mlp: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+
+
+def check_usual(model: Any) -> None:
+    """Raises `NotNative` for a model that is not a decoder of the usual form."""
+    config, body = model.config.get_text_config(), model.base_model
+    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
+        raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")
+    if config.model_type not in FAMILIES:
+        raise NotNative(f"models of type {config.model_type} have no native forward")
+    _check_rope(config, body)
+    parts = {"embed_tokens", "layers", "norm", "rotary_emb"}
+    if {name for name, _ in body.named_children()} != parts:
+        raise NotNative(f"{type(model).__name__} has parts besides layers and norms")
+    if not _is_usual_norm(body.norm):
+        raise NotNative(f"its norm is a {type(body.norm).__name__}")
+    for layer in body.layers:
+        _check_layer(layer)
+
+
+def head_weights(model: Any) -> Weights:
+    """The head of a model."""
+    return _stacked([model.get_output_embeddings()])
+
+
+def layers(model: Any) -> Iterator[LayerWeights]:
+    """A model's layers, one after the other, each packed when it is asked for."""
+    for layer in model.base_model.layers:
+        block, mlp = layer.self_attn, layer.mlp
+        norms = [getattr(block, name, None) for name in ("q_norm", "k_norm")]
+        yield LayerWeights(
+            (
+                _stacked([block.q_proj, block.k_proj, block.v_proj]),
+                _stacked([block.o_proj]),
+                _interleaved(mlp.gate_proj, mlp.up_proj),
+                _stacked([mlp.down_proj]),
+            ),
+            norm_weight(layer.input_layernorm),
+            norm_weight(layer.post_attention_layernorm),
+            *(None if norm is None else norm_weight(norm) for norm in norms),
+        )
+
+
+def norm_weight(norm: nn.Module) -> Tensor:
+    """The weight of a norm, float32."""
+    weight: Tensor = norm.weight  # type: ignore[assignment]
+    return weight.detach().float().contiguous()
+
+
+def _check_rope(config: Any, body: Any) -> None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotNative(f"its rotary embedding is of the kind {kind}")
+    if getattr(config, "no_rope_layers", None) and not all(config.no_rope_layers):
+        raise NotNative("some of its layers have no rotary embedding")
+    if not hasattr(body, "rotary_emb"):
+        raise NotNative("it has no rotary embedding")
+
+
+def _check_layer(layer: nn.Module) -> None:
+    parts = {name for name, _ in layer.named_children()}
+    if parts != {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}:
+        raise NotNative(f"its layers consist of {', '.join(sorted(parts))}")
+    block: Any = layer.self_attn
+    mlp: Any = layer.mlp
+    known = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+    names = {name for name, child in block.named_children() if child is not None}
+    if not names <= known or not {"q_proj", "o_proj"} <= names:
+        raise NotNative(f"its attention consists of {', '.join(sorted(names))}")
+    if not _is_silu(getattr(mlp, "act_fn", None)):
+        raise NotNative("its MLP is not gated by SiLU")
+    linears = [block.q_proj, block.k_proj, block.v_proj, block.o_proj]
+    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    if not all(type(linear) is nn.Linear for linear in linears):
+        raise NotNative("its projections are no plain ones")
+    named = (getattr(block, name, None) for name in ("q_norm", "k_norm"))
+    norms = [norm for norm in named if norm is not None]
+    if not all(map(_is_usual_norm, [layer.input_layernorm, *norms])):
+        raise NotNative("its norms are not RMS norms")
+    if any(norm.weight.numel() != block.head_dim for norm in norms):
+        raise NotNative("its norms of queries and keys reach over several heads")
+
+
+def _is_usual_norm(module: object) -> bool:
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+
+
+def _is_silu(activation: object) -> bool:
+    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
+
+
+def _exact(matrix: Tensor, bias: Tensor | None) -> Weights:
+    """Weights in bfloat16 where that loses nothing: half the memory to read for every token."""
+    narrow = matrix.to(torch.bfloat16)
+    bias = None if bias is None else bias.float().contiguous()
+    if matrix.dtype == torch.bfloat16 or torch.equal(narrow.float(), matrix):
+        return Weights(BFLOAT16, narrow.contiguous(), bias)
+    return Weights(FLOAT32, matrix.contiguous(), bias)
+
+
+def _stacked(linears: Sequence[Any]) -> Weights:
+    matrix = torch.cat([linear.weight.detach() for linear in linears])
+    return _exact(matrix, _biases(linears))
+
+
+def _biases(linears: Sequence[Any]) -> Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    return torch.cat([_bias(linear) for linear in linears])
+
+
+def _bias(linear: Any) -> Tensor:
+    known: Tensor | None = linear.bias
+    zeros: Tensor = linear.weight.new_zeros(linear.out_features)
+    return zeros if known is None else known.detach()
+
+
+def _interleaved(gate: Any, up: Any) -> Weights:
+    """Gate and up projection, a tile of outputs of each in turn: they are computed together."""
+    matrix = _in_turn(gate.weight.detach(), up.weight.detach())
+    if gate.bias is None and up.bias is None:
+        return _exact(matrix, None)
+    return _exact(matrix, _in_turn(_bias(gate)[:, None], _bias(up)[:, None])[:, 0])
+
+
+def _in_turn(first: Tensor, second: Tensor) -> Tensor:
+    padding = -len(first) % _TILE
+    tiles = [F.pad(part, (0, 0, 0, padding)).unflatten(0, (-1, _TILE)) for part in (first, second)]
+    return torch.stack(tiles, 1).flatten(0, 2)

@@ -1,0 +1,113 @@
+"""A decoder's forward in torch: transformers' modelling code over our cache, many sessions.
+
+Weights, configuration and modelling code are transformers' own; the cache, the attention
+kernel and (see `surgery.py`) the form of its products are ours. Any processor, any architecture.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from slipstream.models.attention import attend
+from slipstream.models.blocks import FastAttention, Rotation, write
+from slipstream.models.invariance import Numerics
+from slipstream.models.kv_layout import KvLayout
+from slipstream.models.leading import Followers, Leader
+from slipstream.models.paged import Lanes
+from slipstream.models.pool import KvPool
+from slipstream.models.products import Products
+from slipstream.models.query_probe import query_rule
+from slipstream.models.ranks import Ranks
+from slipstream.models.rows import Part, RowPlanner, Rows
+from slipstream.models.shards import localise
+from slipstream.models.surgery import operate
+
+_ATTENTION = "slipstream"
+
+
+def _attention_interface(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface for blocks that keep their own module."""
+    rows, pool = kwargs["slip_rows"], kwargs["slip_pool"]
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    query = query[0].transpose(0, 1)
+    fresh = torch.cat([key[0], value[0]]).transpose(0, 1).contiguous()
+    layer = pool.layer(module.layer_idx)
+    write(layer, fresh, rows)
+    out = attend(query, fresh, layer, rows, scale)
+    return out.view(1, len(rows), query.shape[1], -1), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
+
+
+class TorchDecoder:
+    """The forward and the head of one model, on this rank."""
+
+    def __init__(
+        self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks
+    ) -> None:
+        """Takes the model over: its modules are swapped in place. All `ranks` do so together."""
+        is_invariant = numerics == "invariant"
+        if ranks.size > 1:
+            localise(model, ranks, in_order=is_invariant)
+        products, self._body = Products(is_invariant=is_invariant), model.base_model
+        self.head = products.make([model.get_output_embeddings()])
+        operate(self._body, products, Rotation())
+        count = sum(isinstance(module, FastAttention) for module in self._body.modules())
+        assert count in (0, layout.num_layers), "attention blocks of one form"
+        products.rule = self.rule = ranks.meet(products.rule, model.device)
+        model.config._attn_implementation = _ATTENTION
+        self._ranks = ranks
+        self._leader: Leader | None = None
+        self.group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
+        rule = query_rule(layout, self.group, is_invariant=is_invariant)
+        self._planner = RowPlanner(layout, self.group, is_invariant=is_invariant, rule=rule)
+
+    def lead(self, followers: Followers) -> None:
+        """Have the other ranks follow this one, rank 0, from now on."""
+        self._leader = Leader(self._ranks, followers)
+
+    def open(self, pool: KvPool) -> None:
+        """Have the other ranks make the same pool."""
+        if self._leader is not None:
+            self._leader.open(pool)
+
+    def forward(
+        self, pool: KvPool, parts: Sequence[Part]
+    ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
+        """Hidden states [rows, d] part by part, and the rows' slots by part."""
+        rows = self._planner.plan(parts)
+        if self._leader is None:
+            hidden = self._forward(pool, rows)
+        else:
+            hidden = self._leader.forward(pool, parts, lambda: self._forward(pool, rows))
+        if rows.order != tuple(range(len(rows))):
+            hidden = hidden[list(rows.order)]
+        return hidden, rows.places
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
+        if self._leader is not None:
+            return self._leader.logits(hidden, self.head)
+        return self.head(hidden)
+
+    def run(self, tokens: Tensor, positions: Tensor, rows: Rows | Lanes, pool: KvPool) -> Tensor:
+        """The body alone: hidden states [rows, d] in the order of `rows`."""
+        out = self._body(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            slip_rows=rows,
+            slip_pool=pool,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _forward(self, pool: KvPool, rows: Rows) -> Tensor:
+        return self.run(rows.tokens, rows.positions, rows, pool)
