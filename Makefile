@@ -27,7 +27,7 @@ help:           ## show the targets
 
 install: $(READY) ## create the virtual environment with the complete command line
 
-$(READY): pyproject.toml $(if $(LOCKED),locks/dev.lock,constraints.txt)
+$(READY): pyproject.toml hatch_build.py $(wildcard services/models/native/src/*) $(if $(LOCKED),locks/dev.lock,constraints.txt)
 	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(LOCKED),)

@@ -22,7 +22,7 @@ from slipstream.models.kernels import choose_kernel
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.leading import Followers
 from slipstream.models.native.decoder import NativeDecoder
-from slipstream.models.native.library import NotNative
+from slipstream.models.native.library import NotBuilt, NotNative
 from slipstream.models.pool import SCRATCH_ROWS, KvPool
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.rows import Part
@@ -217,7 +217,8 @@ class CausalModel:
                 if engine is not None:
                     raise ModelError(f"the engine is {engine}, but {reason}") from None
                 if self.device.type == "cpu":
-                    _LOG.info("torch computes %s: %s", type(model).__name__, reason)
+                    level = logging.WARNING if isinstance(reason, NotBuilt) else logging.INFO
+                    _LOG.log(level, "torch computes %s: %s", type(model).__name__, reason)
         return TorchDecoder(model, self.layout, numerics=self.numerics, ranks=ranks)
 
     def _with_shapes(self, engine: Engine | None, ranks: Ranks) -> BucketedForward | None:

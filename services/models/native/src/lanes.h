@@ -52,6 +52,14 @@ inline Lanes load(const BFloat16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
+// Pairs of bfloat16: the first, or the second, of each.
+inline Lanes load_first(const BFloat16* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+}
+inline Lanes load_second(const BFloat16* p) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
+}
 inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
 inline Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -90,6 +98,17 @@ inline __m256 widened(__m128i half) {
 inline Lanes load(const BFloat16* p) {
   const __m128i* halves = reinterpret_cast<const __m128i*>(p);
   return {widened(_mm_loadu_si128(halves)), widened(_mm_loadu_si128(halves + 1))};
+}
+inline Lanes load_first(const BFloat16* p) {
+  const __m256i* pairs = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(pairs), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(pairs + 1), 16))};
+}
+inline Lanes load_second(const BFloat16* p) {
+  const __m256i* pairs = reinterpret_cast<const __m256i*>(p);
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(pairs), mask)),
+          _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(pairs + 1), mask))};
 }
 inline void store(float* p, Lanes a) {
   _mm256_storeu_ps(p, a.low);
@@ -149,6 +168,12 @@ inline Lanes zero() { return each([](int) { return 0.0f; }); }
 inline Lanes all(float x) { return each([=](int) { return x; }); }
 inline Lanes load(const float* p) { return each([=](int i) { return p[i]; }); }
 inline Lanes load(const BFloat16* p) { return each([=](int i) { return to_float(p[i]); }); }
+inline Lanes load_first(const BFloat16* p) {
+  return each([=](int i) { return to_float(p[2 * i]); });
+}
+inline Lanes load_second(const BFloat16* p) {
+  return each([=](int i) { return to_float(p[2 * i + 1]); });
+}
 inline void store(float* p, Lanes a) { std::memcpy(p, a.v, sizeof a.v); }
 #if defined(__ARM_NEON) && defined(__aarch64__)
 inline Lanes fma(Lanes a, Lanes b, Lanes c) {
@@ -205,6 +230,11 @@ inline void sum4(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
   out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
 }
 #endif
+
+// Weights of a tile: those of two inputs. In bfloat16 they lie in pairs, for then one operation
+// each makes floats of them.
+inline Lanes load_first(const float* p) { return load(p); }
+inline Lanes load_second(const float* p) { return load(p + kLanes); }
 
 // The first `count` lanes from memory, zeros behind them; and back.
 template <class T>

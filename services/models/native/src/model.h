@@ -21,8 +21,8 @@ struct FreeAligned {
 using Bytes = std::unique_ptr<uint8_t[], FreeAligned>;
 Bytes aligned_bytes(size_t size);
 
-// Weights [outputs, inputs] in tiles of 16 outputs, inputs one after the other within a tile:
-// one load brings what 16 outputs need of one input.
+// Weights [outputs, inputs] in tiles of 16 outputs: within a tile two inputs after the other, for
+// all outputs. In bfloat16 an output's two weights are neighbours, in float32 the outputs are.
 struct Matrix {
   Kind kind = Kind::kFloat32;
   int outputs = 0, inputs = 0;

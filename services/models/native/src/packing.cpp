@@ -20,10 +20,15 @@ Bytes aligned_bytes(size_t size) {
 }
 
 size_t Matrix::tile_bytes() const {
-  return static_cast<size_t>(inputs) * kTile * (kind == Kind::kBFloat16 ? 2 : 4);
+  const size_t pairs = (inputs + 1) / 2;
+  return pairs * 2 * kTile * (kind == Kind::kBFloat16 ? 2 : 4);
 }
 
 namespace {
+
+// The place in a tile of output n's weight for input k.
+size_t place(uint16_t, size_t k, size_t n) { return k / 2 * 2 * kTile + 2 * n + k % 2; }
+size_t place(float, size_t k, size_t n) { return k * kTile + n; }
 
 template <class T>
 void pack(Matrix& m, const T* values) {
@@ -33,7 +38,7 @@ void pack(Matrix& m, const T* values) {
     const T* first = values + tile * kTile * inputs;
     const int count = std::min(kTile, m.outputs - tile * kTile);
     for (size_t k = 0; k < inputs; ++k) {
-      for (int n = 0; n < count; ++n) goal[k * kTile + n] = first[n * inputs + k];
+      for (int n = 0; n < count; ++n) goal[place(T(), k, n)] = first[n * inputs + k];
     }
   }
 }

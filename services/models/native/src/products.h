@@ -19,6 +19,9 @@ using slipstream::Team;
 
 static_assert(kTile == kLanes);
 
+// How far ahead weights are fetched, in bytes: they come from memory, as a rule.
+constexpr int kAhead = 2048;
+
 template <int ROWS, int TILES>
 using Sums = Lanes[ROWS][TILES];
 
@@ -27,19 +30,28 @@ using Kernel = void (*)(const Matrix& m, int tile, const float* x, float* out);
 
 template <class T, int ROWS, int TILES>
 void multiply_tiles(const Matrix& m, int tile, const float* x, float* out) {
-  const size_t inputs = m.inputs, stride = inputs * kTile;
-  const T* weights = reinterpret_cast<const T*>(m.data.get() + tile * m.tile_bytes());
+  const size_t inputs = m.inputs, stride = m.tile_bytes() / sizeof(T);
+  const T* weights = reinterpret_cast<const T*>(m.data.get()) + tile * stride;
   Sums<ROWS, TILES> sums;
   for (auto& row : sums) {
     for (Lanes& sum : row) sum = zero();
   }
-  for (size_t k = 0; k < inputs; ++k) {
+  const auto add_input = [&](size_t k, auto load_weights) {
     Lanes w[TILES];
-    for (int t = 0; t < TILES; ++t) w[t] = load(weights + t * stride + k * kTile);
+    for (int t = 0; t < TILES; ++t) w[t] = load_weights(weights + t * stride + k / 2 * 2 * kTile);
     for (int r = 0; r < ROWS; ++r) {
       const Lanes value = all(x[r * inputs + k]);
       for (int t = 0; t < TILES; ++t) sums[r][t] = fma(w[t], value, sums[r][t]);
     }
+  };
+  for (size_t k = 0; k < inputs; ++k) {
+    for (int t = 0; t < TILES; ++t) {
+      const char* ahead = reinterpret_cast<const char*>(weights + t * stride + k * kTile) + kAhead;
+      __builtin_prefetch(ahead);
+      if (sizeof(T) * 2 * kTile > 64) __builtin_prefetch(ahead + 64);
+    }
+    add_input(k, [](const T* p) { return load_first(p); });
+    if (++k < inputs) add_input(k, [](const T* p) { return load_second(p); });
   }
   for (int r = 0; r < ROWS; ++r) {
     for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kTile, sums[r][t]);
