@@ -3,10 +3,13 @@
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+
+from slipstream.models.native.library import NotNative, kernels, team
 
 T = TypeVar("T")
 _PARALLEL = 1 << 20
@@ -47,13 +50,25 @@ def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: 
 
 
 def _stay(first: int) -> None:
-    """Give this thread and each of its pool one of the cores that the process may use."""
-    before = _threads()
-    torch.ones(_PARALLEL).sum()
-    pool = [threading.get_native_id(), *sorted(_threads() - before)]
+    """Give this thread and each of its pools, torch's and that of native code, one of the cores
+    that the process may use."""
     free = sorted(os.sched_getaffinity(0))
-    for place, thread in enumerate(pool, start=first):
-        os.sched_setaffinity(thread, {free[place % len(free)]})
+    for start in (_start_torch, _start_native):
+        before = _threads()
+        start()
+        pool = [threading.get_native_id(), *sorted(_threads() - before)]
+        for place, thread in enumerate(pool, start=first):
+            os.sched_setaffinity(thread, {free[place % len(free)]})
+
+
+def _start_torch() -> None:
+    torch.ones(_PARALLEL).sum()
+
+
+def _start_native() -> None:
+    with suppress(NotNative):
+        kernels()
+        team(torch.get_num_threads())
 
 
 def _threads() -> set[int]:
