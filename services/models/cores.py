@@ -3,13 +3,12 @@
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
-from slipstream.models.native.library import NotNative, kernels, team
+from slipstream.models.native.library import has_kernels, team
 
 T = TypeVar("T")
 _PARALLEL = 1 << 20
@@ -66,8 +65,7 @@ def _start_torch() -> None:
 
 
 def _start_native() -> None:
-    with suppress(NotNative):
-        kernels()
+    if has_kernels():
         team(torch.get_num_threads())
 
 

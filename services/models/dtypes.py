@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.linear import PackedLinear
 from slipstream.models.machine import Measurements, this_machine
+from slipstream.models.native.library import has_kernels
 from slipstream.models.speed import best_seconds
 
 _LOG = logging.getLogger("slipstream.models")
@@ -33,7 +34,8 @@ _COPIES = 4
 _CLEARLY = 1.1
 """How much faster float32 must be for twice the memory."""
 _SLOW = 1.5
-"""How many times slower a dtype that was asked for may be before a warning says so."""
+"""How many times slower in torch a dtype that was asked for may be before a warning says so. Native
+code multiplies either of `_CANDIDATES` as fast as memory allows."""
 
 
 def choose_dtype(
@@ -56,7 +58,7 @@ def choose_dtype(
     if times[name] is None:
         raise InvalidRequest(f"the dtype is {name}, which this CPU can't multiply; use {fastest}")
     factor = times[name] / times[fastest]
-    if factor > _SLOW:
+    if factor > _SLOW and not (name in _CANDIDATES and has_kernels()):
         _warn(name, fastest, f"{factor:.1f}")
     return DTYPES[name]
 

@@ -12,6 +12,9 @@ from processes import save_long_checkpoint
 from slipstream.client import Client, SamplingParams
 
 LIKELY = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
+# In `auto` the number of rounds is a matter of what they cost at the moment.
+ALWAYS = {"mode": "forced", "shape": "chain", "stop": "fixed", "max_draft_tokens": 3}
+SAME_ROUNDS = {**LIKELY, "extra_body": {"speculation": ALWAYS}}
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=7)
 
 
@@ -62,8 +65,8 @@ def test_a_completion_takes_its_prompt_as_it_is(client, sdk):
 
 
 def test_a_stream_says_who_speaks_then_the_text_then_why_it_ends(client):
-    whole = chat(client, **LIKELY)
-    first, *middle, last = chat(client, stream=True, **LIKELY)
+    whole = chat(client, **SAME_ROUNDS)
+    first, *middle, last = chat(client, stream=True, **SAME_ROUNDS)
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
     assert "".join(part.choices[0].delta.content for part in middle) == (
         whole.choices[0].message.content
@@ -84,8 +87,9 @@ def test_a_stream_of_a_completion_is_the_completion(client):
 
 
 def test_usage_comes_last_where_a_stream_is_asked_for_it(client):
-    whole = chat(client, **LIKELY)
-    *parts, last = chat(client, stream=True, stream_options={"include_usage": True}, **LIKELY)
+    whole = chat(client, **SAME_ROUNDS)
+    asked = {"stream": True, "stream_options": {"include_usage": True}}
+    *parts, last = chat(client, **asked, **SAME_ROUNDS)
     assert [part.usage for part in parts] == [None] * len(parts)
     assert parts[-1].choices[0].finish_reason == "length"
     assert last.choices == []

@@ -62,6 +62,16 @@ def test_a_slow_dtype_works_with_one_warning_that_names_the_faster_one(caplog):
     )
 
 
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_what_only_torch_multiplies_slowly_is_warned_of_where_torch_computes(
+    has_kernels, caplog, monkeypatch
+):
+    monkeypatch.setattr(dtypes, "has_kernels", lambda: has_kernels)
+    dtypes._warn.cache_clear()
+    assert choose_dtype("float32", CPU, machine=modern(float32=0.01)) is torch.float32
+    assert len(caplog.records) == (not has_kernels)
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_dtype_that_is_about_as_fast_works_without_a_word(name, caplog):
     times = machine(bfloat16=0.003, float16=0.004, float32=0.003)

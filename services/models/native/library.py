@@ -108,6 +108,14 @@ def kernels(wanted: str | None = None) -> str:
     return known.decode()
 
 
+def has_kernels() -> bool:
+    """Return whether there are kernels to use. Raises `InvalidRequest` as `kernels` does."""
+    try:
+        return bool(kernels())
+    except NotNative:
+        return False
+
+
 @cache
 def team(num_threads: int) -> int:
     """Return the threads that all models of this process share, as a handle for the library.
