@@ -18,7 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 NATIVE = Path("services") / "models" / "native"
-LIBRARY = NATIVE / "libslipstream_native.so"
+LIBRARY = NATIVE / "lib" / "libslipstream_native.so"  # in a package it would be taken for a module
 COMPILERS = ("c++", "g++", "clang++")
 # Nothing here may change what an operation gives: the bits are the same on all processors.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
@@ -70,6 +70,7 @@ def compile_into(root: Path, extra: tuple[str, ...] = ()) -> None:
         objects = pool.map(made, [at for at in sources if is_x86_64 or at.name not in X86_64])
         shared = Path(folder) / LIBRARY.name
         _run(compiler, "-shared", "-pthread", *extra, *objects, "-o", str(shared))
+        (root / LIBRARY).parent.mkdir(exist_ok=True)
         (root / LIBRARY).unlink(missing_ok=True)  # a process may have it open
         shutil.copy(shared, root / LIBRARY)
 

@@ -18,7 +18,7 @@ from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import TokenTree
 from slipstream.models.causal import CausalModel
 from slipstream.models.native import library
-from slipstream.models.native.library import FILE_NAME, NotNative, kernels
+from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.rows import Part
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ TREE = TokenTree((4, 5, 6, 7, 8, 9, 4), (-1, 0, -1, 2, 1, 2, 4))
 PATHS = [(4,), (4, 5), (6,), (6, 7), (4, 5, 8), (6, 9), (4, 5, 8, 4)]
 
 pytestmark = pytest.mark.skipif(
-    not (ROOT / "services" / "models" / "native" / FILE_NAME).is_file(),
+    not library.PATH.is_file(),
     reason="no native kernels were built",
 )
 
@@ -262,7 +262,7 @@ def test_kernels_that_are_not_there_are_refused(monkeypatch):
 
 
 def test_without_a_library_torch_computes(monkeypatch):
-    monkeypatch.setattr(library, "FILE_NAME", "nowhere.so")
+    monkeypatch.setattr(library, "PATH", Path("nowhere.so"))
     library.library.cache_clear()
     try:
         with pytest.raises(NotNative, match="no native kernels were built"):

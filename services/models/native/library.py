@@ -13,7 +13,7 @@ from slipstream.config import NATIVE_VARIABLE, native_kernels
 from slipstream.core.errors import InvalidRequest
 
 OFF = "off"
-FILE_NAME = "libslipstream_native.so"
+PATH = Path(__file__).parent / "lib" / "libslipstream_native.so"
 
 
 class NotNative(Exception):
@@ -72,14 +72,13 @@ _SIGNATURES = {
 @cache
 def library() -> ctypes.CDLL:
     """Return the library. Raises `NotNative` where none was built, or it can't be loaded."""
-    path = Path(__file__).with_name(FILE_NAME)
-    if not path.is_file():
+    if not PATH.is_file():
         raise NotBuilt(
             "no native kernels were built, as there was no C++ compiler; with one (g++), install"
             " Slipstream again and plain decoding is about twice as fast"
         )
     try:
-        found = ctypes.CDLL(str(path))
+        found = ctypes.CDLL(str(PATH))
     except OSError as error:
         raise NotNative(f"the native kernels can't be loaded ({error})") from error
     for name, (result, arguments) in _SIGNATURES.items():
