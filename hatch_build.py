@@ -46,6 +46,7 @@ class NativeKernels(BuildHookInterface[Any]):
         try:
             compile_into(Path(self.root))
         except NotCompiled as reason:
+            (Path(self.root) / LIBRARY).unlink(missing_ok=True)  # of other sources, or machines
             self.app.display_warning(f"no native CPU kernels, torch will compute: {reason}")
             return
         tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")

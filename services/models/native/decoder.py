@@ -175,7 +175,6 @@ def _shape(model: Any, layout: KvLayout, context_length: int) -> Shape:
         key_heads=layout.num_kv_heads,
         head_dim=layout.head_dim,
         mlp=config.intermediate_size,
-        vocabulary=model.get_output_embeddings().out_features,
         positions=context_length,
         keys_are_bfloat16=layout.dtype == torch.bfloat16,
         norm_epsilon=model.base_model.norm.variance_epsilon,

@@ -29,7 +29,7 @@ class Shape(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "key_heads", "head_dim")),
-        *((name, c_int32) for name in ("mlp", "vocabulary", "positions", "keys_are_bfloat16")),
+        *((name, c_int32) for name in ("mlp", "positions", "keys_are_bfloat16")),
         *((name, c_float) for name in ("norm_epsilon", "attention_scale")),
     )
 

@@ -1,6 +1,6 @@
 // Sixteen float lanes. Every operation gives the same bits on every instruction set: each lane is
 // computed by IEEE operations in an order that is written here, and additions across lanes follow
-// one tree. AVX-512 holds the lanes in one register, AVX2 in two, NEON in four.
+// one tree. AVX-512 holds the lanes in one register, AVX2 in two; elsewhere they are an array.
 #pragma once
 
 #include <cmath>
@@ -153,8 +153,7 @@ inline __m128 quarter(Lanes a) {
 
 constexpr int kMaxRows = 4, kMaxTiles = 1;
 
-// NEON by way of the compiler's vectors; elsewhere plain loops. Only the fused operation has to be
-// named: everything else is one IEEE operation for each lane in any case.
+// Plain C++: everything is one IEEE operation for each lane. Only the fused one has to be named.
 struct Lanes {
   float v[kLanes];
 };

@@ -43,7 +43,7 @@ struct Layer {
 };
 
 struct Shape {
-  int32_t layers, hidden, heads, key_heads, head_dim, mlp, vocabulary, positions;
+  int32_t layers, hidden, heads, key_heads, head_dim, mlp, positions;
   int32_t keys_are_bfloat16;  // element type of the cache; else float32
   float norm_epsilon, attention_scale;
 };
