@@ -70,11 +70,19 @@ class BoundedConnection(H11Protocol):
         self._bound_phase()
 
     def send_400_response(self, msg: str) -> None:
-        """See `H11Protocol`. A request whose answer has begun can have no other: it is cut off."""
-        if self.cycle is not None and self.cycle.response_started:
+        """See `H11Protocol`. A request that is served is left alone from here on; one whose answer
+        has begun can have no other, nor can one to HEAD have a body: then it is cut off."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if cycle is not None and cycle.response_started:
             self.transport.abort()
-        else:
+            return
+        try:
             super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`."""

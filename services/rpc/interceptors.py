@@ -236,6 +236,8 @@ def _streaming(handler: Any, method: str, calls: Calls) -> Any:
 async def _abort(context: Any, error: Exception, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, grpc.aio.InternalError):
+        return  # a message could not be written: the caller has gone
     if not isinstance(error, SlipstreamError):
         _LOG.error("%s failed", method, exc_info=error)
         await context.abort(grpc.StatusCode.INTERNAL, f"{method} failed; the log says why")
