@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 
@@ -168,6 +168,7 @@ def test_metrics_of_rounds_are_what_counting_them_one_by_one_comes_to(rounds):
     assert counts(heard, catalog.POSITION_ACCEPTED) == reached(speculative, lambda at: at.accepted)
 
 
+@settings(deadline=None)
 @given(scripts())
 def test_histograms_of_rounds_have_every_round_once(rounds):
     heard = told(rounds)
