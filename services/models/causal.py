@@ -27,7 +27,6 @@ from slipstream.models.pool import SCRATCH_ROWS, KvPool
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.rows import Part
 from slipstream.models.sample import SAMPLE_TOKENS, check_hidden, sample_hidden, sample_tokens
-from slipstream.models.shards import own_bytes
 from slipstream.models.torch_decoder import TorchDecoder
 
 _LOG = logging.getLogger("slipstream.models")
@@ -38,7 +37,6 @@ Engine = Literal["native", "torch", "shaped"]
 _CHUNK_ROWS = 256
 _MAX_SHAPED_ROWS = 512
 _OWN_SCRATCH = MAX_NODES
-_ANY_ROWS = RowRule(1, 1 << 30)
 
 
 class CausalModel:
@@ -71,7 +69,6 @@ class CausalModel:
         self.head_weight = _head_weight(model)
         expected = sample_hidden(model)
         self.layout = _layout(model, ranks)
-        self._weight_bytes = own_bytes(model)
         self._decoder = self._chosen(model, ranks, engine)
         self._shaped = self._with_shapes(engine, ranks)
         self._check(type(model).__name__, expected)
@@ -96,13 +93,12 @@ class CausalModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that are here."""
-        decoder = self._decoder
-        return decoder.weight_bytes if isinstance(decoder, NativeDecoder) else self._weight_bytes
+        return self._decoder.weight_bytes
 
     @property
     def rule(self) -> RowRule:
         """Numbers of rows that are computed together."""
-        return _ANY_ROWS if isinstance(self._decoder, NativeDecoder) else self._decoder.rule
+        return self._decoder.rule
 
     @property
     def has_shapes(self) -> bool:

@@ -31,6 +31,9 @@ class RowRule:
         return RowRule(max(self.min_rows, other.min_rows), min(self.max_rows, other.max_rows))
 
 
+ANY_ROWS = RowRule(1, 1 << 30)
+
+
 def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
     """Return the widest range of row counts around 16 that agrees bit for bit.
 

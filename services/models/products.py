@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.models.invariance import RowRule, cancelling, probe_rows, tiled
+from slipstream.models.invariance import ANY_ROWS, RowRule, cancelling, probe_rows, tiled
 from slipstream.models.linear import PackedLinear
 from slipstream.models.machine import this_machine
 from slipstream.models.shards import join_of
-
-_ANY = RowRule(1, 1 << 30)
 
 
 class Products:
@@ -21,7 +19,7 @@ class Products:
     """
 
     def __init__(self, *, is_invariant: bool) -> None:
-        self.rule = _ANY
+        self.rule = ANY_ROWS
         self._is_invariant = is_invariant
         self._seen: set[tuple[torch.Size, bool]] = set()
 
@@ -35,7 +33,7 @@ class Products:
 
     def _own(self, linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        bias = _stacked_bias(linears)
+        bias = stacked_bias(linears)
         packed = PackedLinear(weight, bias)
         if not self._is_invariant:
             return packed
@@ -69,7 +67,9 @@ def _is_rule(value: Any) -> bool:
     return numbers and 1 <= value[0] <= value[1]
 
 
-def _stacked_bias(linears: Sequence[Any]) -> Tensor | None:
+def stacked_bias(linears: Sequence[Any]) -> Tensor | None:
+    """Return the biases of linear layers one after the other, zeros where some have none; None
+    where no layer has one."""
     if all(linear.bias is None for linear in linears):
         return None
     parts = [

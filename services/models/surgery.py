@@ -40,14 +40,15 @@ def _swapped(module: nn.Module, products: Products, rotation: Rotation) -> nn.Mo
         return FastMlp(module, products)
     if isinstance(module, nn.Linear):
         return FastLinear(module, products)
-    return FastNorm(module) if _is_usual_norm(module) else None
+    return FastNorm(module) if is_usual_norm(module) else None
 
 
 def _has_linears(module: nn.Module, names: tuple[str, ...]) -> bool:
     return all(isinstance(getattr(module, name, None), nn.Linear) for name in names)
 
 
-def _is_usual_norm(module: object) -> bool:
+def is_usual_norm(module: object) -> bool:
+    """Return whether a module is an RMS norm of the usual form."""
     return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
 
 
@@ -56,7 +57,7 @@ def _is_usual_attention(module: nn.Module) -> bool:
     return (
         _has_linears(module, _ATTENTION)
         and hasattr(module, "scaling")
-        and (norms == (None, None) or all(map(_is_usual_norm, norms)))
+        and (norms == (None, None) or all(map(is_usual_norm, norms)))
     )
 
 

@@ -23,7 +23,7 @@ from slipstream.models.products import Products
 from slipstream.models.query_probe import query_rule
 from slipstream.models.ranks import Ranks
 from slipstream.models.rows import Part, RowPlanner, Rows
-from slipstream.models.shards import localise
+from slipstream.models.shards import localise, own_bytes
 from slipstream.models.surgery import operate
 
 _ATTENTION = "slipstream"
@@ -47,13 +47,17 @@ ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 
 
 class TorchDecoder:
-    """The forward and the head of one model, on this rank."""
+    """The forward and the head of one model, on this rank.
+
+    `rule` says which numbers of rows are computed together, `weight_bytes` what its weights take.
+    """
 
     def __init__(
         self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks
     ) -> None:
         """Takes the model over: its modules are swapped in place. All `ranks` do so together."""
         is_invariant = numerics == "invariant"
+        self.weight_bytes = own_bytes(model)
         if ranks.size > 1:
             localise(model, ranks, in_order=is_invariant)
         products, self._body = Products(is_invariant=is_invariant), model.base_model

@@ -43,7 +43,7 @@ class TargetModel:
 
     @property
     def incarnation(self) -> str:
-        """Its process."""
+        """Names the process."""
         return self.description.identity.incarnation
 
     @property
@@ -83,7 +83,7 @@ class DraftModel:
 
     @property
     def incarnation(self) -> str:
-        """Its process."""
+        """Names the process."""
         return self.description.identity.incarnation
 
     @property

@@ -116,7 +116,7 @@ def test_float32_is_what_transformers_computes(name):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_bfloat16_weights_are_multiplied_without_rounding_what_they_meet(name):
-    """It is nearer to float32 than transformers is, which rounds after every operation."""
+    """The result is nearer to float32 than transformers', which rounds after every operation."""
     model, rounded = native(MAKERS[name], torch.bfloat16), MAKERS[name](dtype=torch.bfloat16)
     tokens = words(model, 60)
     with torch.inference_mode():

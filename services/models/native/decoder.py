@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.models.glide_target import TargetParts, target_parts
+from slipstream.models.invariance import ANY_ROWS
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.native import weights
 from slipstream.models.native.library import Batch, Cache, NotNative, Shape, kernels, library, team
@@ -27,7 +28,9 @@ _NO_MEMORY = "there is no memory for the native weights"
 
 class NativeDecoder:
     """The forward and the head of one model. `kernels` names the instruction set, `weight_bytes`
-    is what its weights take."""
+    is what its weights take, `rule` says that any rows are computed together."""
+
+    rule = ANY_ROWS
 
     def __init__(self, model: Any, layout: KvLayout, context_length: int) -> None:
         """Copies the weights of a transformers model; its layers are empty afterwards.

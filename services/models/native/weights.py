@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.models.native.library import NotNative
+from slipstream.models.products import stacked_bias
+from slipstream.models.surgery import is_usual_norm
 
 BFLOAT16, FLOAT32 = 0, 1
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -47,11 +49,11 @@ def check_usual(model: Any) -> None:
         raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")
     if config.model_type not in FAMILIES:
         raise NotNative(f"models of type {config.model_type} have no native forward")
-    _check_rope(config, body)
+    _check_rope(config)
     parts = {"embed_tokens", "layers", "norm", "rotary_emb"}
     if {name for name, _ in body.named_children()} != parts:
         raise NotNative(f"{type(model).__name__} has parts besides layers and norms")
-    if not _is_usual_norm(body.norm):
+    if not is_usual_norm(body.norm):
         raise NotNative(f"its norm is a {type(body.norm).__name__}")
     for layer in body.layers:
         _check_layer(layer)
@@ -86,15 +88,13 @@ def norm_weight(norm: nn.Module) -> Tensor:
     return weight.detach().float().contiguous()
 
 
-def _check_rope(config: Any, body: Any) -> None:
+def _check_rope(config: Any) -> None:
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type", "default")
     if kind not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise NotNative(f"its rotary embedding is of the kind {kind}")
     if getattr(config, "no_rope_layers", None) and not all(config.no_rope_layers):
         raise NotNative("some of its layers have no rotary embedding")
-    if not hasattr(body, "rotary_emb"):
-        raise NotNative("it has no rotary embedding")
 
 
 def _check_layer(layer: nn.Module) -> None:
@@ -115,14 +115,10 @@ def _check_layer(layer: nn.Module) -> None:
         raise NotNative("its projections are no plain ones")
     named = (getattr(block, name, None) for name in ("q_norm", "k_norm"))
     norms = [norm for norm in named if norm is not None]
-    if not all(map(_is_usual_norm, [layer.input_layernorm, *norms])):
+    if not all(map(is_usual_norm, [layer.input_layernorm, *norms])):
         raise NotNative("its norms are not RMS norms")
     if any(norm.weight.numel() != block.head_dim for norm in norms):
         raise NotNative("its norms of queries and keys reach over several heads")
-
-
-def _is_usual_norm(module: object) -> bool:
-    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
 
 
 def _is_silu(activation: object) -> bool:
@@ -140,27 +136,16 @@ def _exact(matrix: Tensor, bias: Tensor | None) -> Weights:
 
 def _stacked(linears: Sequence[Any]) -> Weights:
     matrix = torch.cat([linear.weight.detach() for linear in linears])
-    return _exact(matrix, _biases(linears))
-
-
-def _biases(linears: Sequence[Any]) -> Tensor | None:
-    if all(linear.bias is None for linear in linears):
-        return None
-    return torch.cat([_bias(linear) for linear in linears])
-
-
-def _bias(linear: Any) -> Tensor:
-    known: Tensor | None = linear.bias
-    zeros: Tensor = linear.weight.new_zeros(linear.out_features)
-    return zeros if known is None else known.detach()
+    return _exact(matrix, stacked_bias(linears))
 
 
 def _interleaved(gate: Any, up: Any) -> Weights:
     """Gate and up projection, a tile of outputs of each in turn: they are computed together."""
     matrix = _in_turn(gate.weight.detach(), up.weight.detach())
-    if gate.bias is None and up.bias is None:
+    both = stacked_bias([gate, up])
+    if both is None:
         return _exact(matrix, None)
-    return _exact(matrix, _in_turn(_bias(gate)[:, None], _bias(up)[:, None])[:, 0])
+    return _exact(matrix, _in_turn(*both[:, None].split(gate.out_features))[:, 0])
 
 
 def _in_turn(first: Tensor, second: Tensor) -> Tensor:
