@@ -18,7 +18,8 @@ from slipstream.core.errors import ModelError
 _ATTENTION = "slipstream_batch"
 _BLOCK = 64
 """Slots are added in steps of this size."""
-_PREFILL_TOKENS = 4096
+_PREFILL_TOKENS = {"cpu": 4096}
+_MANY_PREFILL_TOKENS = 32768
 """Prompts are read in groups of about so many tokens: what they need in memory is bounded."""
 
 
@@ -109,7 +110,8 @@ class BatchModel:
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         longest = int(lengths.max())
         cache = BatchCache(self._shape, lengths, self._head.weight)
-        size = max(1, _PREFILL_TOKENS // longest)
+        num_tokens = _PREFILL_TOKENS.get(device.type, _MANY_PREFILL_TOKENS)
+        size = max(1, num_tokens // longest)
         last = [
             self._prefill(cache, prompts[first : first + size], first, longest)
             for first in range(0, len(prompts), size)

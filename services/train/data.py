@@ -126,11 +126,11 @@ def parse_line(line: str, where: str) -> Any:
 
 
 def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int], list[int]]:
-    """Indices (train, held-out): `count` prompts with an answer, by lowest hash, are held out.
+    """Indices (train, held-out): of `count` answered conversations, by lowest hash, for the checks.
 
-    Every document of a held-out prompt leaves the training set.
+    Every document of a held-out conversation leaves the training set.
     """
-    keys = [document.key for document in documents]
+    keys = _conversations(documents)
     answered = sorted(
         {k for k, d in zip(keys, documents, strict=True) if len(d.ids) > d.num_prompt}
     )
@@ -146,6 +146,18 @@ def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int],
         if key in held and len(documents[index].ids) > documents[index].num_prompt
     ]
     return train, heldout
+
+
+def _conversations(documents: Sequence[Document]) -> list[str]:
+    """Of each document the key of the first one of its conversation: the one with the shortest
+    prompt that its own begins with."""
+    keys, first, key = [""] * len(documents), b"", ""
+    prompts = [document.ids[: document.num_prompt].tobytes() for document in documents]
+    for index in sorted(range(len(documents)), key=prompts.__getitem__):
+        if not key or not prompts[index].startswith(first):
+            first, key = prompts[index], documents[index].key
+        keys[index] = key
+    return keys
 
 
 def token_counts(documents: Sequence[Document], vocab_size: int) -> NDArray[np.int64]:

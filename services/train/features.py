@@ -15,7 +15,8 @@ from slipstream.core.errors import TrainingError
 from slipstream.train.columns import best_columns
 from slipstream.train.data import DataFile, Document
 
-_HEAD_ROWS = 512
+_HEAD_ROWS = {"cpu": 512}
+_MANY_HEAD_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +90,17 @@ class FeatureSet:
             for data, store in parts
             for number, document in enumerate(data.documents)
         ]
-
-    @property
-    def documents(self) -> list[Document]:
+        self.documents = tuple(document for document, _, _ in self._where)
         """All documents in order."""
-        return [document for document, _, _ in self._where]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The documents at `indices`, padded on the right with id 0 and zero features."""
+        """The documents at `indices`, padded on the right with id 0.
+
+        Where none of them has stored features, the batch is on the target's device.
+        """
         picked = [self._where[index] for index in indices]
+        if not any(store for _, store, _ in picked):
+            return _read(self._required(len(picked)), [document for document, _, _ in picked])
         computed = self._computed([document for document, store, _ in picked if store is None])
         features = [
             next(computed) if store is None else store.features(number, len(document.ids))
@@ -116,9 +119,12 @@ class FeatureSet:
     def _computed(self, documents: Sequence[Document]) -> Iterator[Features]:
         if not documents:
             return iter(())
+        return iter(compute_features(self._required(len(documents)), documents))
+
+    def _required(self, count: int) -> FeatureSource:
         if self._source is None:
-            raise TrainingError(f"{len(documents)} documents of the batch have no features")
-        return iter(compute_features(self._source, documents))
+            raise TrainingError(f"{count} documents of the batch have no features")
+        return self._source
 
 
 def padded_ids(documents: Sequence[Document]) -> Tensor:
@@ -155,18 +161,11 @@ def _padded_kvs(
     return tuple(out)
 
 
-@torch.inference_mode()
 def compute_features(source: FeatureSource, documents: Sequence[Document]) -> list[Features]:
     """Features of each document, on the CPU; one forward of all of them."""
-    model = source.model
-    ids = padded_ids(documents).to(model.device)
-    result = model.get_decoder()(input_ids=ids, use_cache=True)
-    cache, hidden = result.past_key_values.layers, result.last_hidden_state
-    head = model.get_output_embeddings()
-    scores = (head(rows) for rows in hidden.flatten(0, 1).split(_HEAD_ROWS))
-    argmax = torch.cat([best_columns(rows) for rows in scores]).view(ids.shape).int().cpu()
-    pairs = [(_stored(cache[at].keys), _stored(cache[at].values)) for at in source.layers]
-    hidden = hidden.to("cpu", torch.bfloat16)
+    batch = _read(source, documents)
+    pairs = [(_stored(keys), _stored(values)) for keys, values in batch.kvs]
+    hidden, argmax = batch.hidden.cpu(), batch.argmax.int().cpu()
     out = []
     for row, document in enumerate(documents):
         size = len(document.ids)
@@ -175,6 +174,37 @@ def compute_features(source: FeatureSource, documents: Sequence[Document]) -> li
     return out
 
 
+@torch.no_grad()
+def _read(source: FeatureSource, documents: Sequence[Document]) -> Batch:
+    """The documents as a batch on the target's device, by one forward."""
+    model = source.model
+    ids = padded_ids(documents).to(model.device)
+    result = model.get_decoder()(input_ids=ids, use_cache=True)
+    cache, hidden = result.past_key_values.layers, result.last_hidden_state
+    head = model.get_output_embeddings()
+    size = _HEAD_ROWS.get(ids.device.type, _MANY_HEAD_ROWS)
+    scores = (head(rows) for rows in hidden.flatten(0, 1).split(size))
+    argmax = torch.cat([best_columns(rows) for rows in scores]).view(ids.shape)
+    sizes = [(len(document.ids), document.num_prompt) for document in documents]
+    lengths, num_prompts = torch.tensor(sizes, device=ids.device).unbind(1)
+    beyond = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
+    pairs = [(cache[at].keys, cache[at].values) for at in source.layers]
+    cut = beyond[:, None, :, None]
+    return Batch(
+        ids=ids,
+        kvs=tuple((_kept(keys, cut), _kept(values, cut)) for keys, values in pairs),
+        hidden=_kept(hidden, beyond[..., None]),
+        argmax=argmax.masked_fill_(beyond, 0),
+        lengths=lengths,
+        num_prompts=num_prompts,
+    )
+
+
+def _kept(part: Tensor, beyond: Tensor) -> Tensor:
+    """As stores hold it, with zeros where documents have ended."""
+    return part.to(torch.bfloat16).masked_fill(beyond, 0)
+
+
 def _stored(part: Tensor) -> Tensor:
     """[B, kv_heads, T, head_dim] -> [B, T, kv_heads, head_dim], as stores hold it."""
-    return part.transpose(1, 2).to("cpu", torch.bfloat16)
+    return part.transpose(1, 2).cpu()

@@ -73,6 +73,8 @@ class Team:
         )
 
     def _moved(self, value: Tensor) -> Tensor:
+        if value.device.type != "cpu":
+            return value
         return value.pin_memory().to(self.device, non_blocking=True)
 
     def autocast(self, precision: Precision) -> torch.autocast:

@@ -89,6 +89,15 @@ def test_no_prompt_is_both_trained_on_and_held_out():
     assert len({documents[i].key for i in heldout}) == 4
 
 
+def test_later_turns_of_a_held_out_conversation_are_not_trained_on():
+    first = [document([k, 1], [k, k]) for k in range(20)]
+    later = [document([k, 1, k, k, 7], [5]) for k in range(20)]
+    train, heldout = split_heldout([*later, *first], 4)
+    trained, held = ({i % 20 for i in part} for part in (train, heldout))
+    assert not trained & held
+    assert (len(held), len(heldout)) == (4, 8)
+
+
 def test_the_held_out_prompts_do_not_depend_on_the_order_or_on_other_training_text():
     documents = [document([k, 1], [k]) for k in range(40)]
     _, heldout = split_heldout(documents, 4)

@@ -46,7 +46,7 @@ def test_an_answer_depends_on_its_own_prompt_only(temperature):
 def test_prompts_read_in_groups_are_prompts_read_at_once(monkeypatch, num_tokens):
     model = BatchModel(tiny.hf_model())
     whole = answers(model, asks(0.0), NO_END, noise())
-    monkeypatch.setattr(batch, "_PREFILL_TOKENS", num_tokens)
+    monkeypatch.setattr(batch, "_PREFILL_TOKENS", {"cpu": num_tokens})
     assert answers(model, asks(0.0), NO_END, noise()) == whole
 
 
