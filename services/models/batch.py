@@ -75,6 +75,8 @@ class BatchCache:
         keys, values = self._kv[layer, :, self._rows]
         for held, new in zip((keys, values), fresh, strict=True):
             held[rows, :, self._positions] = new.transpose(1, 2)
+        if query.is_cuda:
+            return _attend_fused(query, (keys, values), self._mask, scale)
         if length > 1:
             result: Tensor = nn.functional.scaled_dot_product_attention(
                 query, keys, values, attn_mask=self._mask, scale=scale, enable_gqa=True
@@ -84,6 +86,18 @@ class BatchCache:
         scores = torch.matmul(grouped, keys.transpose(-1, -2)).float().mul_(scale)
         law = torch.softmax(scores + self._mask, -1).to(values.dtype)
         return torch.matmul(law, values).view(num_rows, num_heads, 1, dim)
+
+
+def _attend_fused(query: Tensor, kv: tuple[Tensor, Tensor], mask: Tensor, scale: float) -> Tensor:
+    """Attention [B, heads, T, d] by a fused kernel, none of which repeats keys under a mask: the
+    query heads of a group become rows beside each other."""
+    num_rows, num_heads, length, dim = query.shape
+    groups = num_heads // kv[0].shape[1]
+    grouped = query.reshape(num_rows, -1, groups * length, dim)
+    out = nn.functional.scaled_dot_product_attention(
+        grouped, *kv, attn_mask=mask.repeat(1, 1, groups, 1), scale=scale
+    )
+    return out.reshape(num_rows, num_heads, length, dim)
 
 
 class BatchModel:
