@@ -188,9 +188,6 @@ class StepFlags:
     batch_tokens: Annotated[
         int, Option(help="Tokens in a batch, padding included.", rich_help_panel=_LENGTH)
     ] = 4096
-    optimizer: Annotated[
-        str, Option(help="Of matrices: adamw or muon.", rich_help_panel=_LENGTH)
-    ] = "adamw"
     weight_decay: Annotated[float, Option(help="Decay of matrices.", rich_help_panel=_LENGTH)] = (
         0.05
     )
@@ -236,22 +233,14 @@ class RecipeFlags:
 
     def settings(self, precision: str) -> "TrainSettings":
         """Raises `TrainingError` for values out of range or at odds with each other."""
-        from slipstream.train.config import (
-            LossSettings,
-            Optimizer,
-            Precision,
-            Schedule,
-            TrainSettings,
-        )
+        from slipstream.train.config import LossSettings, Precision, Schedule, TrainSettings
 
         if precision not in list(Precision):
             raise TrainingError(f"the precision is {precision!r}, not bfloat16 or float32")
-        if self.step.optimizer not in list(Optimizer):
-            raise TrainingError(f"the optimizer is {self.step.optimizer!r}, not adamw or muon")
         return TrainSettings(
             Schedule(**asdict(self.length)),
             LossSettings(**asdict(self.loss)),
-            **asdict(self.step) | {"optimizer": Optimizer(self.step.optimizer)},
+            **asdict(self.step),
             precision=Precision(precision),
             patience=self.checks.patience,
             num_heldout=self.checks.heldout,

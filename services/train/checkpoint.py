@@ -6,7 +6,6 @@ Knows nothing of data or losses.
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -43,10 +42,10 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All tensors of a run: the model, its optimisers and the average of its weights."""
+    """All tensors of a run: the model, its optimiser and the average of its weights."""
 
     model: nn.Module
-    optimizers: tuple[torch.optim.Optimizer, ...]
+    optimizer: torch.optim.Optimizer
     average: WeightAverage
 
 
@@ -80,9 +79,9 @@ def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> R
     weights.model.load_state_dict(read_tensors(directory / _MODEL))
     weights.average.load(read_tensors(directory / _AVERAGE))
     saved = read_tensors(directory / _OPTIMIZER)
-    for name, parameter, optimizer in _trained(weights):
+    for name, parameter in weights.model.named_parameters():
         entries = {key: value for key, value in saved.items() if key.rsplit("/", 1)[0] == name}
-        optimizer.state[parameter] = {
+        weights.optimizer.state[parameter] = {
             key.rsplit("/", 1)[1]: value.to(parameter.device) for key, value in entries.items()
         }
     return RunState(**record)
@@ -91,15 +90,6 @@ def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> R
 def _optimizer_tensors(weights: Weights) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
-        for name, parameter, optimizer in _trained(weights)
-        for key, value in optimizer.state.get(parameter, {}).items()
+        for name, parameter in weights.model.named_parameters()
+        for key, value in weights.optimizer.state.get(parameter, {}).items()
     }
-
-
-def _trained(weights: Weights) -> Iterator[tuple[str, Tensor, torch.optim.Optimizer]]:
-    """Each parameter by name, with the optimiser that changes it."""
-    names = {id(value): name for name, value in weights.model.named_parameters()}
-    for optimizer in weights.optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                yield names[id(parameter)], parameter, optimizer

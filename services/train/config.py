@@ -82,13 +82,6 @@ class Precision(StrEnum):
     FLOAT32 = "float32"
 
 
-class Optimizer(StrEnum):
-    """What changes matrices: Muon (Jordan et al., 2024) or AdamW; all else is AdamW's."""
-
-    ADAMW = "adamw"
-    MUON = "muon"
-
-
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
     """Everything about a run that changes its result.
@@ -100,7 +93,6 @@ class TrainSettings:
     schedule: Schedule
     loss: LossSettings = LossSettings()
     batch_tokens: int = 4096
-    optimizer: Optimizer = Optimizer.ADAMW
     weight_decay: float = 0.05
     grad_clip: float = 1.0
     ema: float = 0.0

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from slipstream.models.glide import GlideModel
 from slipstream.train.checkpoint import RunState, Weights, load_checkpoint, save_checkpoint
-from slipstream.train.config import Optimizer, Schedule, TrainSettings
+from slipstream.train.config import Schedule, TrainSettings
 from slipstream.train.data import batches
 from slipstream.train.ema import WeightAverage
 from slipstream.train.features import Batch, FeatureSet
@@ -85,8 +85,13 @@ class Trainer:
         self._inputs = inputs
         self._settings = settings
         self._team = team
-        optimizers = make_optimizers(model, settings)
-        self._weights = Weights(model, optimizers, WeightAverage(model, settings.ema))
+        optimizer = torch.optim.AdamW(
+            _groups(model, settings.weight_decay),
+            lr=settings.schedule.lr,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
+        self._weights = Weights(model, optimizer, WeightAverage(model, settings.ema))
         self._trained = team.wrap(model)
         documents = inputs.features.documents
         self._lengths = [len(documents[index].ids) for index in inputs.train]
@@ -189,19 +194,17 @@ class Trainer:
     def _step(self, picked: Sequence[int], lr: float, meter: "_Meter") -> None:
         settings, state, team = self._settings, self.state, self._team
         batch, blocks = self._share(picked)
-        optimizers = self._weights.optimizers
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.zero_grad(set_to_none=True)
+        optimizer = self._weights.optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.zero_grad(set_to_none=True)
         with team.autocast(settings.precision):
             part = glide_loss(self._trained, self._inputs.frozen, batch, blocks, settings.loss)
         weight = team.total(part.weight).clamp_min(1.0)
         # The wrapped model takes the mean over the members; wanted is the sum.
         (part.value * (team.size / weight)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.grad_clip)
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
         state.step += 1
         self._weights.average.update(state.step)
         num_tokens = sum(len(self._inputs.features.documents[index].ids) for index in picked)
@@ -249,17 +252,11 @@ def learning_rate(schedule: Schedule, done: float) -> float:
     return schedule.lr * (schedule.floor + (1 - schedule.floor) * falling)
 
 
-def make_optimizers(model: nn.Module, settings: TrainSettings) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimisers of all parameters: matrices decay, norms and biases do not."""
+def _groups(model: GlideModel, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices decay, norms and biases do not."""
     matrices = [value for value in model.parameters() if value.ndim > 1]
     others = [value for value in model.parameters() if value.ndim <= 1]
-    rate, decay = settings.schedule.lr, settings.weight_decay
-    groups: list[dict[str, object]] = [{"params": others, "weight_decay": 0.0}]
-    if settings.optimizer is Optimizer.ADAMW:
-        groups.append({"params": matrices, "weight_decay": decay})
-    rest = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
-    if settings.optimizer is Optimizer.ADAMW:
-        return (rest,)
-    # Updates as long as AdamW's, so that one learning rate suits both.
-    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    return muon, rest
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
