@@ -85,6 +85,7 @@ def glide(
     layers: tuple[int, ...] = (0, 2),
     max_lag: int = 8,
     device: str = "cpu",
+    native: bool = True,
 ) -> GlideScorer:
     """An untrained GliDe draft of `hf_model()`, its head trimmed to every token but a few."""
     model = hf_model(dtype=dtype).to(device)
@@ -104,7 +105,7 @@ def glide(
     )
     vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
     draft = init_from_target(model, config).to(device)
-    return GlideScorer(draft, vocab.to(device), parts, dtype=dtype)
+    return GlideScorer(draft, vocab.to(device), parts, dtype=dtype, native=native)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

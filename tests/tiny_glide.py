@@ -71,10 +71,10 @@ def vocab(config: GlideConfig) -> Tensor:
     return torch.arange(0, config.head_size) + 5
 
 
-def scorer(target: Any, model: GlideModel) -> GlideScorer:
+def scorer(target: Any, model: GlideModel, *, native: bool = True) -> GlideScorer:
     parts = target_parts(target)
     tokens = vocab(model.config).to(parts.embeddings.device)
-    return GlideScorer(model, tokens, parts, dtype=torch.float32)
+    return GlideScorer(model, tokens, parts, dtype=torch.float32, native=native)
 
 
 @torch.no_grad()

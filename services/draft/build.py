@@ -94,7 +94,8 @@ class DraftModel:
     """A draft model in memory. How it drafts is up to the profile that it is given.
 
     `pair` is what a profile must be for; `folder` holds GliDe weights, and their own profile if
-    there is one; `memory` None is a small one. The rest is as in `Drafter`.
+    there is one; `memory` None is a small one; `engine` is what computes. The rest is as in
+    `Drafter`.
     """
 
     kind: str
@@ -108,6 +109,7 @@ class DraftModel:
     vocab_size: int | None = None
     context_length: int | None = None
     memory: MemoryPlan | None = None
+    engine: str = "torch"
 
     def default_profile(self) -> Profile:
         """Return the profile beside the weights, or else the untuned one.
@@ -180,7 +182,7 @@ class DraftModel:
     def _identity(self) -> str:
         """What the time of a step depends on, beside the machine."""
         weights = " ".join(digest[:12] for digest in self.pair.weights_sha256.values())
-        return f"{self.pair.draft} {weights} {self.scorer.layout.dtype}"
+        return f"{self.pair.draft} {weights} {self.scorer.layout.dtype} {self.engine}"
 
 
 def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None) -> Drafter:
@@ -249,6 +251,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         vocab_size=config.vocab_size,
         context_length=target.context_length,
         memory=memory,
+        engine=scorer.engine,
     )
 
 
@@ -270,4 +273,5 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         tokenizer_hash=loaded.tokenizer_hash,
         vocab_size=model.vocab_size,
         memory=target.memory.plan(model.layout, needs),
+        engine=model.engine,
     )

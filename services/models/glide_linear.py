@@ -16,8 +16,10 @@ from slipstream.models.speed import best_seconds
 _LARGEST = 127
 _FEW = 2
 """Rows up to which 8-bit weights may be faster: they are unpacked anew for every few rows."""
-_SMALL = 1 << 16
-"""Elements of a weight up to which nothing is gained: converting the row costs as much."""
+SMALL = 1 << 16
+"""Elements of a weight up to which 8 bits gain nothing: converting the row costs as much."""
+_WHOLE = 16
+"""Inputs that torch's product takes at a time; it reads past the end of any that are left over."""
 _SHAPE = (1024, 1024)
 _COPIES = 8
 """Weights timed in turn, so that they come from memory as those of a draft do."""
@@ -30,8 +32,8 @@ class DraftLinear:
         self._packed = PackedLinear(weight, bias)
         self._bias = bias
         self._levels: Tensor | None = None
-        is_large = weight.device.type == "cpu" and weight.numel() > _SMALL
-        if is_large and is_int8_faster(weight.dtype):
+        is_large = weight.device.type == "cpu" and weight.numel() > SMALL
+        if is_large and weight.shape[1] % _WHOLE == 0 and is_int8_faster(weight.dtype):
             self._levels, self._scales = quantize(weight)
 
     def __call__(self, x: Tensor) -> Tensor:

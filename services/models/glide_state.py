@@ -1,4 +1,5 @@
-"""One session of a GliDe draft: what it holds, what can be asked of it. No arithmetic."""
+"""One session of a GliDe draft: what it holds, what can be asked of it, what a pass does for it. No
+arithmetic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,32 @@ class GlideState:
         self.parents += parents
         self.depths += [1 if parent < 0 else self.depths[parent] + 1 for parent in parents]
         return old
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a pass does for one session: new tokens at their positions.
+
+    Their keys come to places `start`, `start` + 1, ...: the prefix has the first ones, the tree's
+    nodes have those behind it. The last `num_kept` rows go on behind the last layer's keys.
+    """
+
+    state: GlideState
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    start: int
+    num_kept: int
+
+    @property
+    def first_node(self) -> int:
+        """Which node of the tree the first token is; below 0 for tokens of the prefix."""
+        return self.start - len(self.state.tokens)
+
+    @property
+    def num_read(self) -> int:
+        """Positions of the target that its session may read."""
+        pairs = self.state.target_kv
+        return pairs[0][0].shape[2] if pairs else 0
 
 
 def num_same(old: Sequence[int], new: Sequence[int]) -> int:

@@ -37,7 +37,7 @@ def shaped_target(device="cpu"):
 
 
 def shaped_draft(target, device="cpu"):
-    scorer = tiny.glide()
+    scorer = tiny.glide(native=False)
     chains = GlideChains(scorer, Replay(torch.device(device)), context_length=512)
     return LocalDraft(scorer, Feed(target, scorer.config.target_layers), chains=chains)
 

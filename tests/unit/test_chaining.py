@@ -70,7 +70,7 @@ def drafts(num_layers=1, missing=0, texts=None):
     score = decision().score
     made = []
     for is_device in (False, True):
-        scorer = tiny_glide.scorer(target, tiny_glide.draft(config))
+        scorer = tiny_glide.scorer(target, tiny_glide.draft(config), native=False)
         chains = None
         if is_device:
             replay = Replay(torch.device("cpu"))
@@ -180,7 +180,7 @@ def test_draws_of_multi_candidate_sampling_are_left_to_the_host():
 def test_a_tree_can_be_grown_behind_a_followed_prefix():
     target = tiny_glide.llama()
     config = tiny_glide.config(target)
-    scorer = tiny_glide.scorer(target, tiny_glide.draft(config))
+    scorer = tiny_glide.scorer(target, tiny_glide.draft(config), native=False)
     chains = GlideChains(scorer, Replay(torch.device("cpu")), context_length=200)
     text = tiny.tokens(12)
     view = tiny_glide.view(target, text, 11)

@@ -165,6 +165,15 @@ def test_one_row_and_many_agree_up_to_rounding(bias):
     assert (rows - linear(x).float()).norm() < 0.02 * rows.norm()
 
 
+@pytest.mark.parametrize("inputs", [297, 300, 304])
+def test_a_row_of_any_length_is_the_same_alone(inputs):
+    torch.manual_seed(0)
+    linear = DraftLinear(torch.randn(400, inputs, dtype=torch.bfloat16))
+    x = torch.randn(5, inputs, dtype=torch.bfloat16)
+    rows = torch.cat([linear(row[None]) for row in x]).float()
+    assert (rows - linear(x).float()).norm() < 0.02 * rows.norm()
+
+
 def test_a_float32_row_is_not_quantised():
     weight, x = torch.randn(6, 8), torch.randn(1, 8)
     torch.testing.assert_close(DraftLinear(weight)(x), x @ weight.T)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tiny_glide as tiny
+from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide_loading import check_target, load_glide
@@ -22,6 +23,11 @@ TARGETS = {
         rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
     ),
 }
+
+
+@pytest.fixture(autouse=True, params=["", "off"], ids=["native", "torch"])
+def _engine(request, monkeypatch):
+    monkeypatch.setenv(NATIVE_VARIABLE, request.param)
 
 
 def case(name="llama", num_layers=1):

@@ -29,7 +29,7 @@ class Shape(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "key_heads", "head_dim")),
-        *((name, c_int32) for name in ("mlp", "positions", "keys_are_bfloat16")),
+        *((name, c_int32) for name in ("mlp", "others", "keys_are_bfloat16")),
         *((name, c_float) for name in ("norm_epsilon", "attention_scale")),
     )
 
@@ -44,9 +44,18 @@ class Batch(ctypes.Structure):
     """See `Batch` in `src/model.h`."""
 
     _fields_ = (
-        ("count", c_int64),
+        *((name, c_int64) for name in ("count", "kept")),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "tables", "in_table")),
-        *((name, c_void_p) for name in ("lines", "line_first")),
+        *((name, c_void_p) for name in ("lines", "line_first", "in_others", "others")),
+    )
+
+
+class Matrix(ctypes.Structure):
+    """See `Weights` in `src/packing.h`."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "outputs", "inputs")),
+        *((name, c_void_p) for name in ("values", "scales", "bias")),
     )
 
 
@@ -56,11 +65,12 @@ _SIGNATURES = {
     "slipstream_free_team": (None, [c_void_p]),
     "slipstream_model": (
         c_void_p,
-        [ctypes.POINTER(Shape), c_char_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int32],
+        [ctypes.POINTER(Shape), c_char_p, c_void_p, c_void_p, c_int32],
     ),
     "slipstream_free_model": (None, [c_void_p]),
-    "slipstream_set_matrix": (c_int32, [c_void_p, *[c_int32] * 5, c_void_p, c_void_p]),
-    "slipstream_set_norms": (c_int32, [c_void_p, c_int32, *[c_void_p] * 4]),
+    "slipstream_set_rotary": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p]),
+    "slipstream_set_matrix": (c_int32, [c_void_p, *[c_int32] * 3, ctypes.POINTER(Matrix)]),
+    "slipstream_set_norms": (c_int32, [c_void_p, c_int32, c_int32, *[c_void_p] * 3]),
     "slipstream_forward": (
         c_int32,
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],

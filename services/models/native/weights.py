@@ -3,7 +3,7 @@
 Knows which modules have the usual form; what has another one is refused with a reason.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from slipstream.models.native.library import NotNative
 from slipstream.models.products import stacked_bias
 from slipstream.models.surgery import is_usual_norm
 
-BFLOAT16, FLOAT32 = 0, 1
+BFLOAT16, FLOAT32, INT8 = 0, 1, 2
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 _TILE = 16
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -24,22 +24,28 @@ _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One matrix [outputs, inputs] in the element type that holds it exactly; `bias` [outputs]."""
+    """One matrix [outputs, inputs] in an element type; `bias` [outputs], and in 8 bits `scales`
+    [outputs], are float32."""
 
     kind: int
     matrix: Tensor
     bias: Tensor | None = None
+    scales: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """A layer: matrices in the order of `Place` in `src/model.h`, and norm weights, float32."""
+class BlockWeights:
+    """An attention or an MLP behind its norm: see `Block` in `src/model.h`. Norms are float32."""
 
-    matrices: tuple[Weights, Weights, Weights, Weights]
-    before_attention: Tensor
-    before_mlp: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    norm: Tensor
+    into: Weights
+    out: Weights
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
+Keep = Callable[[Tensor, Tensor | None], Weights]
+"""In which element type a matrix is kept, with its bias."""
 
 
 def check_usual(model: Any) -> None:
@@ -61,31 +67,58 @@ def check_usual(model: Any) -> None:
 
 def head_weights(model: Any) -> Weights:
     """The head of a model."""
-    return _stacked([model.get_output_embeddings()])
+    return stacked([model.get_output_embeddings()], exact)
 
 
-def layers(model: Any) -> Iterator[LayerWeights]:
+def layers(model: Any) -> Iterator[Sequence[BlockWeights]]:
     """A model's layers, one after the other, each packed when it is asked for."""
     for layer in model.base_model.layers:
-        block, mlp = layer.self_attn, layer.mlp
-        norms = [getattr(block, name, None) for name in ("q_norm", "k_norm")]
-        yield LayerWeights(
-            (
-                _stacked([block.q_proj, block.k_proj, block.v_proj]),
-                _stacked([block.o_proj]),
-                _interleaved(mlp.gate_proj, mlp.up_proj),
-                _stacked([mlp.down_proj]),
-            ),
+        own, mlp = layer.self_attn, layer.mlp
+        attention = BlockWeights(
             norm_weight(layer.input_layernorm),
-            norm_weight(layer.post_attention_layernorm),
-            *(None if norm is None else norm_weight(norm) for norm in norms),
+            stacked([own.q_proj, own.k_proj, own.v_proj], exact),
+            stacked([own.o_proj], exact),
+            *head_norms(own),
         )
+        yield attention, mlp_block(layer.post_attention_layernorm, mlp, exact)
+
+
+def mlp_block(norm: nn.Module, mlp: Any, keep: Keep) -> BlockWeights:
+    """A gated MLP. Gate and up projection are one matrix, a tile of outputs of each in turn: they
+    are computed together."""
+    gate, up = mlp.gate_proj, mlp.up_proj
+    matrix, bias = _in_turn(gate.weight.detach(), up.weight.detach()), stacked_bias([gate, up])
+    if bias is not None:
+        bias = _in_turn(*bias[:, None].split(gate.out_features))[:, 0]
+    return BlockWeights(norm_weight(norm), keep(matrix, bias), stacked([mlp.down_proj], keep))
 
 
 def norm_weight(norm: nn.Module) -> Tensor:
     """The weight of a norm, float32."""
     weight: Tensor = norm.weight  # type: ignore[assignment]
     return weight.detach().float().contiguous()
+
+
+def head_norms(attention: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Weights of the norms of an attention's queries and keys; None where there is none."""
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    query, key = (None if norm is None else norm_weight(norm) for norm in norms)
+    return query, key
+
+
+def stacked(linears: Sequence[Any], keep: Keep) -> Weights:
+    """Linear layers of one input as one matrix."""
+    matrix = torch.cat([linear.weight.detach() for linear in linears])
+    return keep(matrix, stacked_bias(linears))
+
+
+def exact(matrix: Tensor, bias: Tensor | None) -> Weights:
+    """Weights in bfloat16 where that loses nothing: half the memory to read for every token."""
+    narrow = matrix.to(torch.bfloat16)
+    bias = None if bias is None else bias.float().contiguous()
+    if matrix.dtype == torch.bfloat16 or torch.equal(narrow.float(), matrix):
+        return Weights(BFLOAT16, narrow.contiguous(), bias)
+    return Weights(FLOAT32, matrix.contiguous(), bias)
 
 
 def _check_rope(config: Any) -> None:
@@ -123,29 +156,6 @@ def _check_layer(layer: nn.Module) -> None:
 
 def _is_silu(activation: object) -> bool:
     return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
-
-
-def _exact(matrix: Tensor, bias: Tensor | None) -> Weights:
-    """Weights in bfloat16 where that loses nothing: half the memory to read for every token."""
-    narrow = matrix.to(torch.bfloat16)
-    bias = None if bias is None else bias.float().contiguous()
-    if matrix.dtype == torch.bfloat16 or torch.equal(narrow.float(), matrix):
-        return Weights(BFLOAT16, narrow.contiguous(), bias)
-    return Weights(FLOAT32, matrix.contiguous(), bias)
-
-
-def _stacked(linears: Sequence[Any]) -> Weights:
-    matrix = torch.cat([linear.weight.detach() for linear in linears])
-    return _exact(matrix, stacked_bias(linears))
-
-
-def _interleaved(gate: Any, up: Any) -> Weights:
-    """Gate and up projection, a tile of outputs of each in turn: they are computed together."""
-    matrix = _in_turn(gate.weight.detach(), up.weight.detach())
-    both = stacked_bias([gate, up])
-    if both is None:
-        return _exact(matrix, None)
-    return _exact(matrix, _in_turn(*both[:, None].split(gate.out_features))[:, 0])
 
 
 def _in_turn(first: Tensor, second: Tensor) -> Tensor:

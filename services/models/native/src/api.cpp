@@ -59,23 +59,20 @@ SLIPSTREAM_API void slipstream_free_team(void* team) {
   delete static_cast<std::shared_ptr<Team>*>(team);
 }
 
-// cos and sin [positions, head_dim / 2] are copied; the embedding [vocabulary, hidden] is read in
-// place, in the element type that `embedding_is_bfloat16` says.
+// The embedding [vocabulary, hidden] is read in place, in the element type that
+// `embedding_is_bfloat16` says. `slipstream_set_rotary` has to follow, and all weights.
 SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, const void* team,
-                                      const float* cos, const float* sin, const void* embedding,
-                                      int32_t embedding_is_bfloat16) {
+                                      const void* embedding, int32_t embedding_is_bfloat16) {
   const Kernels* chosen = kernels(name);
   if (chosen == nullptr) return nullptr;
   try {
     auto handle = std::make_unique<Handle>();
     Model& model = handle->model;
-    const size_t count = static_cast<size_t>(shape->positions) * (shape->head_dim / 2);
     handle->kernels = chosen;
     model.shape = *shape;
     model.team = *static_cast<const std::shared_ptr<Team>*>(team);
     model.layers.resize(shape->layers);
-    model.cos.assign(cos, cos + count);
-    model.sin.assign(sin, sin + count);
+    for (Layer& layer : model.layers) layer.resize(2 + shape->others);
     if (embedding_is_bfloat16) {
       model.embedding_bfloat16 = static_cast<const uint16_t*>(embedding);
     } else {
@@ -89,34 +86,53 @@ SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, cons
 
 SLIPSTREAM_API void slipstream_free_model(void* handle) { delete static_cast<Handle*>(handle); }
 
-// One matrix of a layer by `Place`, or the head for layer -1. Returns 0, -1 without memory.
-SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_t place,
-                                             int32_t kind, int32_t outputs, int32_t inputs,
-                                             const void* values, const float* bias) {
-  Model& model = static_cast<Handle*>(handle)->model;
+// cos and sin [positions, head_dim / 2]; again for more positions. Returns 0, -1 without memory, as
+// all that follow do.
+SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t positions, const float* cos,
+                                             const float* sin) {
+  Handle* own = static_cast<Handle*>(handle);
   try {
-    Matrix& goal = layer < 0 ? model.head : model.layers[layer].matrices[place];
-    goal = packed(static_cast<Kind>(kind), outputs, inputs, values, bias);
+    std::lock_guard<std::mutex> lock(own->forward);
+    Model& model = own->model;
+    const size_t count = static_cast<size_t>(positions) * (model.shape.head_dim / 2);
+    model.cos.assign(cos, cos + count);
+    model.sin.assign(sin, sin + count);
     return 0;
   } catch (const std::exception&) {
     return -1;
   }
 }
 
-// Norm weights of a layer, or the last norm for layer -1; query and key norms may be null.
-SLIPSTREAM_API int32_t slipstream_set_norms(void* handle, int32_t layer, const float* first,
-                                            const float* second, const float* query,
+// A block's first matrix or the one that `is_out`; the head for layer -1.
+SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_t block,
+                                             int32_t is_out, const Weights* weights) {
+  Model& model = static_cast<Handle*>(handle)->model;
+  try {
+    if (layer < 0) {
+      model.head = packed(*weights);
+    } else {
+      Block& own = model.layers[layer][block];
+      (is_out ? own.out : own.into) = packed(*weights);
+    }
+    return 0;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+// A block's norm weights, or the last norm for layer -1; query and key norms may be null.
+SLIPSTREAM_API int32_t slipstream_set_norms(void* handle, int32_t layer, int32_t block,
+                                            const float* norm, const float* query,
                                             const float* key) {
   Model& model = static_cast<Handle*>(handle)->model;
   const int hidden = model.shape.hidden, dim = model.shape.head_dim;
   try {
     if (layer < 0) {
-      model.norm.assign(first, first + hidden);
+      model.norm.assign(norm, norm + hidden);
       return 0;
     }
-    Layer& own = model.layers[layer];
-    own.before_attention.assign(first, first + hidden);
-    own.before_mlp.assign(second, second + hidden);
+    Block& own = model.layers[layer][block];
+    own.norm.assign(norm, norm + hidden);
     if (query != nullptr) own.query_norm.assign(query, query + dim);
     if (key != nullptr) own.key_norm.assign(key, key + dim);
     return 0;

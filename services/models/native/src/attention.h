@@ -2,6 +2,7 @@
 // positions. Where a slot lies and who else is computed makes no difference to the bits.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "lanes.h"
@@ -100,12 +101,13 @@ inline void weigh(const float* weights, size_t stride, const float* totals, cons
   }
 }
 
-// `heads` neighbouring query heads of one key head; out [heads, dim].
+// `heads` neighbouring query heads of one key head; out [heads, dim], zeros where nothing is seen.
 template <class T>
 inline void attend(const Shape& shape, const float* query, int heads, const T* keys,
                    const T* values, const std::vector<int64_t>& slots, std::vector<float>& scores,
                    float* out) {
   const int dim = shape.head_dim;
+  if (slots.empty()) return static_cast<void>(std::fill_n(out, heads * dim, 0.0f));
   const size_t stride = slots.size() + 2 * kLanes;
   scores.resize(stride * 4);
   for (int first = 0; first < heads;) {

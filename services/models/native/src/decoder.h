@@ -1,5 +1,8 @@
-// The forward of a decoder: every member of the team runs it, barriers separate its steps.
+// The forward of a decoder: every member of the team runs it, barriers separate its steps. Layers
+// may have attentions over others' keys besides, as drafts have over their target's.
 #pragma once
+
+#include <numeric>
 
 #include "attention.h"
 #include "elementwise.h"
@@ -7,9 +10,11 @@
 
 namespace SLIPSTREAM_ISA {
 
+using slipstream::Block;
 using slipstream::Cache;
 using slipstream::Layer;
 using slipstream::Model;
+using slipstream::Other;
 
 template <class T>
 class Forward {
@@ -19,17 +24,16 @@ class Forward {
         shape_(model.shape),
         cache_(cache),
         batch_(batch),
-        rows_(batch.count),
         hidden_(hidden),
         qkv_width_((shape_.heads + 2 * shape_.key_heads) * shape_.head_dim),
         wide_width_((shape_.mlp + kTile - 1) / kTile * kTile * 2),
         buffers_(model.buffers) {
-    buffers_.x.resize(rows_ * shape_.hidden);
-    buffers_.normed.resize(rows_ * shape_.hidden);
-    buffers_.qkv.resize(rows_ * qkv_width_);
-    buffers_.attended.resize(rows_ * shape_.heads * shape_.head_dim);
-    buffers_.wide.resize(rows_ * wide_width_);
-    buffers_.gated.resize(rows_ * shape_.mlp);
+    buffers_.x.resize(batch.count * shape_.hidden);
+    buffers_.normed.resize(batch.count * shape_.hidden);
+    buffers_.qkv.resize(batch.count * qkv_width_);
+    buffers_.attended.resize(batch.count * shape_.heads * shape_.head_dim);
+    buffers_.wide.resize(batch.count * wide_width_);
+    buffers_.gated.resize(batch.count * shape_.mlp);
     buffers_.scores.resize(model.team->size());
     buffers_.visible.resize(model.team->size());
   }
@@ -37,10 +41,10 @@ class Forward {
   void run(int member) {
     embed(member);
     for (int at = 0; at < shape_.layers; ++at) {
-      attention(member, model_.layers[at], static_cast<T*>(cache_.layers[at]));
-      mlp(member, model_.layers[at]);
+      const int64_t kept = at + 1 < shape_.layers ? batch_.count : batch_.kept;
+      layer(member, model_.layers[at], static_cast<T*>(cache_.layers[at]), kept);
     }
-    each_row(member, [&](int64_t row) {
+    each(member, batch_.kept, [&](int64_t row) {
       norm(x(row), model_.norm.data(), shape_.hidden, shape_.norm_epsilon,
            hidden_ + row * shape_.hidden);
     });
@@ -56,14 +60,9 @@ class Forward {
     for (int64_t i = own.first; i < own.last; ++i) work(i);
     model_.team->barrier();
   }
-  template <class F>
-  void each_row(int member, const F& work) {
-    each(member, rows_, work);
-  }
-
   void embed(int member) {
     const int size = shape_.hidden;
-    each_row(member, [&](int64_t row) {
+    each(member, batch_.count, [&](int64_t row) {
       const int64_t first = batch_.tokens[row] * size;
       if (model_.embedding_float32) {
         std::memcpy(x(row), model_.embedding_float32 + first, size * sizeof(float));
@@ -75,47 +74,86 @@ class Forward {
     });
   }
 
-  // A matrix times what `make(row, values)` leaves in `values` [rows, inputs].
-  template <class Make, class Write>
-  void multiply(int member, const Matrix& m, std::vector<float>& values, const Make& make,
-                const Write& write) {
-    each_row(member, [&](int64_t row) { make(row, values.data() + row * m.inputs); });
-    product(*model_.team, member, m, values.data(), rows_, write);
-    model_.team->barrier();
+  // Of the first `kept` rows; the others have keys and values alone.
+  void layer(int member, const Layer& layer, T* cache, int64_t kept) {
+    attention(member, layer.front(), cache, kept);
+    if (kept == 0) return;
+    for (int at = 0; at < shape_.others && batch_.others; ++at) {
+      read_other(member, layer[1 + at], at, kept);
+    }
+    mlp(member, layer.back(), kept);
   }
 
-  void attention(int member, const Layer& layer, T* cache) {
-    multiply(
-        member, layer.matrices[slipstream::kQueryKeyValue], buffers_.normed,
-        [&](int64_t row, float* out) {
-          norm(x(row), layer.before_attention.data(), shape_.hidden, shape_.norm_epsilon, out);
-        },
-        [&](int64_t row, int output, Lanes y, int count) {
-          store_some(qkv(row) + output, y, count);
-        });
-    each(member, rows_ * (shape_.heads + shape_.key_heads), [&](int64_t i) {
-      const int heads = shape_.heads + shape_.key_heads;
-      place(layer, cache, i / heads, static_cast<int>(i % heads));
+  void prepare(int member, const Block& block, int64_t rows) {
+    each(member, rows, [&](int64_t row) {
+      float* out = buffers_.normed.data() + row * shape_.hidden;
+      norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
     });
-    look(member, cache);
-    multiply(
-        member, layer.matrices[slipstream::kAttentionOutput], buffers_.attended,
-        [](int64_t, float*) {}, [&](int64_t row, int output, Lanes y, int count) {
-          add_to(row, output, y, count);
-        });
+  }
+
+  // Heads of `rows` tokens: the outputs of the tiles in `share`.
+  void project(int member, const Matrix& m, Span share, int64_t rows) {
+    const auto write = [&](int64_t row, int output, Lanes y, int count) {
+      store_some(qkv(row) + output, y, count);
+    };
+    product(*model_.team, member, m, share, buffers_.normed.data(), rows, write);
+  }
+
+  void attention(int member, const Block& block, T* cache, int64_t kept) {
+    const Matrix& m = block.into;
+    const int heads = shape_.heads + shape_.key_heads, queries = shape_.heads * shape_.head_dim;
+    const int apart = kept < batch_.count ? queries / kTile : 0;
+    prepare(member, block, batch_.count);
+    project(member, m, {0, apart}, kept);
+    project(member, m, {apart, m.tiles()}, batch_.count);
+    model_.team->barrier();
+    each(member, batch_.count * heads, [&](int64_t i) {
+      const int64_t row = i / heads;
+      const int head = static_cast<int>(i % heads);
+      if (row < kept || head >= shape_.heads) place(block, cache, row, head);
+    });
+    if (kept == 0) return;
+    const T* values = cache + shape_.key_heads * cache_.slots * shape_.head_dim;
+    const Source source{cache, values, cache_.slots * shape_.head_dim};
+    look(member, kept, [&](int64_t row, std::vector<int64_t>& slots) {
+      visible_slots(batch_, row, slots);
+      return source;
+    });
+    add_product(member, block.out, buffers_.attended.data(), kept);
+  }
+
+  void read_other(int member, const Block& block, int at, int64_t kept) {
+    prepare(member, block, kept);
+    project(member, block.into, {0, block.into.tiles()}, kept);
+    model_.team->barrier();
+    each(member, kept * shape_.heads, [&](int64_t i) {
+      const int64_t row = i / shape_.heads;
+      turn(block.query_norm, row, qkv(row) + i % shape_.heads * shape_.head_dim);
+    });
+    look(member, kept, [&](int64_t row, std::vector<int64_t>& slots) {
+      slots.resize(batch_.in_others[row]);
+      std::iota(slots.begin(), slots.end(), 0);
+      const Other& other = batch_.others[row * shape_.others + at];
+      return Source{static_cast<const T*>(other.keys), static_cast<const T*>(other.values),
+                    other.stride};
+    });
+    add_product(member, block.out, buffers_.attended.data(), kept);
+  }
+
+  // Norm and rotary embedding of one head.
+  void turn(const std::vector<float>& weight, int64_t row, float* own) {
+    const int dim = shape_.head_dim;
+    if (!weight.empty()) norm(own, weight.data(), dim, shape_.norm_epsilon, own);
+    const int64_t first = batch_.positions[row] * (dim / 2);
+    rotate(own, model_.cos.data() + first, model_.sin.data() + first, dim);
   }
 
   // Turns one head of a token; a key goes into the cache, and the value beside it.
-  void place(const Layer& layer, T* cache, int64_t row, int head) {
-    const int dim = shape_.head_dim, half = dim / 2;
+  void place(const Block& block, T* cache, int64_t row, int head) {
+    const int dim = shape_.head_dim, at = head - shape_.heads;
     float* own = qkv(row) + head * dim;
-    const bool is_key = head >= shape_.heads;
-    const std::vector<float>& weight = is_key ? layer.key_norm : layer.query_norm;
-    if (!weight.empty()) norm(own, weight.data(), dim, shape_.norm_epsilon, own);
-    const int64_t first = batch_.positions[row] * half;
-    rotate(own, model_.cos.data() + first, model_.sin.data() + first, dim);
-    if (!is_key) return;
-    const int at = head - shape_.heads;
+    turn(at < 0 ? block.query_norm : block.key_norm, row, own);
+    if (at < 0) return;
     put(own, cache, at, batch_.slots[row]);
     put(own + shape_.key_heads * dim, cache, shape_.key_heads + at, batch_.slots[row]);
   }
@@ -132,41 +170,55 @@ class Forward {
     }
   }
 
-  void look(int member, const T* cache) {
+  // Keys and values, `stride` elements from one head to the next.
+  struct Source {
+    const T* keys;
+    const T* values;
+    int64_t stride;
+  };
+
+  // Attention of `rows` tokens; `find(row, slots)` gives where each looks, and at which slots.
+  template <class Find>
+  void look(int member, int64_t rows, const Find& find) {
     const int group = shape_.heads / shape_.key_heads, dim = shape_.head_dim;
     // Few tokens: heads are shared out one by one, so that no member waits for another's group.
-    const bool is_few = rows_ * shape_.key_heads < 4 * model_.team->size();
+    const bool is_few = rows * shape_.key_heads < 4 * model_.team->size();
     const int together = is_few ? 1 : group, tasks = shape_.heads / together;
     std::vector<int64_t>& slots = buffers_.visible[member];
     int64_t known = -1;
-    each(member, rows_ * tasks, [&](int64_t i) {
+    Source source{};
+    each(member, rows * tasks, [&](int64_t i) {
       const int64_t row = i / tasks;
-      const int head = static_cast<int>(i % tasks) * together, key_head = head / group;
-      if (row != known) visible_slots(batch_, row, slots);
+      const int head = static_cast<int>(i % tasks) * together;
+      if (row != known) source = find(row, slots);
       known = row;
-      const T* keys = cache + key_head * cache_.slots * dim;
-      const T* values = keys + shape_.key_heads * cache_.slots * dim;
+      const int64_t first = head / group * source.stride;
       float* out = buffers_.attended.data() + (row * shape_.heads + head) * dim;
-      attend(shape_, qkv(row) + head * dim, together, keys, values, slots,
-             buffers_.scores[member], out);
+      attend(shape_, qkv(row) + head * dim, together, source.keys + first, source.values + first,
+             slots, buffers_.scores[member], out);
     });
   }
 
-  void mlp(int member, const Layer& layer) {
-    multiply(
-        member, layer.matrices[slipstream::kGateUp], buffers_.normed,
-        [&](int64_t row, float* out) {
-          norm(x(row), layer.before_mlp.data(), shape_.hidden, shape_.norm_epsilon, out);
-        },
-        [&](int64_t row, int output, Lanes y, int) {
-          store(buffers_.wide.data() + row * wide_width_ + output, y);
-        });
-    multiply(
-        member, layer.matrices[slipstream::kDown], buffers_.gated,
-        [&](int64_t row, float* out) {
-          gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, out);
-        },
-        [&](int64_t row, int output, Lanes y, int count) { add_to(row, output, y, count); });
+  void mlp(int member, const Block& block, int64_t rows) {
+    prepare(member, block, rows);
+    const auto write = [&](int64_t row, int output, Lanes y, int) {
+      store(buffers_.wide.data() + row * wide_width_ + output, y);
+    };
+    product(*model_.team, member, block.into, buffers_.normed.data(), rows, write);
+    model_.team->barrier();
+    each(member, rows, [&](int64_t row) {
+      float* out = buffers_.gated.data() + row * shape_.mlp;
+      gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, out);
+    });
+    add_product(member, block.out, buffers_.gated.data(), rows);
+  }
+
+  // Adds a matrix times `values` [rows, inputs] to the residual stream.
+  void add_product(int member, const Matrix& m, const float* values, int64_t rows) {
+    product(*model_.team, member, m, values, rows, [&](int64_t row, int output, Lanes y, int count) {
+      add_to(row, output, y, count);
+    });
+    model_.team->barrier();
   }
 
   void add_to(int64_t row, int output, Lanes y, int count) {
@@ -178,7 +230,6 @@ class Forward {
   const Shape& shape_;
   const Cache& cache_;
   const Batch& batch_;
-  const int64_t rows_;
   float* const hidden_;
   const int qkv_width_, wide_width_;
   slipstream::Buffers& buffers_;

@@ -52,6 +52,10 @@ inline Lanes load(const BFloat16* p) {
   const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
 }
+inline Lanes load(const int8_t* p) {
+  const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(levels))};
+}
 // Pairs of bfloat16: the first, or the second, of each.
 inline Lanes load_first(const BFloat16* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
@@ -99,6 +103,11 @@ inline Lanes load(const BFloat16* p) {
   const __m128i* halves = reinterpret_cast<const __m128i*>(p);
   return {widened(_mm_loadu_si128(halves)), widened(_mm_loadu_si128(halves + 1))};
 }
+inline __m256 widened(const int8_t* p) {
+  const __m128i levels = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(levels));
+}
+inline Lanes load(const int8_t* p) { return {widened(p), widened(p + 8)}; }
 inline Lanes load_first(const BFloat16* p) {
   const __m256i* pairs = reinterpret_cast<const __m256i*>(p);
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(pairs), 16)),
@@ -167,6 +176,7 @@ inline Lanes zero() { return each([](int) { return 0.0f; }); }
 inline Lanes all(float x) { return each([=](int) { return x; }); }
 inline Lanes load(const float* p) { return each([=](int i) { return p[i]; }); }
 inline Lanes load(const BFloat16* p) { return each([=](int i) { return to_float(p[i]); }); }
+inline Lanes load(const int8_t* p) { return each([=](int i) { return float(p[i]); }); }
 inline Lanes load_first(const BFloat16* p) {
   return each([=](int i) { return to_float(p[2 * i]); });
 }
@@ -232,8 +242,14 @@ inline void sum4(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
 
 // Weights of a tile: those of two inputs. In bfloat16 they lie in pairs, for then one operation
 // each makes floats of them.
-inline Lanes load_first(const float* p) { return load(p); }
-inline Lanes load_second(const float* p) { return load(p + kLanes); }
+template <class T>
+inline Lanes load_first(const T* p) {
+  return load(p);
+}
+template <class T>
+inline Lanes load_second(const T* p) {
+  return load(p + kLanes);
+}
 
 // The first `count` lanes from memory, zeros behind them; and back.
 template <class T>

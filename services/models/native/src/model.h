@@ -13,7 +13,7 @@ namespace slipstream {
 
 constexpr int kTile = 16;  // outputs of a product that are computed side by side
 
-enum class Kind : int32_t { kBFloat16 = 0, kFloat32 = 1 };
+enum class Kind : int32_t { kBFloat16 = 0, kFloat32 = 1, kInt8 = 2 };
 
 struct FreeAligned {
   void operator()(void* p) const;
@@ -22,29 +22,32 @@ using Bytes = std::unique_ptr<uint8_t[], FreeAligned>;
 Bytes aligned_bytes(size_t size);
 
 // Weights [outputs, inputs] in tiles of 16 outputs: within a tile two inputs after the other, for
-// all outputs. In bfloat16 an output's two weights are neighbours, in float32 the outputs are.
+// all outputs. In bfloat16 an output's two weights are neighbours, otherwise the outputs are.
 struct Matrix {
   Kind kind = Kind::kFloat32;
   int outputs = 0, inputs = 0;
   Bytes data;
-  std::vector<float> bias;  // empty, or one for each output of the tiles
+  std::vector<float> scales, bias;  // empty, or one for each output of the tiles
 
   int tiles() const { return (outputs + kTile - 1) / kTile; }
   size_t tile_bytes() const;
 };
 
-// One layer's matrices by place.
-enum Place : int32_t { kQueryKeyValue = 0, kAttentionOutput, kGateUp, kDown, kPlaces };
-
-struct Layer {
-  Matrix matrices[kPlaces];
-  std::vector<float> before_attention, before_mlp;  // norm weights [hidden]
-  std::vector<float> query_norm, key_norm;          // [head_dim], or empty
+// What is added to the residual stream behind one norm [hidden]: an attention, whose first matrix
+// gives queries, and keys and values where they are its own, or an MLP, whose first gives gates.
+struct Block {
+  std::vector<float> norm;
+  Matrix into, out;
+  std::vector<float> query_norm, key_norm;  // [head_dim], or empty
 };
 
+// The self-attention, attentions over others' keys, the MLP.
+using Layer = std::vector<Block>;
+
 struct Shape {
-  int32_t layers, hidden, heads, key_heads, head_dim, mlp, positions;
-  int32_t keys_are_bfloat16;  // element type of the cache; else float32
+  int32_t layers, hidden, heads, key_heads, head_dim, mlp;
+  int32_t others;             // attentions of a layer over others' keys
+  int32_t keys_are_bfloat16;  // element type of the cache and of others' keys; else float32
   float norm_epsilon, attention_scale;
 };
 
@@ -66,10 +69,21 @@ struct Model {
   Buffers buffers;
 };
 
-// The tokens of one forward. Token i sees the cache slots `tables[i][0 .. in_table[i])` and then
-// `lines[line_first[i] .. line_first[i + 1])`, its own the last of them, in the order of positions.
+// Keys and values of somebody else, [key_heads, positions, head_dim] each: `stride` elements from
+// one head to the next.
+struct Other {
+  const void* keys;
+  const void* values;
+  int64_t stride;
+};
+
+// The tokens of one forward; of the last layer only the first `kept` are computed, of the others
+// there are keys and values. Token i sees the cache slots `tables[i][0 .. in_table[i])` and then
+// `lines[line_first[i] .. line_first[i + 1])`, its own the last of them, in the order of positions;
+// and the first `in_others[i]` positions of `others[i * shape.others ..]`, of one for each such
+// attention of a layer.
 struct Batch {
-  int64_t count;
+  int64_t count, kept;
   const int64_t* tokens;
   const int64_t* positions;
   const int64_t* slots;
@@ -77,6 +91,8 @@ struct Batch {
   const int64_t* in_table;
   const int64_t* lines;
   const int64_t* line_first;
+  const int64_t* in_others;
+  const Other* others;
 };
 
 // The cache: a buffer [2 * key_heads, slots, head_dim] for each layer, keys before values.
@@ -88,7 +104,7 @@ struct Cache {
 // What an instruction set provides.
 struct Kernels {
   const char* name;
-  // Final hidden states [count, hidden], after the last norm.
+  // Final hidden states [kept, hidden], after the last norm.
   void (*forward)(Model&, const Cache&, const Batch&, float* hidden);
   // y [rows, outputs] = x [rows, inputs] times a matrix.
   void (*multiply)(Team&, const Matrix&, const float* x, int64_t rows, float* y);

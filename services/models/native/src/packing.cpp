@@ -21,7 +21,7 @@ Bytes aligned_bytes(size_t size) {
 
 size_t Matrix::tile_bytes() const {
   const size_t pairs = (inputs + 1) / 2;
-  return pairs * 2 * kTile * (kind == Kind::kBFloat16 ? 2 : 4);
+  return pairs * 2 * kTile * (kind == Kind::kInt8 ? 1 : kind == Kind::kBFloat16 ? 2 : 4);
 }
 
 namespace {
@@ -29,6 +29,7 @@ namespace {
 // The place in a tile of output n's weight for input k.
 size_t place(uint16_t, size_t k, size_t n) { return k / 2 * 2 * kTile + 2 * n + k % 2; }
 size_t place(float, size_t k, size_t n) { return k * kTile + n; }
+size_t place(int8_t, size_t k, size_t n) { return k * kTile + n; }
 
 template <class T>
 void pack(Matrix& m, const T* values) {
@@ -43,21 +44,26 @@ void pack(Matrix& m, const T* values) {
   }
 }
 
+// One number for each output of the tiles, or none.
+std::vector<float> padded(const Matrix& m, const float* values) {
+  if (values == nullptr) return {};
+  std::vector<float> out(static_cast<size_t>(m.tiles()) * kTile);
+  std::copy_n(values, m.outputs, out.begin());
+  return out;
+}
+
 }  // namespace
 
-Matrix packed(Kind kind, int outputs, int inputs, const void* values, const float* bias) {
+Matrix packed(const Weights& weights) {
   Matrix m;
-  m.kind = kind, m.outputs = outputs, m.inputs = inputs;
+  m.kind = weights.kind, m.outputs = weights.outputs, m.inputs = weights.inputs;
   m.data = aligned_bytes(m.tile_bytes() * m.tiles());
-  if (kind == Kind::kBFloat16) {
-    pack(m, static_cast<const uint16_t*>(values));
-  } else {
-    pack(m, static_cast<const float*>(values));
+  switch (m.kind) {
+    case Kind::kBFloat16: pack(m, static_cast<const uint16_t*>(weights.values)); break;
+    case Kind::kInt8: pack(m, static_cast<const int8_t*>(weights.values)); break;
+    case Kind::kFloat32: pack(m, static_cast<const float*>(weights.values)); break;
   }
-  if (bias != nullptr) {
-    m.bias.assign(static_cast<size_t>(m.tiles()) * kTile, 0.0f);
-    std::memcpy(m.bias.data(), bias, outputs * sizeof(float));
-  }
+  m.scales = padded(m, weights.scales), m.bias = padded(m, weights.bias);
   return m;
 }
 

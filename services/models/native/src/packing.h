@@ -4,7 +4,16 @@
 
 namespace slipstream {
 
-// `values` [outputs, inputs] in the element type of the kind; `bias` [outputs], or null.
-Matrix packed(Kind kind, int outputs, int inputs, const void* values, const float* bias);
+// A matrix as checkpoints have it: `values` [outputs, inputs] in the element type of the kind;
+// `scales` and `bias` [outputs], or null.
+struct Weights {
+  Kind kind;
+  int32_t outputs, inputs;
+  const void* values;
+  const float* scales;
+  const float* bias;
+};
+
+Matrix packed(const Weights& weights);
 
 }  // namespace slipstream

@@ -73,6 +73,7 @@ inline Kernel kernel_for(int rows, int tiles) {
 
 inline Kernel kernel_for(Kind kind, int rows, int tiles) {
   if (kind == Kind::kBFloat16) return kernel_for<BFloat16>(rows, tiles);
+  if (kind == Kind::kInt8) return kernel_for<int8_t>(rows, tiles);
   return kernel_for<float>(rows, tiles);
 }
 
@@ -83,26 +84,34 @@ inline int next_rows(int64_t left) {
   return static_cast<int>((left + parts - 1) / parts);
 }
 
-// The tiles of one member of the team. `write(row, output, lanes, count)` takes the outputs of a
-// token from `output` on, of which `count` exist.
+// One member's share of the outputs of `tiles`. `write(row, output, lanes, count)` takes the outputs
+// of a token from `output` on, of which `count` exist.
 template <class Write>
-inline void product(const Team& team, int member, const Matrix& m, const float* x, int64_t rows,
-                    const Write& write) {
+inline void product(const Team& team, int member, const Matrix& m, Span share, const float* x,
+                    int64_t rows, const Write& write) {
   float out[kMaxRows * kMaxTiles * kTile];
-  const Span own = slipstream::part(m.tiles(), member, team.size());
-  for (int tile = static_cast<int>(own.first), tiles; tile < own.last; tile += tiles) {
-    tiles = own.last - tile < kMaxTiles ? 1 : kMaxTiles;
+  const Span own = slipstream::part(share.last - share.first, member, team.size());
+  const int last = static_cast<int>(share.first + own.last);
+  for (int tile = static_cast<int>(share.first + own.first), tiles; tile < last; tile += tiles) {
+    tiles = last - tile < kMaxTiles ? 1 : kMaxTiles;
     for (int64_t row = 0, count; row < rows; row += count) {
       count = next_rows(rows - row);
       kernel_for(m.kind, static_cast<int>(count), tiles)(m, tile, x + row * m.inputs, out);
       for (int i = 0; i < count * tiles; ++i) {
         const int output = (tile + i % tiles) * kTile;
         Lanes y = load(out + i * kTile);
+        if (!m.scales.empty()) y = mul(y, load(m.scales.data() + output));
         if (!m.bias.empty()) y = add(y, load(m.bias.data() + output));
         write(row + i / tiles, output, y, std::min(kTile, m.outputs - output));
       }
     }
   }
+}
+
+template <class Write>
+inline void product(const Team& team, int member, const Matrix& m, const float* x, int64_t rows,
+                    const Write& write) {
+  product(team, member, m, {0, m.tiles()}, x, rows, write);
 }
 
 }  // namespace SLIPSTREAM_ISA

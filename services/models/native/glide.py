@@ -1,0 +1,182 @@
+"""A GliDe draft's pass in native code, over the same pool of keys and values as torch's.
+
+Large matrices are kept in 8 bits: a draft's scores only propose, and a step reads every weight.
+What a row may see is said by positions and slots, without masks.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.models.glide import GlideModel
+from slipstream.models.glide_linear import SMALL, quantize
+from slipstream.models.glide_state import GlideState, Turn
+from slipstream.models.glide_target import TargetParts, rotary_tables
+from slipstream.models.kv_layout import KvLayout
+from slipstream.models.native.library import NotNative, Shape
+from slipstream.models.native.model import NativeModel, Rows
+from slipstream.models.native.weights import (
+    INT8,
+    BlockWeights,
+    Weights,
+    exact,
+    head_norms,
+    mlp_block,
+    norm_weight,
+    stacked,
+)
+from slipstream.models.scorer import Scores
+
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class NativeGlide:
+    """Layers and head of one draft. `weight_bytes` is what its weights take, `engine` names the
+    kernels.
+
+    A row's bits depend on what it sees and the weights alone, not on threads, the processor or the
+    rows beside it.
+    """
+
+    def __init__(
+        self, model: GlideModel, head: Tensor, target: TargetParts, layout: KvLayout
+    ) -> None:
+        """Copies the weights; `head` [V_d, d] gives the scores. Raises `NotNative`."""
+        _check(target, layout)
+        self._target, self._layout = target, layout
+        self._num_others = len(model.config.target_layers)
+        self._model = NativeModel(_shape(model, layout), target.embeddings)
+        self._model.set_head(norm_weight(model.norm), _small(head, None))
+        for index, layer in enumerate(model.layers):
+            self._model.set_layer(index, _blocks(layer))
+        self.weight_bytes = self._model.weight_bytes
+        self.engine = f"native {self._model.kernels}"
+
+    def reach(self, length: int) -> None:
+        """Have rotary factors of positions 0..length-1."""
+        tables = rotary_tables(self._target, length, dtype=torch.float32)
+        self._model.set_rotary(*(table[:, : self._layout.head_dim // 2] for table in tables))
+
+    def scores(self, turns: Sequence[Turn]) -> Scores:
+        """Scores of the rows of the turns that go on, turn by turn; `hidden` is float32."""
+        rows, kept = Rows(), sum(turn.num_kept for turn in turns)
+        dense = [_dense(turn.state.target_kv) for turn in turns]
+        others = [_others(kv, self._num_others) if any(dense) else [] for kv in dense]
+        splits = [len(turn.tokens) - turn.num_kept for turn in turns]
+        for turn, split, own in zip(turns, splits, others, strict=True):
+            _add(rows, turn, range(split, len(turn.tokens)), own)
+        for turn, split, own in zip(turns, splits, others, strict=True):
+            _add(rows, turn, range(split), own)
+        hidden = self._model.forward(turns[0].state.cache.pool, rows.batch(kept))
+        return Scores(logits=self._model.logits(hidden), hidden=hidden)
+
+
+def _add(rows: Rows, turn: Turn, chosen: range, others: Sequence[int]) -> None:
+    """Some of a turn's rows."""
+    state, cache = turn.state, turn.state.cache
+    table = cache.table(cache.num_slots).data_ptr()
+    for at in chosen:
+        place = turn.start + at
+        rows.tokens.append(turn.tokens[at])
+        rows.positions.append(turn.positions[at])
+        rows.slots.append(cache.slot(place))
+        rows.tables.append(table)
+        if turn.first_node < 0 or state.is_chain:
+            rows.in_table.append(place + 1)
+            rows.add_line()
+        else:
+            base = len(state.tokens)
+            rows.in_table.append(base)
+            rows.add_line(cache.slot(base + node) for node in _line(state, turn.first_node + at))
+        rows.in_others.append(_num_read(turn, at))
+        rows.others += others
+
+
+def _line(state: GlideState, node: int) -> list[int]:
+    """The nodes above one, from the root's end on, and itself."""
+    line = [node]
+    while (parent := state.parents[line[-1]]) >= 0:
+        line.append(parent)
+    return line[::-1]
+
+
+def _num_read(turn: Turn, at: int) -> int:
+    """Positions of the target that a row sees: of a prefix those before its own. Position 0 has
+    none and reads itself, as in training, unless it is the last one, whose view may lack it."""
+    if turn.first_node >= 0:
+        return turn.num_read
+    place, is_kept = turn.start + at, at >= len(turn.tokens) - turn.num_kept
+    return min(turn.num_read, place if place or is_kept else 1)
+
+
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def _dense(pairs: Pairs) -> Pairs:
+    """The target's keys and values with both alike, and a head's positions beside each other."""
+    return [
+        (keys, values)
+        if keys.stride() == values.stride() and keys.stride()[2:] == (keys.shape[3], 1)
+        else (keys.contiguous(), values.contiguous())
+        for keys, values in pairs
+    ]
+
+
+def _others(pairs: Pairs, count: int) -> list[int]:
+    """What `Rows.others` takes of one row; nothing may be read without pairs."""
+    if not pairs:
+        return [0, 0, 0] * count
+    return [
+        number
+        for keys, values in pairs
+        for number in (keys.data_ptr(), values.data_ptr(), keys.stride(1))
+    ]
+
+
+def _check(target: TargetParts, layout: KvLayout) -> None:
+    if layout.device.type != "cpu" or layout.dtype not in _DTYPES:
+        raise NotNative(f"{layout.dtype} on {layout.device.type} has no native kernels")
+    if target.embeddings.dtype not in _DTYPES:
+        raise NotNative(f"embeddings in {target.embeddings.dtype} have no native kernels")
+    width = rotary_tables(target, 1, dtype=torch.float32)[0].shape[1]
+    if width != layout.head_dim or width % 2:
+        raise NotNative(f"{width} of a head's {layout.head_dim} elements are rotated")
+
+
+def _shape(model: GlideModel, layout: KvLayout) -> Shape:
+    at = model.config
+    return Shape(
+        layers=at.num_layers,
+        hidden=at.hidden_size,
+        heads=at.num_heads,
+        key_heads=at.num_kv_heads,
+        head_dim=at.head_dim,
+        mlp=at.intermediate_size,
+        others=len(at.target_layers),
+        keys_are_bfloat16=layout.dtype == torch.bfloat16,
+        norm_epsilon=at.rms_norm_eps,
+        attention_scale=at.head_dim**-0.5,
+    )
+
+
+def _blocks(layer: Any) -> Iterable[BlockWeights]:
+    own = layer.self_attn
+    yield _attention(layer.self_norm, own, [own.q_proj, own.k_proj, own.v_proj])
+    for cross in layer.cross:
+        yield _attention(cross.norm, cross, [cross.q_proj])
+    yield mlp_block(layer.mlp_norm, layer.mlp, _small)
+
+
+def _attention(norm: Any, attention: Any, linears: Sequence[Any]) -> BlockWeights:
+    into, out = stacked(linears, _small), stacked([attention.o_proj], _small)
+    return BlockWeights(norm_weight(norm), into, out, *head_norms(attention))
+
+
+def _small(matrix: Tensor, bias: Tensor | None) -> Weights:
+    """Large weights in 8 bits, those that gain nothing by it exactly."""
+    if matrix.numel() <= SMALL:
+        return exact(matrix, bias)
+    levels, scales = quantize(matrix)
+    return Weights(INT8, levels, None if bias is None else bias.float(), scales.float())

@@ -1,0 +1,130 @@
+"""A model in native code: its weights, its buffers, its threads; see `src/api.cpp`.
+
+Knows shapes and weights only, not what the model is for.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Iterable
+from ctypes import byref, c_void_p
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from slipstream.models.native.library import Batch, Cache, Matrix, Shape, kernels, library, team
+from slipstream.models.native.weights import BlockWeights, Weights
+from slipstream.models.pool import KvPool
+
+_LAST = -1
+_NO_MEMORY = "there is no memory for the native weights"
+
+
+class NativeModel:
+    """Embedding, layers and head. `kernels` names the instruction set, `weight_bytes` is what the
+    weights take. Rotary factors and all weights have to be set before a forward."""
+
+    def __init__(self, shape: Shape, embedding: Tensor) -> None:
+        """`embedding` [vocab, d] stays where it is. Raises `NotNative`."""
+        self.kernels = kernels()
+        self._library = library()
+        self._shape = shape
+        self._embedding = embedding.contiguous()
+        self._num_outputs = 0
+        self.weight_bytes = self._embedding.nbytes
+        handle: int | None = self._library.slipstream_model(
+            byref(shape),
+            self.kernels.encode(),
+            team(torch.get_num_threads()),
+            self._embedding.data_ptr(),
+            self._embedding.dtype == torch.bfloat16,
+        )
+        if handle is None:
+            raise MemoryError(_NO_MEMORY)
+        self._handle = handle
+        self._free = finalize(self, self._library.slipstream_free_model, handle)
+
+    def set_rotary(self, cos: Tensor, sin: Tensor) -> None:
+        """Rotary factors [positions, head_dim / 2], float32, of all positions."""
+        cos, sin = cos.contiguous(), sin.contiguous()
+        self._do("set_rotary", len(cos), cos.data_ptr(), sin.data_ptr())
+
+    def set_layer(self, index: int, blocks: Iterable[BlockWeights]) -> None:
+        """Copy a layer's blocks: self-attention, attentions over others' keys, MLP."""
+        for at, block in enumerate(blocks):
+            self._set_matrix(index, at, False, block.into)
+            self._set_matrix(index, at, True, block.out)
+            norms = (block.norm, block.query_norm, block.key_norm)
+            self._do("set_norms", index, at, *map(_address, norms))
+
+    def set_head(self, norm: Tensor, head: Weights) -> None:
+        """Copy the last norm's weight [d], float32, and the head."""
+        self._num_outputs = len(head.matrix)
+        self._set_matrix(_LAST, 0, False, head)
+        self._do("set_norms", _LAST, 0, norm.data_ptr(), None, None)
+
+    def forward(self, pool: KvPool, batch: Batch) -> Tensor:
+        """Hidden states [kept, d], float32, behind the last norm; writes keys and values."""
+        hidden = torch.empty(batch.kept, self._shape.hidden)
+        buffers = [pool.layer(at).data_ptr() for at in range(pool.layout.num_layers)]
+        pointers = (c_void_p * len(buffers))(*buffers)
+        cache = Cache(ctypes.cast(pointers, c_void_p), pool.scratch.stop)
+        self._do("forward", byref(cache), byref(batch), hidden.data_ptr())
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Outputs of the head [rows, outputs], float32, for hidden states [rows, d]."""
+        hidden = hidden.float().contiguous()
+        out = torch.empty(len(hidden), self._num_outputs)
+        self._do("logits", hidden.data_ptr(), len(hidden), out.data_ptr())
+        return out
+
+    def _set_matrix(self, layer: int, block: int, is_out: bool, weights: Weights) -> None:
+        outputs, inputs = weights.matrix.shape
+        addresses = map(_address, (weights.matrix, weights.scales, weights.bias))
+        matrix = Matrix(weights.kind, outputs, inputs, *addresses)
+        self.weight_bytes += weights.matrix.nbytes
+        self._do("set_matrix", layer, block, is_out, byref(matrix))
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        if getattr(self._library, f"slipstream_{name}")(self._handle, *arguments):
+            raise MemoryError(_NO_MEMORY)
+
+
+class Rows:
+    """The tokens of a forward, as they are put together: see `Batch` in `src/model.h`.
+
+    tables: addresses of int64 slots; in_table: how many of them a token sees, before the slots of
+    its line; others: address, address and stride of others' keys and values.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.tables: list[int] = []
+        self.in_table: list[int] = []
+        self.in_others: list[int] = []
+        self.others: list[int] = []
+        self._lines: list[int] = []
+        self._line_first = [0]
+        self._arrays: list[array[int]] = []
+
+    def add_line(self, slots: Iterable[int] = ()) -> None:
+        """Slots that the next token sees behind those in its table."""
+        self._lines += slots
+        self._line_first.append(len(self._lines))
+
+    def batch(self, kept: int) -> Batch:
+        """The arrays, the first `kept` tokens of which go through the last layer; they are there
+        as long as this object."""
+        lists = (self.tokens, self.positions, self.slots, self.tables, self.in_table)
+        more = (self._lines, self._line_first, self.in_others, self.others)
+        self._arrays = [array("q", values) for values in (*lists, *more)]
+        pointers = [values.buffer_info()[0] if values else None for values in self._arrays]
+        return Batch(len(self.tokens), kept, *pointers)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
