@@ -3,7 +3,9 @@
 namespace slipstream {
 namespace {
 
-constexpr int kSpins = 4000;
+// Few: where somebody else keeps a core busy, two members share one, and only yielding lets the
+// other one arrive.
+constexpr int kSpins = 200;
 constexpr int kYields = 200;
 
 void pause() {
