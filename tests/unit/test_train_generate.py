@@ -50,6 +50,23 @@ def test_prompts_read_in_groups_are_prompts_read_at_once(monkeypatch, num_tokens
     assert answers(model, asks(0.0), NO_END, noise()) == whole
 
 
+@pytest.mark.parametrize("length", [1, 5])
+def test_query_heads_beside_each_other_attend_as_heads_of_their_own(length):
+    seen = noise()
+    query, keys, values = (
+        torch.randn(2, heads, size, 8, generator=seen)
+        for heads, size in ((6, length), (3, 16), (3, 16))
+    )
+    mask = torch.zeros(2, 1, length, 16).masked_fill(
+        torch.rand(2, 1, length, 16, generator=seen) < 0.3, float("-inf")
+    )
+    apart = torch.nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    beside = batch._attend_fused(query, (keys, values), mask, 0.3)
+    torch.testing.assert_close(beside, apart)
+
+
 def test_dropping_ended_rows_changes_nothing(monkeypatch):
     model = BatchModel(tiny.hf_model())
     rules = EndRules(frozenset(range(6)), LENGTH)
