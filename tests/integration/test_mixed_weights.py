@@ -9,7 +9,7 @@ from slipstream.client import SamplingParams
 from slipstream.core.errors import Unavailable
 from slipstream.models.weights_digest import weights_digest
 
-NUM_TOKENS = 60
+NUM_TOKENS = 200
 SAMPLED = {"max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=0.9, seed=11)}
 
 
