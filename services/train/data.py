@@ -149,8 +149,8 @@ def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int],
 
 
 def _conversations(documents: Sequence[Document]) -> list[str]:
-    """Of each document the key of the first one of its conversation: the one with the shortest
-    prompt that its own begins with."""
+    """Return, for each document, the key of the first one of its conversation: the one with the
+    shortest prompt that its own begins with."""
     keys, first, key = [""] * len(documents), b"", ""
     prompts = [document.ids[: document.num_prompt].tobytes() for document in documents]
     for index in sorted(range(len(documents)), key=prompts.__getitem__):

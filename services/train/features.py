@@ -30,8 +30,8 @@ class FeatureSource:
 
 
 class Features(NamedTuple):
-    """Of T tokens: keys and values of each layer, [T, kv_heads, head_dim] twice, hidden [T, d],
-    argmax [T]."""
+    """What the target says of T tokens: keys and values of each layer, [T, kv_heads, head_dim]
+    twice, hidden [T, d], argmax [T]."""
 
     kvs: tuple[tuple[Tensor, Tensor], ...]
     hidden: Tensor
@@ -201,7 +201,7 @@ def _read(source: FeatureSource, documents: Sequence[Document]) -> Batch:
 
 
 def _kept(part: Tensor, beyond: Tensor) -> Tensor:
-    """As stores hold it, with zeros where documents have ended."""
+    """Return `part` as stores hold it, with zeros where documents have ended."""
     return part.to(torch.bfloat16).masked_fill(beyond, 0)
 
 
