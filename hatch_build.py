@@ -22,12 +22,12 @@ LIBRARY = NATIVE / "lib" / "libslipstream_native.so"  # in a package it would be
 COMPILERS = ("c++", "g++", "clang++")
 # Nothing here may change what an operation gives: the bits are the same on all processors.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 X86_64 = {
-    "avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
-    "avx512.cpp": (
-        *("-mavx2", "-mfma", "-mf16c"),
-        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-    ),
+    "avx2.cpp": _AVX2,
+    "avx512.cpp": _AVX512,
+    "avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),
 }
 """What is for this architecture alone, and how it is compiled."""
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 
+#include "blocks.h"
 #include "model.h"
 #include "packing.h"
 
@@ -12,15 +13,24 @@
 namespace slipstream {
 namespace {
 
+#if defined(__x86_64__)
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
 // The kernels of this processor, or those of a name; null where it has not got them.
 const Kernels* kernels(const char* name) {
   const Kernels* known[] = {
 #if defined(__x86_64__)
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")
-          ? &kAvx512
-          : nullptr,
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &kAvx2 : nullptr,
+      has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kAvx512Vnni : nullptr,
+      has_avx512() ? &kAvx512 : nullptr,
+      has_avx2() ? &kAvx2 : nullptr,
 #endif
       &kPortable,
   };
@@ -59,10 +69,10 @@ SLIPSTREAM_API void slipstream_free_team(void* team) {
   delete static_cast<std::shared_ptr<Team>*>(team);
 }
 
-// The embedding [vocabulary, hidden] is read in place, in the element type that
-// `embedding_is_bfloat16` says. `slipstream_set_rotary` has to follow, and all weights.
+// The embedding [vocabulary, hidden] is read in place, in the element type or the blocks of
+// `embedding_kind`. `slipstream_set_rotary` has to follow, and all weights.
 SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, const void* team,
-                                      const void* embedding, int32_t embedding_is_bfloat16) {
+                                      const void* embedding, Kind embedding_kind) {
   const Kernels* chosen = kernels(name);
   if (chosen == nullptr) return nullptr;
   try {
@@ -73,11 +83,8 @@ SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, cons
     model.team = *static_cast<const std::shared_ptr<Team>*>(team);
     model.layers.resize(shape->layers);
     for (Layer& layer : model.layers) layer.resize(2 + shape->others);
-    if (embedding_is_bfloat16) {
-      model.embedding_bfloat16 = static_cast<const uint16_t*>(embedding);
-    } else {
-      model.embedding_float32 = static_cast<const float*>(embedding);
-    }
+    model.embedding = static_cast<const uint8_t*>(embedding);
+    model.embedding_kind = embedding_kind;
     return handle.release();
   } catch (const std::exception&) {
     return nullptr;
@@ -103,16 +110,16 @@ SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t positions, co
   }
 }
 
-// A block's first matrix or the one that `is_out`; the head for layer -1.
+// A block's first matrix (`place` 0), its last (1) or that of values (2); the head for layer -1.
 SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_t block,
-                                             int32_t is_out, const Weights* weights) {
+                                             int32_t place, const Weights* weights) {
   Model& model = static_cast<Handle*>(handle)->model;
   try {
     if (layer < 0) {
       model.head = packed(*weights);
     } else {
       Block& own = model.layers[layer][block];
-      (is_out ? own.out : own.into) = packed(*weights);
+      (place == 0 ? own.into : place == 1 ? own.out : own.values) = packed(*weights);
     }
     return 0;
   } catch (const std::exception&) {
@@ -151,6 +158,12 @@ SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, cons
   } catch (const std::exception&) {
     return -1;
   }
+}
+
+// `count` weights of a kind as floats.
+SLIPSTREAM_API void slipstream_dequantise(Kind kind, const void* blocks, int64_t count,
+                                          float* out) {
+  dequantise(kind, static_cast<const uint8_t*>(blocks), count, out);
 }
 
 // Logits [rows, vocabulary] of hidden states [rows, hidden].

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "attention.h"
+#include "blocks.h"
 #include "elementwise.h"
 #include "products.h"
 
@@ -34,6 +35,9 @@ class Forward {
     buffers_.attended.resize(batch.count * shape_.heads * shape_.head_dim);
     buffers_.wide.resize(batch.count * wide_width_);
     buffers_.gated.resize(batch.count * shape_.mlp);
+    buffers_.normed_codes.resize(batch.count, shape_.hidden);
+    buffers_.attended_codes.resize(batch.count, shape_.heads * shape_.head_dim);
+    buffers_.gated_codes.resize(batch.count, shape_.mlp);
     buffers_.scores.resize(model.team->size());
     buffers_.visible.resize(model.team->size());
   }
@@ -61,16 +65,11 @@ class Forward {
     model_.team->barrier();
   }
   void embed(int member) {
-    const int size = shape_.hidden;
+    const slipstream::BlockSize size = slipstream::block_size(model_.embedding_kind);
+    const size_t bytes = shape_.hidden / size.elements * size.bytes;
     each(member, batch_.count, [&](int64_t row) {
-      const int64_t first = batch_.tokens[row] * size;
-      if (model_.embedding_float32) {
-        std::memcpy(x(row), model_.embedding_float32 + first, size * sizeof(float));
-        return;
-      }
-      for (int i = 0; i < size; ++i) {
-        x(row)[i] = to_float(BFloat16{model_.embedding_bfloat16[first + i]});
-      }
+      const uint8_t* own = model_.embedding + batch_.tokens[row] * bytes;
+      slipstream::dequantise(model_.embedding_kind, own, shape_.hidden, x(row));
     });
   }
 
@@ -88,15 +87,21 @@ class Forward {
     each(member, rows, [&](int64_t row) {
       float* out = buffers_.normed.data() + row * shape_.hidden;
       norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
+      if (needs_codes(block)) encode(out, row, buffers_.normed_codes);
     });
   }
 
-  // Heads of `rows` tokens: the outputs of the tiles in `share`.
-  void project(int member, const Matrix& m, Span share, int64_t rows) {
+  static bool needs_codes(const Block& block) {
+    return is_coded(block.into.kind) || is_coded(block.values.kind);
+  }
+
+  // Heads of `rows` tokens: the outputs of the tiles in `share`, behind the first `skipped` ones.
+  void project(int member, const Matrix& m, Span share, int64_t rows, int skipped = 0) {
     const auto write = [&](int64_t row, int output, Lanes y, int count) {
-      store_some(qkv(row) + output, y, count);
+      store_some(qkv(row) + skipped + output, y, count);
     };
-    product(*model_.team, member, m, share, buffers_.normed.data(), rows, write);
+    const Tokens normed{buffers_.normed.data(), &buffers_.normed_codes};
+    product(*model_.team, member, m, share, normed, rows, write);
   }
 
   void attention(int member, const Block& block, T* cache, int64_t kept) {
@@ -106,6 +111,7 @@ class Forward {
     prepare(member, block, batch_.count);
     project(member, m, {0, apart}, kept);
     project(member, m, {apart, m.tiles()}, batch_.count);
+    project(member, block.values, {0, block.values.tiles()}, batch_.count, m.outputs);
     model_.team->barrier();
     each(member, batch_.count * heads, [&](int64_t i) {
       const int64_t row = i / heads;
@@ -119,7 +125,7 @@ class Forward {
       visible_slots(batch_, row, slots);
       return source;
     });
-    add_product(member, block.out, buffers_.attended.data(), kept);
+    add_product(member, block.out, buffers_.attended, buffers_.attended_codes, kept);
   }
 
   void read_other(int member, const Block& block, int at, int64_t kept) {
@@ -137,7 +143,7 @@ class Forward {
       return Source{static_cast<const T*>(other.keys), static_cast<const T*>(other.values),
                     other.stride};
     });
-    add_product(member, block.out, buffers_.attended.data(), kept);
+    add_product(member, block.out, buffers_.attended, buffers_.attended_codes, kept);
   }
 
   // Norm and rotary embedding of one head.
@@ -204,18 +210,24 @@ class Forward {
     const auto write = [&](int64_t row, int output, Lanes y, int) {
       store(buffers_.wide.data() + row * wide_width_ + output, y);
     };
-    product(*model_.team, member, block.into, buffers_.normed.data(), rows, write);
+    const Tokens normed{buffers_.normed.data(), &buffers_.normed_codes};
+    product(*model_.team, member, block.into, normed, rows, write);
     model_.team->barrier();
     each(member, rows, [&](int64_t row) {
       float* out = buffers_.gated.data() + row * shape_.mlp;
       gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, out);
     });
-    add_product(member, block.out, buffers_.gated.data(), rows);
+    add_product(member, block.out, buffers_.gated, buffers_.gated_codes, rows);
   }
 
-  // Adds a matrix times `values` [rows, inputs] to the residual stream.
-  void add_product(int member, const Matrix& m, const float* values, int64_t rows) {
-    product(*model_.team, member, m, values, rows, [&](int64_t row, int output, Lanes y, int count) {
+  // Adds a matrix times `values` [rows, inputs] to the residual stream; `codes` are its buffer.
+  void add_product(int member, const Matrix& m, const std::vector<float>& values, Coded& codes,
+                   int64_t rows) {
+    if (is_coded(m.kind)) {
+      each(member, rows, [&](int64_t i) { encode(values.data() + i * m.inputs, i, codes); });
+    }
+    const Tokens tokens{values.data(), &codes};
+    product(*model_.team, member, m, tokens, rows, [&](int64_t row, int output, Lanes y, int count) {
       add_to(row, output, y, count);
     });
     model_.team->barrier();
@@ -245,8 +257,15 @@ inline void forward(Model& model, const Cache& cache, const Batch& batch, float*
 }
 
 inline void multiply(Team& team, const Matrix& m, const float* x, int64_t rows, float* y) {
+  Coded coded;
+  if (is_coded(m.kind)) coded.resize(rows, m.inputs);
   team.run([&](int member) {
-    product(team, member, m, x, rows, [&](int64_t row, int output, Lanes out, int count) {
+    if (is_coded(m.kind)) {
+      const Span own = slipstream::part(rows, member, team.size());
+      for (int64_t i = own.first; i < own.last; ++i) encode(x + i * m.inputs, i, coded);
+      team.barrier();
+    }
+    product(team, member, m, {x, &coded}, rows, [&](int64_t row, int output, Lanes out, int count) {
       store_some(y + row * m.outputs + output, out, count);
     });
   });

@@ -4,8 +4,8 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
+
+#include "numbers.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -17,30 +17,18 @@ namespace SLIPSTREAM_ISA {
 
 constexpr int kLanes = 16;
 
-// The upper half of a float32.
-struct BFloat16 {
-  uint16_t bits;
-};
+// How far ahead weights are fetched, in bytes: they come from memory, as a rule.
+constexpr int kAhead = 2048;
 
-inline float to_float(BFloat16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
-  return out;
-}
-
-// Rounds to the nearest, ties to even.
-inline BFloat16 to_bfloat16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if (value != value) return {static_cast<uint16_t>((bits >> 16) | 0x40)};
-  return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
-}
+using slipstream::BFloat16;
+using slipstream::Float16;
+using slipstream::to_bfloat16;
+using slipstream::to_float;
 
 #if defined(__AVX512F__)
 
 // Tokens times tiles of 16 outputs whose sums fit into registers.
-constexpr int kMaxRows = 12, kMaxTiles = 2;
+constexpr int kMaxRows = 12, kMaxTiles = 2, kMaxCodedRows = 8;
 
 struct Lanes {
   __m512 v;
@@ -55,6 +43,13 @@ inline Lanes load(const BFloat16* p) {
 inline Lanes load(const int8_t* p) {
   const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(levels))};
+}
+inline Lanes load(const uint8_t* p) {
+  const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(levels))};
+}
+inline Lanes load(const Float16* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 // Pairs of bfloat16: the first, or the second, of each.
 inline Lanes load_first(const BFloat16* p) {
@@ -80,6 +75,10 @@ inline Lanes power_of_two(Lanes n) {
   const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
 }
+// Whole numbers from -128 to 127 as bytes.
+inline void store(int8_t* p, Lanes a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
 inline __m128 quarter(Lanes a) {
   const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1));
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), high);
@@ -88,7 +87,7 @@ inline __m128 quarter(Lanes a) {
 
 #elif defined(__AVX2__)
 
-constexpr int kMaxRows = 6, kMaxTiles = 1;
+constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxCodedRows = 4;
 
 struct Lanes {
   __m256 low, high;
@@ -108,6 +107,15 @@ inline __m256 widened(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(levels));
 }
 inline Lanes load(const int8_t* p) { return {widened(p), widened(p + 8)}; }
+inline __m256 widened(const uint8_t* p) {
+  const __m128i levels = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(levels));
+}
+inline Lanes load(const uint8_t* p) { return {widened(p), widened(p + 8)}; }
+inline Lanes load(const Float16* p) {
+  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
 inline Lanes load_first(const BFloat16* p) {
   const __m256i* pairs = reinterpret_cast<const __m256i*>(p);
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(pairs), 16)),
@@ -153,6 +161,12 @@ inline __m256 power_of_two(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 inline Lanes power_of_two(Lanes n) { return {power_of_two(n.low), power_of_two(n.high)}; }
+inline void store(int8_t* p, Lanes a) {
+  const __m256i low = _mm256_cvtps_epi32(a.low), high = _mm256_cvtps_epi32(a.high);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+  const __m128i first = _mm256_castsi256_si128(words), last = _mm256_extracti128_si256(words, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(first, last));
+}
 inline __m128 quarter(Lanes a) {
   const __m256 eight = _mm256_add_ps(a.low, a.high);
   return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -160,7 +174,7 @@ inline __m128 quarter(Lanes a) {
 
 #else
 
-constexpr int kMaxRows = 4, kMaxTiles = 1;
+constexpr int kMaxRows = 4, kMaxTiles = 1, kMaxCodedRows = 4;
 
 // Plain C++: everything is one IEEE operation for each lane. Only the fused one has to be named.
 struct Lanes {
@@ -177,6 +191,8 @@ inline Lanes all(float x) { return each([=](int) { return x; }); }
 inline Lanes load(const float* p) { return each([=](int i) { return p[i]; }); }
 inline Lanes load(const BFloat16* p) { return each([=](int i) { return to_float(p[i]); }); }
 inline Lanes load(const int8_t* p) { return each([=](int i) { return float(p[i]); }); }
+inline Lanes load(const uint8_t* p) { return each([=](int i) { return float(p[i]); }); }
+inline Lanes load(const Float16* p) { return each([=](int i) { return to_float(p[i]); }); }
 inline Lanes load_first(const BFloat16* p) {
   return each([=](int i) { return to_float(p[2 * i]); });
 }
@@ -211,10 +227,33 @@ inline Lanes min(Lanes a, Lanes b) {
 inline Lanes round(Lanes a) {
   return each([&](int i) { return std::nearbyint(a.v[i]); });
 }
+inline void store(int8_t* p, Lanes a) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(a.v[i]);
+}
 inline Lanes power_of_two(Lanes n) {
   return each([&](int i) { return std::ldexp(1.0f, static_cast<int>(n.v[i])); });
 }
 
+#endif
+
+// The largest of all lanes.
+#if defined(__AVX2__)
+inline float largest(Lanes a) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(a.v);
+#else
+  const __m256 eight = _mm256_max_ps(a.low, a.high);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+#endif
+}
+#else
+inline float largest(Lanes a) {
+  float out = a.v[0];
+  for (float value : a.v) out = value > out ? value : out;
+  return out;
+}
 #endif
 
 // The sum of four sets of lanes, each by the same tree: i and i + 8, i and i + 4, i and i + 2, ...
@@ -264,14 +303,6 @@ inline void store_some(float* p, Lanes a, int count) {
   float padded[kLanes];
   store(padded, a);
   std::memcpy(p, padded, count * sizeof(float));
-}
-
-inline float largest(Lanes a) {
-  float values[kLanes], out;
-  store(values, a);
-  out = values[0];
-  for (float value : values) out = value > out ? value : out;
-  return out;
 }
 
 // e to the power of x, for x up to 88; the polynomial of Cephes' expf, within 2 units in the last

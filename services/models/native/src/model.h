@@ -13,7 +13,23 @@ namespace slipstream {
 
 constexpr int kTile = 16;  // outputs of a product that are computed side by side
 
-enum class Kind : int32_t { kBFloat16 = 0, kFloat32 = 1, kInt8 = 2 };
+// Elements with a scale of their own, in tokens and in most blocks of weights; in a Q6_K block half
+// as many; elements of such a block and of Q4_K.
+constexpr int kGroup = 32, kPart = 16, kSuper = 256;
+
+// Element types of weights. From kQ4_0 on they are those of GGUF files, in blocks of small integers
+// with scales; tokens are encoded likewise for a product with them.
+enum class Kind : int32_t {
+  kBFloat16 = 0,
+  kFloat32 = 1,
+  kInt8 = 2,
+  kQ4_0 = 3,
+  kQ4_1 = 4,
+  kQ8_0 = 5,
+  kQ4_K = 6,
+  kQ6_K = 7,
+};
+inline bool is_coded(Kind kind) { return kind >= Kind::kQ4_0; }
 
 struct FreeAligned {
   void operator()(void* p) const;
@@ -22,7 +38,9 @@ using Bytes = std::unique_ptr<uint8_t[], FreeAligned>;
 Bytes aligned_bytes(size_t size);
 
 // Weights [outputs, inputs] in tiles of 16 outputs: within a tile two inputs after the other, for
-// all outputs. In bfloat16 an output's two weights are neighbours, otherwise the outputs are.
+// all outputs. In bfloat16 an output's two weights are neighbours, otherwise the outputs are. Of
+// blocks a tile has the codes, four inputs of each output after the other, and then the scales; Q4_0
+// is kept as Q4_1.
 struct Matrix {
   Kind kind = Kind::kFloat32;
   int outputs = 0, inputs = 0;
@@ -35,9 +53,10 @@ struct Matrix {
 
 // What is added to the residual stream behind one norm [hidden]: an attention, whose first matrix
 // gives queries, and keys and values where they are its own, or an MLP, whose first gives gates.
+// Values have a matrix of their own where the queries' and keys' is of another kind.
 struct Block {
   std::vector<float> norm;
-  Matrix into, out;
+  Matrix into, values, out;
   std::vector<float> query_norm, key_norm;  // [head_dim], or empty
 };
 
@@ -51,7 +70,18 @@ struct Shape {
   float norm_epsilon, attention_scale;
 };
 
+// Tokens [rows, inputs] in 8 bits: codes, and for every 32 of them the scale, the sum of codes of
+// the first 16 and of the others, and the scaled sum of all.
+struct Coded {
+  int inputs = 0;
+  std::vector<int8_t> codes;
+  std::vector<float> scales, sums;
+  std::vector<int32_t> counts;
+  void resize(int64_t rows, int inputs);
+};
+
 struct Buffers {
+  Coded normed_codes, attended_codes, gated_codes;
   std::vector<float> x, normed, qkv, attended, wide, gated;
   std::vector<std::vector<float>> scores;     // by member
   std::vector<std::vector<int64_t>> visible;  // by member
@@ -63,8 +93,8 @@ struct Model {
   Matrix head;
   std::vector<float> norm;
   std::vector<float> cos, sin;  // [positions, head_dim / 2]
-  const uint16_t* embedding_bfloat16 = nullptr;
-  const float* embedding_float32 = nullptr;
+  Kind embedding_kind = Kind::kFloat32;
+  const uint8_t* embedding = nullptr;
   std::shared_ptr<Team> team;
   Buffers buffers;
 };
@@ -112,7 +142,7 @@ struct Kernels {
 
 extern const Kernels kPortable;
 #if defined(__x86_64__)
-extern const Kernels kAvx2, kAvx512;
+extern const Kernels kAvx2, kAvx512, kAvx512Vnni;
 #endif
 
 }  // namespace slipstream

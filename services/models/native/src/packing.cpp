@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "blocks.h"
 #include "packing.h"
 
 namespace slipstream {
@@ -19,9 +20,33 @@ Bytes aligned_bytes(size_t size) {
   return Bytes(static_cast<uint8_t*>(p));
 }
 
+namespace {
+
+// Of a tile's block: its inputs, the bytes of its codes, and of its scales, which are numbers of 16
+// bits and, where there are factors, factors of 8.
+int elements(Kind kind) { return block_size(kind).elements; }
+bool has_nibbles(Kind kind) { return kind != Kind::kQ8_0 && kind != Kind::kQ6_K; }
+size_t code_bytes(Kind kind) { return elements(kind) * kTile / (has_nibbles(kind) ? 2 : 1); }
+size_t scale_bytes(Kind kind) {
+  const int factors = kind == Kind::kQ4_K || kind == Kind::kQ6_K ? kSuper / kPart : 0;
+  return kTile * (sizeof(Float16) * (has_nibbles(kind) ? 2 : 1) + factors);
+}
+
+}  // namespace
+
 size_t Matrix::tile_bytes() const {
+  if (is_coded(kind)) return (code_bytes(kind) + scale_bytes(kind)) * (inputs / elements(kind));
   const size_t pairs = (inputs + 1) / 2;
-  return pairs * 2 * kTile * (kind == Kind::kInt8 ? 1 : kind == Kind::kBFloat16 ? 2 : 4);
+  return pairs * 2 * kTile * block_size(kind).bytes;
+}
+
+void Coded::resize(int64_t rows, int width) {
+  const size_t groups = rows * (width / kGroup);
+  inputs = width;
+  codes.resize(rows * width);
+  scales.resize(groups);
+  sums.resize(groups);
+  counts.resize(2 * groups);
 }
 
 namespace {
@@ -44,6 +69,54 @@ void pack(Matrix& m, const T* values) {
   }
 }
 
+// The place of an input's code among those of 32, for output n; nibbles share a byte with the input
+// 16 further on.
+int place_of_code(int input, int n, bool is_nibble) {
+  const int within = is_nibble ? input % kPart : input;
+  return (within / 4 * kTile + n) * 4 + within % 4;
+}
+
+void put_codes(Kind kind, const Unpacked& block, int n, uint8_t* goal) {
+  const bool is_nibble = has_nibbles(kind);
+  for (int i = 0; i < elements(kind); ++i) {
+    const int group = i / kGroup * kGroup * kTile / (is_nibble ? 2 : 1);
+    uint8_t& byte = goal[group + place_of_code(i % kGroup, n, is_nibble)];
+    byte |= static_cast<uint8_t>(block.codes[i]) << (is_nibble && i % kGroup >= kPart ? 4 : 0);
+  }
+}
+
+void put_scales(Kind kind, const Unpacked& block, int n, uint8_t* goal) {
+  const auto put = [&](Float16 value) {
+    std::memcpy(goal + n * sizeof value, &value, sizeof value);
+    goal += kTile * sizeof value;
+  };
+  put(block.scale);
+  if (has_nibbles(kind)) put(block.minimum);
+  if (kind == Kind::kQ6_K) {
+    for (int i = 0; i < kSuper / kPart; ++i) goal[i * kTile + n] = block.factors[i];
+  } else if (kind == Kind::kQ4_K) {
+    for (int i = 0; i < kSuper / kGroup; ++i) {
+      goal[2 * i * kTile + n] = block.factors[i];
+      goal[(2 * i + 1) * kTile + n] = block.minimum_factors[i];
+    }
+  }
+}
+
+void pack_blocks(Matrix& m, Kind kind, const uint8_t* values) {
+  const BlockSize size = block_size(kind);
+  const int blocks = m.inputs / size.elements;
+  Unpacked block;
+  for (int output = 0; output < m.outputs; ++output) {
+    uint8_t* codes = m.data.get() + output / kTile * m.tile_bytes();
+    uint8_t* scales = codes + blocks * code_bytes(m.kind);
+    for (int at = 0; at < blocks; ++at, values += size.bytes) {
+      unpack(kind, values, block);
+      put_codes(m.kind, block, output % kTile, codes + at * code_bytes(m.kind));
+      put_scales(m.kind, block, output % kTile, scales + at * scale_bytes(m.kind));
+    }
+  }
+}
+
 // One number for each output of the tiles, or none.
 std::vector<float> padded(const Matrix& m, const float* values) {
   if (values == nullptr) return {};
@@ -56,12 +129,14 @@ std::vector<float> padded(const Matrix& m, const float* values) {
 
 Matrix packed(const Weights& weights) {
   Matrix m;
-  m.kind = weights.kind, m.outputs = weights.outputs, m.inputs = weights.inputs;
+  m.kind = weights.kind == Kind::kQ4_0 ? Kind::kQ4_1 : weights.kind;
+  m.outputs = weights.outputs, m.inputs = weights.inputs;
   m.data = aligned_bytes(m.tile_bytes() * m.tiles());
   switch (m.kind) {
     case Kind::kBFloat16: pack(m, static_cast<const uint16_t*>(weights.values)); break;
     case Kind::kInt8: pack(m, static_cast<const int8_t*>(weights.values)); break;
     case Kind::kFloat32: pack(m, static_cast<const float*>(weights.values)); break;
+    default: pack_blocks(m, weights.kind, static_cast<const uint8_t*>(weights.values));
   }
   m.scales = padded(m, weights.scales), m.bias = padded(m, weights.bias);
   return m;

@@ -4,8 +4,8 @@
 
 namespace slipstream {
 
-// A matrix as checkpoints have it: `values` [outputs, inputs] in the element type of the kind;
-// `scales` and `bias` [outputs], or null.
+// A matrix as checkpoints have it: `values` [outputs, inputs] in the element type, or the blocks, of
+// the kind; `scales` and `bias` [outputs], or null.
 struct Weights {
   Kind kind;
   int32_t outputs, inputs;

@@ -6,21 +6,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "coded.h"
 #include "lanes.h"
 #include "model.h"
 
 namespace SLIPSTREAM_ISA {
 
-using slipstream::Kind;
 using slipstream::kTile;
-using slipstream::Matrix;
 using slipstream::Span;
 using slipstream::Team;
 
 static_assert(kTile == kLanes);
-
-// How far ahead weights are fetched, in bytes: they come from memory, as a rule.
-constexpr int kAhead = 2048;
 
 template <int ROWS, int TILES>
 using Sums = Lanes[ROWS][TILES];
@@ -77,26 +73,61 @@ inline Kernel kernel_for(Kind kind, int rows, int tiles) {
   return kernel_for<float>(rows, tiles);
 }
 
+// The same of weights in blocks and encoded tokens.
+using CodedKernel = void (*)(const Matrix& m, int tile, const Coded& x, int64_t row, float* out);
+
+template <class Format, int... ROWS>
+inline CodedKernel kernel_for(int rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr CodedKernel kernels[] = {multiply_codes<Format, ROWS + 1>...};
+  return kernels[rows - 1];
+}
+
+inline CodedKernel kernel_for(Kind kind, int rows) {
+  constexpr auto counts = std::make_integer_sequence<int, kMaxCodedRows>();
+  switch (kind) {
+    case Kind::kQ8_0: return kernel_for<Bytes>(rows, counts);
+    case Kind::kQ4_K: return kernel_for<SuperNibbles>(rows, counts);
+    case Kind::kQ6_K: return kernel_for<SuperBytes>(rows, counts);
+    default: return kernel_for<Nibbles>(rows, counts);
+  }
+}
+
+// The tokens of a product: as they are, or encoded where the weights are in blocks.
+struct Tokens {
+  const float* values;
+  const Coded* coded;
+};
+
+// Outputs [rows, tiles * 16], without the bias.
+inline void multiply(const Matrix& m, int tile, int tiles, const Tokens& x, int64_t row, int rows,
+                     float* out) {
+  if (is_coded(m.kind)) return kernel_for(m.kind, rows)(m, tile, *x.coded, row, out);
+  kernel_for(m.kind, rows, tiles)(m, tile, x.values + row * m.inputs, out);
+}
+
 // Tokens that go together next: as many as there are registers for, in parts of like size.
-inline int next_rows(int64_t left) {
-  if (left <= kMaxRows) return static_cast<int>(left);
-  const int64_t parts = (left + kMaxRows - 1) / kMaxRows;
+inline int next_rows(int64_t left, int most) {
+  if (left <= most) return static_cast<int>(left);
+  const int64_t parts = (left + most - 1) / most;
   return static_cast<int>((left + parts - 1) / parts);
 }
 
 // One member's share of the outputs of `tiles`. `write(row, output, lanes, count)` takes the outputs
 // of a token from `output` on, of which `count` exist.
 template <class Write>
-inline void product(const Team& team, int member, const Matrix& m, Span share, const float* x,
+inline void product(const Team& team, int member, const Matrix& m, Span share, const Tokens& x,
                     int64_t rows, const Write& write) {
+  const int most_tiles = is_coded(m.kind) ? 1 : kMaxTiles;
+  const int most_rows = is_coded(m.kind) ? kMaxCodedRows : kMaxRows;
+  static_assert(kMaxCodedRows <= kMaxRows * kMaxTiles);
   float out[kMaxRows * kMaxTiles * kTile];
   const Span own = slipstream::part(share.last - share.first, member, team.size());
   const int last = static_cast<int>(share.first + own.last);
   for (int tile = static_cast<int>(share.first + own.first), tiles; tile < last; tile += tiles) {
-    tiles = last - tile < kMaxTiles ? 1 : kMaxTiles;
+    tiles = last - tile < most_tiles ? 1 : most_tiles;
     for (int64_t row = 0, count; row < rows; row += count) {
-      count = next_rows(rows - row);
-      kernel_for(m.kind, static_cast<int>(count), tiles)(m, tile, x + row * m.inputs, out);
+      count = next_rows(rows - row, most_rows);
+      multiply(m, tile, tiles, x, row, static_cast<int>(count), out);
       for (int i = 0; i < count * tiles; ++i) {
         const int output = (tile + i % tiles) * kTile;
         Lanes y = load(out + i * kTile);
@@ -109,7 +140,7 @@ inline void product(const Team& team, int member, const Matrix& m, Span share, c
 }
 
 template <class Write>
-inline void product(const Team& team, int member, const Matrix& m, const float* x, int64_t rows,
+inline void product(const Team& team, int member, const Matrix& m, const Tokens& x, int64_t rows,
                     const Write& write) {
   product(team, member, m, {0, m.tiles()}, x, rows, write);
 }

@@ -1,0 +1,7 @@
+// The kernels for one instruction set; how it is compiled decides which.
+#define SLIPSTREAM_ISA avx512_vnni
+#include "decoder.h"
+
+namespace slipstream {
+extern const Kernels kAvx512Vnni = {"avx512_vnni", avx512_vnni::forward, avx512_vnni::multiply};
+}  // namespace slipstream

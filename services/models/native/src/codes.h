@@ -1,0 +1,160 @@
+// Products of small integers: the weights' codes for four inputs of each of 16 outputs at a time,
+// times a token's codes for the same inputs. Integer sums are exact, so they are the same in every
+// order and on every instruction set.
+#pragma once
+
+#include "lanes.h"
+
+namespace SLIPSTREAM_ISA {
+
+constexpr int kQuad = 4;                       // inputs that one operation adds up
+constexpr int kQuadBytes = kLanes * kQuad;     // a quad of inputs: one byte for each output and input
+constexpr int kMaxNibbleQuads = 8;             // quads of 4-bit codes that 16-bit sums have room for
+
+inline int32_t four_codes(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, sizeof four);
+  return four;
+}
+
+#if defined(__AVX512F__)
+
+struct Codes {
+  __m512i v;
+};
+inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Codes low_nibbles(Codes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+inline Codes high_nibbles(Codes a) { return low_nibbles({_mm512_srli_epi16(a.v, 4)}); }
+
+#if defined(__AVX512VNNI__)
+
+// The sum of unsigned codes times signed ones.
+struct NibbleSum {
+  __m512i sum = _mm512_setzero_si512();
+  void add(Codes w, int32_t four) {
+    sum = _mm512_dpbusd_epi32(sum, w.v, _mm512_set1_epi32(four));
+  }
+  Lanes value(int32_t) const { return {_mm512_cvtepi32_ps(sum)}; }
+};
+
+// Signed codes: 128 is added to each, and taken off the sum with the sum of the token's codes.
+inline Codes load_signed(const uint8_t* p) {
+  return {_mm512_xor_si512(load_codes(p).v, _mm512_set1_epi8(-128))};
+}
+struct ByteSum : NibbleSum {
+  Lanes value(int32_t of_codes) const {
+    return {_mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(128 * of_codes)))};
+  }
+};
+
+#else
+
+struct NibbleSum {
+  __m512i sum = _mm512_setzero_si512();  // of 16 bits
+  void add(Codes w, int32_t four) {
+    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.v, _mm512_set1_epi32(four)));
+  }
+  Lanes value(int32_t) const {
+    return {_mm512_cvtepi32_ps(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)))};
+  }
+};
+
+inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
+struct ByteSum {
+  __m512i sum = _mm512_setzero_si512();
+  // The signs of the weights go to the token's codes: one factor has to be unsigned.
+  void add(Codes w, int32_t four) {
+    const __m512i x = _mm512_set1_epi32(four);
+    const __m512i turned =
+        _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w.v), _mm512_setzero_si512(), x);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w.v), turned);
+    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  }
+  Lanes value(int32_t) const { return {_mm512_cvtepi32_ps(sum)}; }
+};
+
+#endif
+
+#elif defined(__AVX2__)
+
+struct Codes {
+  __m256i low, high;  // of the first eight outputs, and of the others
+};
+inline Codes load_codes(const uint8_t* p) {
+  const __m256i* halves = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
+inline Codes low_nibbles(Codes a) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(a.low, mask), _mm256_and_si256(a.high, mask)};
+}
+inline Codes high_nibbles(Codes a) {
+  return low_nibbles({_mm256_srli_epi16(a.low, 4), _mm256_srli_epi16(a.high, 4)});
+}
+
+struct NibbleSum {
+  __m256i low = _mm256_setzero_si256(), high = low;  // of 16 bits
+  void add(Codes w, int32_t four) {
+    const __m256i x = _mm256_set1_epi32(four);
+    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(w.low, x));
+    high = _mm256_add_epi16(high, _mm256_maddubs_epi16(w.high, x));
+  }
+  Lanes value(int32_t) const {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_cvtepi32_ps(_mm256_madd_epi16(low, one)),
+            _mm256_cvtepi32_ps(_mm256_madd_epi16(high, one))};
+  }
+};
+
+struct ByteSum {
+  __m256i low = _mm256_setzero_si256(), high = low;
+  // The signs of the weights go to the token's codes: one factor has to be unsigned.
+  static __m256i added(__m256i sum, __m256i w, __m256i x) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  void add(Codes w, int32_t four) {
+    const __m256i x = _mm256_set1_epi32(four);
+    low = added(low, w.low, x);
+    high = added(high, w.high, x);
+  }
+  Lanes value(int32_t) const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
+};
+
+#else
+
+struct Codes {
+  int8_t v[kQuadBytes];
+};
+inline Codes load_codes(const uint8_t* p) {
+  Codes out;
+  std::memcpy(out.v, p, sizeof out.v);
+  return out;
+}
+inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
+inline Codes low_nibbles(Codes a) {
+  for (int8_t& code : a.v) code &= 15;
+  return a;
+}
+inline Codes high_nibbles(Codes a) {
+  for (int8_t& code : a.v) code = static_cast<uint8_t>(code) >> 4;
+  return a;
+}
+
+struct ByteSum {
+  int32_t sum[kLanes] = {};
+  void add(const Codes& w, int32_t four) {
+    int8_t x[kQuad];
+    std::memcpy(x, &four, sizeof x);
+    for (int i = 0; i < kQuadBytes; ++i) sum[i / kQuad] += w.v[i] * x[i % kQuad];
+  }
+  Lanes value(int32_t) const {
+    return each([&](int i) { return static_cast<float>(sum[i]); });
+  }
+};
+using NibbleSum = ByteSum;
+
+#endif
+
+}  // namespace SLIPSTREAM_ISA
