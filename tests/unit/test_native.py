@@ -13,6 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 import tiny
+from instruction_sets import available
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import TokenTree
@@ -30,17 +31,6 @@ pytestmark = pytest.mark.skipif(
     not library.PATH.is_file(),
     reason="no native kernels were built",
 )
-
-
-def available():
-    """The kernels that this processor has."""
-    names = []
-    for name in ("portable", "avx2", "avx512"):
-        try:
-            names.append(kernels(name))
-        except InvalidRequest:
-            continue
-    return names
 
 
 def odd_model(dtype=torch.float32):

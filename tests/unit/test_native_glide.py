@@ -1,6 +1,5 @@
 """Laws of a GliDe draft in native code: the trained module's scores, the same bits in company."""
 
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
@@ -11,8 +10,8 @@ from torch import nn
 
 import tiny
 import tiny_glide
+from instruction_sets import available
 from slipstream.config import NATIVE_VARIABLE
-from slipstream.core.errors import InvalidRequest
 from slipstream.models.glide_init import GlideShape, config_for_target
 from slipstream.models.glide_linear import quantize
 from slipstream.models.glide_scorer import GlideScorer
@@ -206,13 +205,6 @@ def test_keys_of_the_target_may_lie_anyhow_in_memory():
     ):
         layers = {at: (own(keys), values.clone()) for at, (keys, values) in view.layers.items()}
         assert torch.equal(chain_scores(scorer, KvView(5, layers)), expected)
-
-
-def available():
-    """The kernels that this processor has."""
-    for name in ("portable", "avx2", "avx512"):
-        with suppress(InvalidRequest):
-            yield kernels(name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

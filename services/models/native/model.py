@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.native.library import Batch, Cache, Matrix, Shape, kernels, library, team
-from slipstream.models.native.weights import BlockWeights, Weights
+from slipstream.models.native.weights import BFLOAT16, FLOAT32, BlockWeights, Weights
 from slipstream.models.pool import KvPool
 
 _LAST = -1
@@ -38,7 +38,7 @@ class NativeModel:
             self.kernels.encode(),
             team(torch.get_num_threads()),
             self._embedding.data_ptr(),
-            self._embedding.dtype == torch.bfloat16,
+            BFLOAT16 if self._embedding.dtype == torch.bfloat16 else FLOAT32,
         )
         if handle is None:
             raise MemoryError(_NO_MEMORY)
@@ -81,9 +81,8 @@ class NativeModel:
         return out
 
     def _set_matrix(self, layer: int, block: int, is_out: bool, weights: Weights) -> None:
-        outputs, inputs = weights.matrix.shape
         addresses = map(_address, (weights.matrix, weights.scales, weights.bias))
-        matrix = Matrix(weights.kind, outputs, inputs, *addresses)
+        matrix = Matrix(weights.kind, len(weights.matrix), weights.num_inputs, *addresses)
         self.weight_bytes += weights.matrix.nbytes
         self._do("set_matrix", layer, block, is_out, byref(matrix))
 

@@ -15,7 +15,10 @@ from slipstream.models.native.library import NotNative
 from slipstream.models.products import stacked_bias
 from slipstream.models.surgery import is_usual_norm
 
-BFLOAT16, FLOAT32, INT8 = 0, 1, 2
+BFLOAT16, FLOAT32, INT8, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(8)
+"""Element types: see `Kind` in `src/model.h`."""
+_BLOCKS = {Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
+"""Elements and bytes of the blocks of GGUF files."""
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 _TILE = 16
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
@@ -24,13 +27,19 @@ _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One matrix [outputs, inputs] in an element type; `bias` [outputs], and in 8 bits `scales`
-    [outputs], are float32."""
+    """One matrix [outputs, inputs] in an element type, or [outputs, bytes] in blocks; `bias`
+    [outputs], and with `INT8` `scales` [outputs], are float32."""
 
     kind: int
     matrix: Tensor
     bias: Tensor | None = None
     scales: Tensor | None = None
+
+    @property
+    def num_inputs(self) -> int:
+        """Elements of a row."""
+        elements, num_bytes = _BLOCKS.get(self.kind, (1, 1))
+        return self.matrix.shape[1] // num_bytes * elements
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,179 @@
+"""Reads GGUF files: their metadata, and where in them which weights are.
+
+Everything is checked against the file's length before it is read: files come from anywhere.
+"""
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import WeightsError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MAX_DIMENSIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """How a type of GGUF files holds weights: elements and bytes of a block."""
+
+    name: str
+    elements: int
+    num_bytes: int
+
+
+TYPES: Mapping[int, BlockType] = {
+    number: BlockType(*size)
+    for number, size in {
+        0: ("F32", 1, 4),
+        1: ("F16", 1, 2),
+        2: ("Q4_0", 32, 18),
+        3: ("Q4_1", 32, 20),
+        6: ("Q5_0", 32, 22),
+        7: ("Q5_1", 32, 24),
+        8: ("Q8_0", 32, 34),
+        10: ("Q2_K", 256, 84),
+        11: ("Q3_K", 256, 110),
+        12: ("Q4_K", 256, 144),
+        13: ("Q5_K", 256, 176),
+        14: ("Q6_K", 256, 210),
+        20: ("IQ4_NL", 32, 18),
+        23: ("IQ4_XS", 256, 136),
+        30: ("BF16", 1, 2),
+    }.items()
+}
+"""The types that any model of ours may have, by their numbers in files."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor: its type's name, its shape (outputs before inputs) and its place in the file."""
+
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+class GgufFile:
+    """A GGUF file: `fields` is its metadata, `tensors` says where weights are."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads everything but the weights. Raises `WeightsError` for what is no whole GGUF file."""
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # an empty file can't be mapped
+            raise WeightsError(f"{path.name} can't be read ({error})") from None
+        reader = _Reader(self._bytes, path.name)
+        num_tensors, num_fields = reader.head()
+        self.fields = reader.fields(num_fields)
+        self.tensors = reader.tensors(num_tensors, self.fields.get("general.alignment", 32))
+
+    def view(self, tensor: GgufTensor) -> memoryview:
+        """The bytes of a tensor, in place."""
+        return memoryview(self._bytes)[tensor.offset : tensor.offset + tensor.num_bytes]
+
+
+class _Reader:
+    """A position in a file, which never leaves it."""
+
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self._data, self._name, self._at = data, name, 0
+
+    def head(self) -> tuple[int, int]:
+        """How many tensors and how many fields follow."""
+        if self._take(4) != _MAGIC:
+            raise self._broken("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise self._broken(f"its version is {version}, but must be 2 or 3")
+        return self._number("Q"), self._number("Q")
+
+    def fields(self, count: int) -> dict[str, Any]:
+        self._expect(count, 13, "fields")
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            name = self._string()
+            found[name] = self._value(self._number("I"))
+        return found
+
+    def tensors(self, count: int, alignment: object) -> dict[str, GgufTensor]:
+        self._expect(count, 24, "tensors")
+        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+            raise self._broken(f"its alignment is {alignment!r}")
+        told = [self._tensor() for _ in range(count)]
+        start = -(-self._at // alignment) * alignment
+        return {name: self._placed(name, tensor, start) for name, tensor in told}
+
+    def _tensor(self) -> tuple[str, GgufTensor]:
+        name = self._string()
+        dimensions = self._number("I")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise self._broken(f"{name} has {dimensions} dimensions")
+        shape = tuple(self._number("Q") for _ in range(dimensions))
+        number, offset = self._number("I"), self._number("Q")
+        if number not in TYPES:
+            raise self._broken(f"{name} has the type {number}, which nobody here can read")
+        kind = TYPES[number]
+        if shape[0] % kind.elements:
+            raise self._broken(f"{name} has {shape[0]} columns, no multiple of {kind.elements}")
+        num_bytes = math.prod(shape) // kind.elements * kind.num_bytes
+        return name, GgufTensor(kind.name, shape[::-1], offset, num_bytes)
+
+    def _placed(self, name: str, tensor: GgufTensor, start: int) -> GgufTensor:
+        offset = start + tensor.offset
+        if offset + tensor.num_bytes > len(self._data):
+            raise self._broken(
+                f"{name} ends at byte {offset + tensor.num_bytes}, but the file has"
+                f" {len(self._data)}"
+            )
+        return GgufTensor(tensor.type, tensor.shape, offset, tensor.num_bytes)
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._number(self._code(kind))
+        kind, count = self._number("I"), self._number("Q")
+        if kind == _STRING:
+            self._expect(count, 8, "strings")
+            return [self._string() for _ in range(count)]
+        code = self._code(kind)  # of arrays of arrays there is no need
+        self._expect(count, struct.calcsize(code), "numbers")
+        return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(code))))
+
+    def _code(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise self._broken(f"a field has the type {kind}")
+        return _SCALARS[kind]
+
+    def _number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self._take(struct.calcsize(code)))[0]
+
+    def _string(self) -> str:
+        return self._take(self._number("Q")).decode("utf-8", errors="replace")
+
+    def _take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._data):
+            raise self._broken(f"it ends in the middle, at byte {len(self._data)}")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def _expect(self, count: int, least: int, what: str) -> None:
+        """Raise `WeightsError` where so many, of so many bytes at least, can't follow."""
+        if count * least > len(self._data) - self._at:
+            raise self._broken(f"it can't hold the {count} {what} that it tells of")
+
+    def _broken(self, reason: str) -> WeightsError:
+        return WeightsError(f"{self._name} is no whole GGUF file: {reason}")

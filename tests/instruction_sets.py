@@ -1,0 +1,15 @@
+"""The native kernels that this processor has."""
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.models.native.library import kernels
+
+
+def available():
+    """Names of kernels, the portable ones first."""
+    names = []
+    for name in ("portable", "avx2", "avx512", "avx512_vnni"):
+        try:
+            names.append(kernels(name))
+        except InvalidRequest:
+            continue
+    return names
