@@ -117,7 +117,8 @@ inline int next_rows(int64_t left, int most) {
 template <class Write>
 inline void product(const Team& team, int member, const Matrix& m, Span share, const Tokens& x,
                     int64_t rows, const Write& write) {
-  const int most_tiles = is_coded(m.kind) ? 1 : kMaxTiles;
+  // One token waits for memory, which is fastest where there is one stream.
+  const int most_tiles = is_coded(m.kind) || rows == 1 ? 1 : kMaxTiles;
   const int most_rows = is_coded(m.kind) ? kMaxCodedRows : kMaxRows;
   static_assert(kMaxCodedRows <= kMaxRows * kMaxTiles);
   float out[kMaxRows * kMaxTiles * kTile];
