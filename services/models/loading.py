@@ -3,6 +3,7 @@
 Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
 """
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.dtypes import AUTO, choose_dtype
+from slipstream.models.gguf_model import load_blocks
+from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.quiet import quiet_transformers
 from slipstream.models.shards import require_split
 from slipstream.models.store.catalog import CATALOG
@@ -29,6 +32,7 @@ from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
 from slipstream.text.vocab import vocab_hash
 
+_LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -63,9 +67,13 @@ def load_target_parts(
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     with quiet_transformers(reads_gguf=gguf is not None):
-        model = _load_model(folder, gguf, torch_dtype, num_ranks)
-        if num_ranks == 1:  # parts are where they belong
-            model = model.to(torch_device)
+        model = None
+        if gguf and dtype == AUTO and torch_device.type == "cpu" and num_ranks == 1:
+            model = _in_blocks(gguf)
+        if model is None:
+            model = _load_model(folder, gguf, torch_dtype, num_ranks)
+            if num_ranks == 1:  # else parts are where they belong
+                model = model.to(torch_device)
         tokenizer = load_tokenizer(folder, gguf)
     require_same_vocabulary(path, tokenizer, model.config.vocab_size)
     return LoadedModel(
@@ -147,6 +155,17 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: 
     if missing := sorted(report["missing_keys"]):
         raise WeightsError(f"the weights in {path} lack {missing[0]} ({len(missing)} in all)")
     return model
+
+
+def _in_blocks(gguf: Path) -> Any | None:
+    """The model with its layers in the file's blocks, which native code multiplies; None, with
+    the reason in the log, where that can't be."""
+    try:
+        kernels()
+        return load_blocks(gguf, torch.bfloat16)
+    except NotNative as reason:
+        _LOG.info("the weights of %s are dequantised: %s", gguf.name, reason)
+        return None
 
 
 def check_ranks(path: Path, num_ranks: int) -> None:

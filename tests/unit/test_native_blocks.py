@@ -45,7 +45,7 @@ TOKENS[4] *= 1e20
 def product_with(name):
     """The head of a model that consists of nothing else."""
     shape = Shape(0, INPUTS, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
-    model = NativeModel(shape, torch.zeros(1, INPUTS))
+    model = NativeModel(shape, weights.plain(torch.zeros(1, INPUTS)))
     head = Weights(getattr(weights, name), torch.from_numpy(BLOCKS[name]))
     model.set_head(torch.ones(INPUTS), head)
     return model

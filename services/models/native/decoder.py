@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.models.glide_target import target_parts
+from slipstream.models.gguf_model import gguf_blocks
 from slipstream.models.invariance import ANY_ROWS
 from slipstream.models.kv_layout import KvLayout
-from slipstream.models.native import weights
+from slipstream.models.native import gguf_weights, weights
 from slipstream.models.native.library import NotNative, Shape
 from slipstream.models.native.model import NativeModel, Rows
 from slipstream.models.pool import KvPool
@@ -32,11 +32,17 @@ class NativeDecoder:
         Raises `NotNative` for a model or a machine that native code can't serve.
         """
         weights.check_usual(model)
-        body, parts = model.base_model, target_parts(model)
-        self._model = NativeModel(_shape(model, layout), parts.embeddings)
-        self._model.set_rotary(*_rotary_tables(parts.rotary, context_length))
-        self._model.set_head(weights.norm_weight(body.norm), weights.head_weights(model))
-        for index, layer in enumerate(weights.layers(model)):
+        body, blocks = model.base_model, gguf_blocks(model)
+        if blocks is None:
+            embedding = weights.plain(model.get_input_embeddings().weight)
+            head, layers = weights.head_weights(model), weights.layers(model)
+        else:
+            embedding, head = gguf_weights.embedding(blocks), gguf_weights.head(blocks)
+            layers = gguf_weights.layers(blocks)
+        self._model = NativeModel(_shape(model, layout), embedding)
+        self._model.set_rotary(*_rotary_tables(body.rotary_emb, context_length))
+        self._model.set_head(weights.norm_weight(body.norm), head)
+        for index, layer in enumerate(layers):
             self._model.set_layer(index, layer)
             body.layers[index] = nn.Identity()
         self.kernels, self.weight_bytes = self._model.kernels, self._model.weight_bytes

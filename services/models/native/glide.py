@@ -25,6 +25,7 @@ from slipstream.models.native.weights import (
     head_norms,
     mlp_block,
     norm_weight,
+    plain,
     stacked,
 )
 from slipstream.models.scorer import Scores
@@ -47,7 +48,7 @@ class NativeGlide:
         _check(target, layout)
         self._target, self._layout = target, layout
         self._num_others = len(model.config.target_layers)
-        self._model = NativeModel(_shape(model, layout), target.embeddings)
+        self._model = NativeModel(_shape(model, layout), plain(target.embeddings))
         self._model.set_head(norm_weight(model.norm), _small(head, None))
         for index, layer in enumerate(model.layers):
             self._model.set_layer(index, _blocks(layer))

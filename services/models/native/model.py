@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.native.library import Batch, Cache, Matrix, Shape, kernels, library, team
-from slipstream.models.native.weights import BFLOAT16, FLOAT32, BlockWeights, Weights
+from slipstream.models.native.weights import BlockWeights, Weights
 from slipstream.models.pool import KvPool
 
 _LAST = -1
@@ -25,12 +25,12 @@ class NativeModel:
     """Embedding, layers and head. `kernels` names the instruction set, `weight_bytes` is what the
     weights take. Rotary factors and all weights have to be set before a forward."""
 
-    def __init__(self, shape: Shape, embedding: Tensor) -> None:
+    def __init__(self, shape: Shape, embedding: Weights) -> None:
         """`embedding` [vocab, d] stays where it is. Raises `NotNative`."""
         self.kernels = kernels()
         self._library = library()
         self._shape = shape
-        self._embedding = embedding.contiguous()
+        self._embedding = embedding.matrix.contiguous()
         self._num_outputs = 0
         self.weight_bytes = self._embedding.nbytes
         handle: int | None = self._library.slipstream_model(
@@ -38,7 +38,7 @@ class NativeModel:
             self.kernels.encode(),
             team(torch.get_num_threads()),
             self._embedding.data_ptr(),
-            BFLOAT16 if self._embedding.dtype == torch.bfloat16 else FLOAT32,
+            embedding.kind,
         )
         if handle is None:
             raise MemoryError(_NO_MEMORY)
@@ -53,15 +53,16 @@ class NativeModel:
     def set_layer(self, index: int, blocks: Iterable[BlockWeights]) -> None:
         """Copy a layer's blocks: self-attention, attentions over others' keys, MLP."""
         for at, block in enumerate(blocks):
-            self._set_matrix(index, at, False, block.into)
-            self._set_matrix(index, at, True, block.out)
+            for place, own in enumerate((block.into, block.out, block.values)):
+                if own is not None:
+                    self._set_matrix(index, at, place, own)
             norms = (block.norm, block.query_norm, block.key_norm)
             self._do("set_norms", index, at, *map(_address, norms))
 
     def set_head(self, norm: Tensor, head: Weights) -> None:
         """Copy the last norm's weight [d], float32, and the head."""
         self._num_outputs = len(head.matrix)
-        self._set_matrix(_LAST, 0, False, head)
+        self._set_matrix(_LAST, 0, 0, head)
         self._do("set_norms", _LAST, 0, norm.data_ptr(), None, None)
 
     def forward(self, pool: KvPool, batch: Batch) -> Tensor:
@@ -80,11 +81,11 @@ class NativeModel:
         self._do("logits", hidden.data_ptr(), len(hidden), out.data_ptr())
         return out
 
-    def _set_matrix(self, layer: int, block: int, is_out: bool, weights: Weights) -> None:
+    def _set_matrix(self, layer: int, block: int, place: int, weights: Weights) -> None:
         addresses = map(_address, (weights.matrix, weights.scales, weights.bias))
         matrix = Matrix(weights.kind, len(weights.matrix), weights.num_inputs, *addresses)
         self.weight_bytes += weights.matrix.nbytes
-        self._do("set_matrix", layer, block, is_out, byref(matrix))
+        self._do("set_matrix", layer, block, place, byref(matrix))
 
     def _do(self, name: str, *arguments: Any) -> None:
         if getattr(self._library, f"slipstream_{name}")(self._handle, *arguments):

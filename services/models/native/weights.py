@@ -51,6 +51,7 @@ class BlockWeights:
     out: Weights
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
+    values: Weights | None = None
 
 
 Keep = Callable[[Tensor, Tensor | None], Weights]
@@ -96,9 +97,9 @@ def mlp_block(norm: nn.Module, mlp: Any, keep: Keep) -> BlockWeights:
     """A gated MLP. Gate and up projection are one matrix, a tile of outputs of each in turn: they
     are computed together."""
     gate, up = mlp.gate_proj, mlp.up_proj
-    matrix, bias = _in_turn(gate.weight.detach(), up.weight.detach()), stacked_bias([gate, up])
+    matrix, bias = in_turn(gate.weight.detach(), up.weight.detach()), stacked_bias([gate, up])
     if bias is not None:
-        bias = _in_turn(*bias[:, None].split(gate.out_features))[:, 0]
+        bias = in_turn(*bias[:, None].split(gate.out_features))[:, 0]
     return BlockWeights(norm_weight(norm), keep(matrix, bias), stacked([mlp.down_proj], keep))
 
 
@@ -119,6 +120,11 @@ def stacked(linears: Sequence[Any], keep: Keep) -> Weights:
     """Linear layers of one input as one matrix."""
     matrix = torch.cat([linear.weight.detach() for linear in linears])
     return keep(matrix, stacked_bias(linears))
+
+
+def plain(matrix: Tensor) -> Weights:
+    """A matrix in bfloat16 or float32 as it is."""
+    return Weights(BFLOAT16 if matrix.dtype == torch.bfloat16 else FLOAT32, matrix)
 
 
 def exact(matrix: Tensor, bias: Tensor | None) -> Weights:
@@ -167,7 +173,8 @@ def _is_silu(activation: object) -> bool:
     return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
 
 
-def _in_turn(first: Tensor, second: Tensor) -> Tensor:
+def in_turn(first: Tensor, second: Tensor) -> Tensor:
+    """Rows of two matrices, a tile of each in turn."""
     padding = -len(first) % _TILE
     tiles = [F.pad(part, (0, 0, 0, padding)).unflatten(0, (-1, _TILE)) for part in (first, second)]
     return torch.stack(tiles, 1).flatten(0, 2)

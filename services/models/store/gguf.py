@@ -5,6 +5,7 @@ from typing import Any
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.quiet import quiet_transformers
+from slipstream.models.store.gguf_file import GgufFile
 from slipstream.models.store.gguf_tokenizer import read_tokenizer
 from slipstream.models.store.hub import brief
 
@@ -50,5 +51,5 @@ def read_gguf_tokenizer(gguf: Path) -> Any:
     """The tokenizer in a GGUF file: by ourselves where we know its kind, else by transformers."""
     from transformers import AutoTokenizer
 
-    tokenizer = read_tokenizer(gguf)
+    tokenizer = read_tokenizer(GgufFile(gguf).fields)
     return tokenizer or AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

@@ -15,7 +15,19 @@ from slipstream.core.errors import WeightsError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMENSIONS = 4
 
@@ -66,11 +78,12 @@ class GgufFile:
     """A GGUF file: `fields` is its metadata, `tensors` says where weights are."""
 
     def __init__(self, path: Path) -> None:
-        """Reads everything but the weights. Raises `WeightsError` for what is no whole GGUF file."""
+        """Reads all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
         self.path = path
         try:
             with path.open("rb") as file:
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                # What is private may be written to, which those who lend it to others ask for.
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file can't be mapped
             raise WeightsError(f"{path.name} can't be read ({error})") from None
         reader = _Reader(self._bytes, path.name)
@@ -108,10 +121,13 @@ class _Reader:
 
     def tensors(self, count: int, alignment: object) -> dict[str, GgufTensor]:
         self._expect(count, 24, "tensors")
-        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
-            raise self._broken(f"its alignment is {alignment!r}")
+        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment % 8:
+            raise self._broken(f"its alignment is {alignment!r}, but must be a multiple of 8")
         told = [self._tensor() for _ in range(count)]
         start = -(-self._at // alignment) * alignment
+        for name, tensor in told:
+            if tensor.offset % alignment:
+                raise self._broken(f"{name} is at {tensor.offset}, no multiple of {alignment}")
         return {name: self._placed(name, tensor, start) for name, tensor in told}
 
     def _tensor(self) -> tuple[str, GgufTensor]:
