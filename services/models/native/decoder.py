@@ -61,12 +61,14 @@ class NativeDecoder:
             for row in (layout.rows[at] for at in layout.order):
                 # What is not at the slot of its position: nodes above the row, maybe, and itself.
                 above = () if row.line is None else row.line[: row.position - part.end]
+                is_owned = not above and row.position < part.cache.num_slots
+                is_in_place = is_owned and row.slot == part.cache.slot(row.position)
                 rows.tokens.append(row.token)
                 rows.positions.append(row.position)
                 rows.slots.append(row.slot)
                 rows.tables.append(table)
-                rows.in_table.append(row.position - len(above))
-                rows.add_line((*above, row.slot))
+                rows.in_table.append(row.position - len(above) + is_in_place)
+                rows.add_line(() if is_in_place else (*above, row.slot))
         hidden = self._model.forward(pool, rows.batch(len(rows.tokens)))
         return hidden, tuple(layout.places for layout in layouts)
 

@@ -1,132 +1,249 @@
-// Attention of one token over the keys and values of the slots that it sees, in the order of their
-// positions. Where a slot lies and who else is computed makes no difference to the bits.
+// Attention of tokens over the keys and values of the slots that each sees, in the order of their
+// positions. Where a slot lies and who else is computed makes no difference to the bits: a score is
+// one chain over a head's elements, an output is one chain over positions.
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
-#include "lanes.h"
+#include "keys.h"
 #include "model.h"
 
 namespace SLIPSTREAM_ISA {
 
-using slipstream::Batch;
+using slipstream::Scratch;
 using slipstream::Shape;
 
-// The slots that token `i` sees.
-inline void visible_slots(const Batch& batch, int64_t i, std::vector<int64_t>& slots) {
-  slots.assign(batch.tables[i], batch.tables[i] + batch.in_table[i]);
-  slots.insert(slots.end(), batch.lines + batch.line_first[i], batch.lines + batch.line_first[i + 1]);
-}
-
+// What a token sees of one key head: the first `in_table` slots of a table, or of all where there
+// is none, and then those of a line.
 template <class T>
-inline Lanes dot(const float* query, const T* key, int dim) {
-  Lanes out = zero();
-  for (int d = 0; d < dim; d += kLanes) {
-    out = fma(load_some(query + d, dim - d), load_some(key + d, dim - d), out);
-  }
-  return out;
-}
+struct Seen {
+  const T* keys;
+  const T* values;
+  const int64_t* table;
+  int64_t in_table;
+  const int64_t* line;
+  int64_t in_line;
 
-// scores[p] = scale * query . key at the p-th slot, four at a time.
+  int64_t count() const { return in_table + in_line; }
+  bool shares_table(const Seen& other) const {
+    return keys == other.keys && values == other.values && table == other.table;
+  }
+};
+
+constexpr int kBlock = kLanes;   // positions that are looked at together
+constexpr int kMaxTogether = 8;  // tokens of one task
+constexpr int kAheadKeys = 32;   // positions whose keys are fetched ahead
+
+// Tokens that share a table, and their neighbouring query heads of one key head.
 template <class T>
-inline void score(const float* query, const T* keys, const std::vector<int64_t>& slots, int dim,
-                  float scale, float* scores) {
-  const size_t count = slots.size();
-  size_t p = 0;
-  const auto at = [&](size_t i) { return dot(query, keys + slots[i] * dim, dim); };
-  for (; p + 4 <= count; p += 4) sum4(at(p), at(p + 1), at(p + 2), at(p + 3), scores + p);
-  for (; p < count; ++p) scores[p] = sum(at(p));
-  for (p = 0; p < count; ++p) scores[p] *= scale;
-}
+class Attention {
+ public:
+  // `heads` query heads for the key head.
+  Attention(const Shape& shape, int heads, Scratch& scratch)
+      : dim_(shape.head_dim),
+        width_((dim_ + kLanes - 1) / kLanes * kLanes),
+        heads_(heads),
+        scale_(shape.attention_scale),
+        scratch_(scratch) {}
 
-// Turns scores into weights that are still to be divided by the number that it returns. There is
-// room behind the scores for a whole set of lanes.
-inline float soften(float* scores, int count) {
-  Lanes most = all(scores[0]);
-  for (int p = 0; p < count; p += kLanes) {
-    for (int i = count; i < p + kLanes; ++i) scores[i] = scores[0];
-    most = max(load(scores + p), most);
-  }
-  const Lanes top = all(largest(most));
-  Lanes total = zero();
-  for (int p = 0; p < count; p += kLanes) {
-    store(scores + p, exp(sub(load(scores + p), top)));
-    for (int i = count; i < p + kLanes; ++i) scores[i] = 0.0f;
-    total = add(total, load(scores + p));
-  }
-  return sum(total);
-}
-
-// out[d] = sum over p of weights[p] * value at the p-th slot, for HEADS heads of one key head.
-// `stride` is from one head's weights to the next one's.
-template <int HEADS, class T>
-inline void weigh(const float* weights, size_t stride, const float* totals, const T* values,
-                  const std::vector<int64_t>& slots, int dim, float* out) {
-  constexpr int kParts = HEADS > 1 ? 2 : 4;
-  for (int d = 0; d < dim; d += kParts * kLanes) {
-    Lanes sums[HEADS][kParts];
-    const int parts = std::min(kParts, (dim - d + kLanes - 1) / kLanes);
-    for (auto& row : sums) {
-      for (Lanes& sum : row) sum = zero();
+  // Queries and outputs of a token are [heads, head_dim], `..._stride` floats behind those of the
+  // token before.
+  void run(const Seen<T>* seen, int rows, const float* queries, size_t query_stride, float* out,
+           size_t out_stride) {
+    prepare(seen, rows);
+    for (int64_t first = 0; first < longest_; first += kBlock) {
+      take_keys(seen[0], seen[0].table, first, longest_);
+      score(queries, query_stride, 0, rows, first);
     }
-    const auto run = [&](auto whole) {
-      for (size_t p = 0; p < slots.size(); ++p) {
-        const T* value = values + slots[p] * dim + d;
-        Lanes v[kParts];
-        for (int c = 0; c < kParts; ++c) {
-          if (whole) {
-            v[c] = load(value + c * kLanes);
-          } else {
-            v[c] = c < parts ? load_some(value + c * kLanes, dim - d - c * kLanes) : zero();
-          }
-        }
-        for (int h = 0; h < HEADS; ++h) {
-          const Lanes weight = all(weights[h * stride + p]);
-          for (int c = 0; c < kParts; ++c) sums[h][c] = fma(weight, v[c], sums[h][c]);
+    for (int row = 0; row < rows; ++row) {
+      const Seen<T>& own = seen[row];
+      for (int64_t first = 0; first < own.in_line; first += kBlock) {
+        take_keys(own, own.line, first, own.in_line);
+        score(queries, query_stride, row, row + 1, own.in_table + first);
+      }
+      for (int head = 0; own.count() > 0 && head < heads_; ++head) {
+        totals(row)[head] = soften(scores(row, head), static_cast<int>(own.count()));
+      }
+    }
+    for (int64_t first = 0; first < longest_; first += kBlock) {
+      take_values(seen[0], seen[0].table, first, std::min<int64_t>(kBlock, longest_ - first));
+      for (int row = 0; row < rows; ++row) {
+        weigh(row, first, std::min<int64_t>(kBlock, seen[row].in_table - first));
+      }
+    }
+    for (int row = 0; row < rows; ++row) {
+      const Seen<T>& own = seen[row];
+      for (int64_t first = 0; first < own.in_line; first += kBlock) {
+        const int64_t count = std::min<int64_t>(kBlock, own.in_line - first);
+        take_values(own, own.line, first, count);
+        weigh(row, own.in_table + first, count);
+      }
+      finish(row, own.count(), out + row * out_stride);
+    }
+  }
+
+ private:
+  float* scores(int row, int head) {
+    return scratch_.scores.data() + (row * heads_ + head) * stride_;
+  }
+  float* sums(int row, int head) {
+    return scratch_.sums.data() + (row * heads_ + head) * width_;
+  }
+  float* totals(int row) { return scratch_.totals.data() + row * heads_; }
+
+  void prepare(const Seen<T>* seen, int rows) {
+    longest_ = 0;
+    int64_t most = 0;
+    for (int row = 0; row < rows; ++row) {
+      longest_ = std::max(longest_, seen[row].in_table);
+      most = std::max(most, seen[row].count());
+    }
+    stride_ = most + 3 * kBlock;  // what lies behind the last position is written, too
+    scratch_.block.resize(static_cast<size_t>(width_) * kBlock);
+    scratch_.scores.resize(rows * heads_ * stride_);
+    scratch_.totals.resize(rows * heads_);
+    scratch_.sums.assign(rows * heads_ * width_, 0.0f);
+  }
+
+  // Brings the keys of up to `kBlock` positions into lanes; behind the last one comes the last one.
+  // Later keys, and the values that will be needed, are on their way meanwhile.
+  void take_keys(const Seen<T>& seen, const int64_t* table, int64_t first, int64_t last) {
+    const auto slot = [&](int64_t at) { return table == nullptr ? at : table[at]; };
+    const T* keys[kBlock];
+    for (int i = 0; i < kBlock; ++i) {
+      const int64_t at = std::min(first + i, last - 1), later = std::min(at + kAheadKeys, last - 1);
+      keys[i] = seen.keys + slot(at) * dim_;
+      fetch(seen.keys + slot(later) * dim_);
+      fetch(seen.values + slot(at) * dim_);
+    }
+    transpose(keys, dim_, scratch_.block.data());
+  }
+
+  void fetch(const T* head) {
+    for (int d = 0; d < dim_; d += 64 / sizeof(T)) __builtin_prefetch(head + d);
+  }
+
+  // Scores of the block's positions, which go to `place` on, for some tokens.
+  void score(const float* queries, size_t stride, int first, int last, int64_t place) {
+    const float* query[kMaxQueries];
+    float* goal[kMaxQueries];
+    int waiting = 0;
+    const auto flush = [&] {
+      if (waiting > 0) score_some(query, goal, waiting);
+      waiting = 0;
+    };
+    for (int row = first; row < last; ++row) {
+      for (int head = 0; head < heads_; ++head) {
+        query[waiting] = queries + row * stride + head * dim_;
+        goal[waiting] = scores(row, head) + place;
+        if (++waiting == kMaxQueries) flush();
+      }
+    }
+    flush();
+  }
+
+  void score_some(const float* const* queries, float* const* goals, int count) {
+    const float* keys = scratch_.block.data();
+    switch (count) {
+      case 1: return dots<1>(queries, keys, dim_, scale_, goals);
+      case 2: return dots<2>(queries, keys, dim_, scale_, goals);
+      case 3: return dots<3>(queries, keys, dim_, scale_, goals);
+      case 4: return dots<4>(queries, keys, dim_, scale_, goals);
+      case 5: return dots<5>(queries, keys, dim_, scale_, goals);
+      default: return dots<6>(queries, keys, dim_, scale_, goals);
+    }
+  }
+
+  // Turns scores into weights that are still to be divided by the number that it returns.
+  static float soften(float* scores, int count) {
+    Lanes most = all(scores[0]);
+    for (int p = 0; p < count; p += kLanes) {
+      for (int i = count; i < p + kLanes; ++i) scores[i] = scores[0];
+      most = max(load(scores + p), most);
+    }
+    const Lanes top = all(largest(most));
+    Lanes total = zero();
+    for (int p = 0; p < count; p += kLanes) {
+      store(scores + p, exp(sub(load(scores + p), top)));
+      for (int i = count; i < p + kLanes; ++i) scores[i] = 0.0f;
+      total = add(total, load(scores + p));
+    }
+    return sum(total);
+  }
+
+  // Brings the values of up to `kBlock` positions into floats [kBlock, width].
+  void take_values(const Seen<T>& seen, const int64_t* table, int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const T* value = seen.values + (table == nullptr ? first + i : table[first + i]) * dim_;
+      float* goal = scratch_.block.data() + i * width_;
+      for (int d = 0; d < dim_; d += kLanes) store(goal + d, load_some(value + d, dim_ - d));
+    }
+  }
+
+  // Adds the block's values, weighted by the scores from `place` on, to the sums of a token.
+  void weigh(int row, int64_t place, int64_t count) {
+    for (int head = 0; count > 0 && head < heads_;) {
+      const int some = std::min(heads_ - head, kMaxHeads);
+      switch (some) {
+        case 1: weigh_some<1>(row, head, place, count); break;
+        case 2: weigh_some<2>(row, head, place, count); break;
+        default: weigh_some<3>(row, head, place, count);
+      }
+      head += some;
+    }
+  }
+
+  template <int HEADS>
+  void weigh_some(int row, int head, int64_t place, int64_t count) {
+    for (int d = 0; d < width_; d += kParts * kLanes) {
+      if (d + kParts * kLanes <= width_) {
+        weigh_parts<HEADS, kParts>(row, head, place, count, d);
+      } else {
+        for (int rest = d; rest < width_; rest += kLanes) {
+          weigh_parts<HEADS, 1>(row, head, place, count, rest);
         }
       }
-    };
-    if (d + kParts * kLanes <= dim) {
-      run(std::true_type());
-    } else {
-      run(std::false_type());
+    }
+  }
+
+  template <int HEADS, int PARTS>
+  void weigh_parts(int row, int head, int64_t place, int64_t count, int d) {
+    Lanes own[HEADS][PARTS];
+    for (int h = 0; h < HEADS; ++h) {
+      for (int c = 0; c < PARTS; ++c) own[h][c] = load(sums(row, head + h) + d + c * kLanes);
+    }
+    const float* weights = scores(row, head) + place;
+    const float* values = scratch_.block.data() + d;
+    for (int64_t p = 0; p < count; ++p, values += width_) {
+      Lanes v[PARTS];
+      for (int c = 0; c < PARTS; ++c) v[c] = load(values + c * kLanes);
+      for (int h = 0; h < HEADS; ++h) {
+        const Lanes weight = all(weights[h * stride_ + p]);
+        for (int c = 0; c < PARTS; ++c) own[h][c] = fma(weight, v[c], own[h][c]);
+      }
     }
     for (int h = 0; h < HEADS; ++h) {
-      for (int c = 0; c < parts; ++c) {
-        const Lanes mean = div(sums[h][c], all(totals[h]));
-        store_some(out + h * dim + d + c * kLanes, mean, dim - d - c * kLanes);
+      for (int c = 0; c < PARTS; ++c) store(sums(row, head + h) + d + c * kLanes, own[h][c]);
+    }
+  }
+
+  // Means out of sums; zeros where nothing is seen.
+  void finish(int row, int64_t count, float* out) {
+    for (int head = 0; head < heads_; ++head) {
+      const Lanes total = all(count == 0 ? 1.0f : totals(row)[head]);
+      for (int d = 0; d < dim_; d += kLanes) {
+        store_some(out + head * dim_ + d, div(load(sums(row, head) + d), total), dim_ - d);
       }
     }
   }
-}
 
-// `heads` neighbouring query heads of one key head; out [heads, dim], zeros where nothing is seen.
-template <class T>
-inline void attend(const Shape& shape, const float* query, int heads, const T* keys,
-                   const T* values, const std::vector<int64_t>& slots, std::vector<float>& scores,
-                   float* out) {
-  const int dim = shape.head_dim;
-  if (slots.empty()) return static_cast<void>(std::fill_n(out, heads * dim, 0.0f));
-  const size_t stride = slots.size() + 2 * kLanes;
-  scores.resize(stride * 4);
-  for (int first = 0; first < heads;) {
-    const int some = heads - first >= 4 ? 4 : heads - first;
-    float totals[4];
-    for (int h = 0; h < some; ++h) {
-      score(query + (first + h) * dim, keys, slots, dim, shape.attention_scale,
-            scores.data() + h * stride);
-      totals[h] = soften(scores.data() + h * stride, static_cast<int>(slots.size()));
-    }
-    float* goal = out + first * dim;
-    switch (some) {
-      case 4: weigh<4>(scores.data(), stride, totals, values, slots, dim, goal); break;
-      case 3: weigh<3>(scores.data(), stride, totals, values, slots, dim, goal); break;
-      case 2: weigh<2>(scores.data(), stride, totals, values, slots, dim, goal); break;
-      default: weigh<1>(scores.data(), stride, totals, values, slots, dim, goal);
-    }
-    first += some;
-  }
-}
+  const int dim_, width_, heads_;
+  const float scale_;
+  Scratch& scratch_;
+  int64_t longest_ = 0;
+  size_t stride_ = 0;
+};
 
 }  // namespace SLIPSTREAM_ISA

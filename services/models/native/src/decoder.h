@@ -2,8 +2,6 @@
 // may have attentions over others' keys besides, as drafts have over their target's.
 #pragma once
 
-#include <numeric>
-
 #include "attention.h"
 #include "blocks.h"
 #include "elementwise.h"
@@ -11,6 +9,7 @@
 
 namespace SLIPSTREAM_ISA {
 
+using slipstream::Batch;
 using slipstream::Block;
 using slipstream::Cache;
 using slipstream::Layer;
@@ -38,8 +37,7 @@ class Forward {
     buffers_.normed_codes.resize(batch.count, shape_.hidden);
     buffers_.attended_codes.resize(batch.count, shape_.heads * shape_.head_dim);
     buffers_.gated_codes.resize(batch.count, shape_.mlp);
-    buffers_.scores.resize(model.team->size());
-    buffers_.visible.resize(model.team->size());
+    buffers_.scratch.resize(model.team->size());
   }
 
   void run(int member) {
@@ -120,10 +118,11 @@ class Forward {
     });
     if (kept == 0) return;
     const T* values = cache + shape_.key_heads * cache_.slots * shape_.head_dim;
-    const Source source{cache, values, cache_.slots * shape_.head_dim};
-    look(member, kept, [&](int64_t row, std::vector<int64_t>& slots) {
-      visible_slots(batch_, row, slots);
-      return source;
+    look(member, kept, [&](int64_t row) {
+      const int64_t *line = batch_.lines + batch_.line_first[row], *first = batch_.line_first + row;
+      const Seen<T> seen{cache, values, batch_.tables[row], batch_.in_table[row], line,
+                         first[1] - first[0]};
+      return std::make_pair(seen, cache_.slots * shape_.head_dim);
     });
     add_product(member, block.out, buffers_.attended, buffers_.attended_codes, kept);
   }
@@ -136,12 +135,11 @@ class Forward {
       const int64_t row = i / shape_.heads;
       turn(block.query_norm, row, qkv(row) + i % shape_.heads * shape_.head_dim);
     });
-    look(member, kept, [&](int64_t row, std::vector<int64_t>& slots) {
-      slots.resize(batch_.in_others[row]);
-      std::iota(slots.begin(), slots.end(), 0);
+    look(member, kept, [&](int64_t row) {
       const Other& other = batch_.others[row * shape_.others + at];
-      return Source{static_cast<const T*>(other.keys), static_cast<const T*>(other.values),
-                    other.stride};
+      const Seen<T> seen{static_cast<const T*>(other.keys), static_cast<const T*>(other.values),
+                         nullptr, batch_.in_others[row], nullptr, 0};
+      return std::make_pair(seen, other.stride);
     });
     add_product(member, block.out, buffers_.attended, buffers_.attended_codes, kept);
   }
@@ -176,32 +174,33 @@ class Forward {
     }
   }
 
-  // Keys and values, `stride` elements from one head to the next.
-  struct Source {
-    const T* keys;
-    const T* values;
-    int64_t stride;
-  };
-
-  // Attention of `rows` tokens; `find(row, slots)` gives where each looks, and at which slots.
+  // Attention of `rows` tokens; `find(row)` gives what each sees of the first key head, and how many
+  // elements further on it is for the next one. Tokens that share a table go together, but not so
+  // many that a member has nothing to do.
   template <class Find>
   void look(int member, int64_t rows, const Find& find) {
     const int group = shape_.heads / shape_.key_heads, dim = shape_.head_dim;
-    // Few tokens: heads are shared out one by one, so that no member waits for another's group.
-    const bool is_few = rows * shape_.key_heads < 4 * model_.team->size();
-    const int together = is_few ? 1 : group, tasks = shape_.heads / together;
-    std::vector<int64_t>& slots = buffers_.visible[member];
-    int64_t known = -1;
-    Source source{};
-    each(member, rows * tasks, [&](int64_t i) {
-      const int64_t row = i / tasks;
-      const int head = static_cast<int>(i % tasks) * together;
-      if (row != known) source = find(row, slots);
-      known = row;
-      const int64_t first = head / group * source.stride;
-      float* out = buffers_.attended.data() + (row * shape_.heads + head) * dim;
-      attend(shape_, qkv(row) + head * dim, together, source.keys + first, source.values + first,
-             slots, buffers_.scores[member], out);
+    const int64_t size = model_.team->size();
+    const int most = static_cast<int>(std::min<int64_t>(kMaxTogether, (rows + size - 1) / size));
+    const int64_t tasks = (rows + most - 1) / most * shape_.key_heads;
+    Attention<T> attention(shape_, group, buffers_.scratch[member]);
+    each(member, tasks, [&](int64_t i) {
+      const int64_t head = i % shape_.key_heads, first = i / shape_.key_heads * most;
+      const int64_t last = std::min(rows, first + most);
+      Seen<T> seen[kMaxTogether];
+      for (int64_t row = first; row < last;) {
+        int count = 0;
+        for (; row < last; ++row, ++count) {
+          auto [own, stride] = find(row);
+          if (own.keys != nullptr) own.keys += head * stride, own.values += head * stride;
+          if (count > 0 && !own.shares_table(seen[0])) break;
+          seen[count] = own;
+        }
+        const int64_t at = row - count;
+        float* out = buffers_.attended.data() + (at * shape_.heads + head * group) * dim;
+        attention.run(seen, count, qkv(at) + head * group * dim, qkv_width_, out,
+                      shape_.heads * dim);
+      }
     });
   }
 

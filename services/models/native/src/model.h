@@ -80,11 +80,15 @@ struct Coded {
   void resize(int64_t rows, int inputs);
 };
 
+// What an attention needs while it runs.
+struct Scratch {
+  std::vector<float> block, scores, sums, totals;
+};
+
 struct Buffers {
   Coded normed_codes, attended_codes, gated_codes;
   std::vector<float> x, normed, qkv, attended, wide, gated;
-  std::vector<std::vector<float>> scores;     // by member
-  std::vector<std::vector<int64_t>> visible;  // by member
+  std::vector<Scratch> scratch;  // by member
 };
 
 struct Model {
