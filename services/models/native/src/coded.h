@@ -46,6 +46,8 @@ struct Nibbles {
   static constexpr int kParts = 1;
   const Float16* scales;
   explicit Nibbles(const uint8_t* p) : scales(reinterpret_cast<const Float16*>(p)) {}
+  const uint8_t* start() const { return reinterpret_cast<const uint8_t*>(scales); }
+  const void* place(int at) const { return scales + at * 2 * kLanes; }
   Lanes scale(int at) const { return load(scales + at * 2 * kLanes); }
   Lanes minimum(int at) const { return load(scales + (at * 2 + 1) * kLanes); }
 };
@@ -57,6 +59,8 @@ struct Bytes {
   static constexpr int kParts = 1;
   const Float16* scales;
   explicit Bytes(const uint8_t* p) : scales(reinterpret_cast<const Float16*>(p)) {}
+  const uint8_t* start() const { return reinterpret_cast<const uint8_t*>(scales); }
+  const void* place(int at) const { return scales + at * kLanes; }
   Lanes scale(int at) const { return load(scales + at * kLanes); }
   Lanes minimum(int) const { return zero(); }
 };
@@ -71,6 +75,8 @@ struct SuperNibbles {
   static constexpr size_t kBytes = kHeader + 2 * kEach * kLanes;
   const uint8_t* scales;
   explicit SuperNibbles(const uint8_t* p) : scales(p) {}
+  const uint8_t* start() const { return scales; }
+  const void* place(int at) const { return scales + at * (kBytes / kEach); }
   Lanes part(int at, int which) const {
     const uint8_t* own = scales + at / kEach * kBytes;
     const uint8_t* factors = own + kHeader + (at % kEach * 2 + which) * kLanes;
@@ -89,6 +95,8 @@ struct SuperBytes {
   static constexpr size_t kBytes = kHeader + kEach * kLanes;
   const uint8_t* scales;
   explicit SuperBytes(const uint8_t* p) : scales(p) {}
+  const uint8_t* start() const { return scales; }
+  const void* place(int at) const { return scales + at * (kBytes / kEach); }
   Lanes scale(int at) const {
     const uint8_t* own = scales + at / kEach * kBytes;
     const uint8_t* factors = own + kHeader + at % kEach * kLanes;
@@ -120,6 +128,7 @@ void multiply_codes(const Matrix& m, int tile, const Coded& x, int64_t row, floa
   const int inputs = m.inputs, groups = inputs / kGroup;
   const uint8_t* codes = m.data.get() + tile * m.tile_bytes();
   const Format format(codes + inputs / inputs_each * bytes);
+  const Format next(format.start() + m.tile_bytes());  // where nobody has looked yet
   Lanes sums[ROWS];
   for (Lanes& sum : sums) sum = zero();
   for (int at = 0; at < groups * Format::kParts; ++at, codes += bytes) {
@@ -127,6 +136,7 @@ void multiply_codes(const Matrix& m, int tile, const Coded& x, int64_t row, floa
     const int8_t* own = x.codes.data() + row * inputs + at * inputs_each;
     typename Format::Sum products[ROWS];
     for (size_t ahead = 0; ahead < bytes; ahead += 64) __builtin_prefetch(codes + kAhead + ahead);
+    __builtin_prefetch(next.place(at));
     each_quad<Format>(codes, [&](int quad, Codes w) {
       for (int r = 0; r < ROWS; ++r) {
         products[r].add(w, four_codes(own + r * inputs + quad * kQuad));
