@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import tiny
 import tiny_glide
 from instruction_sets import available
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.glide_init import GlideShape, config_for_target
-from slipstream.models.glide_linear import quantize
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import target_parts
 from slipstream.models.native import library
@@ -27,14 +25,14 @@ FAMILIES = {
     "biases": tiny_glide.qwen2,
     "norms of heads": tiny_glide.qwen3,
 }
-# Odd numbers of everything, and each matrix large enough for 8 bits.
+# Each matrix is large enough for 8 bits, and its rows are whole blocks of 32.
 LARGE = {
     "vocab_size": 263,
-    "hidden_size": 297,
-    "intermediate_size": 301,
+    "hidden_size": 288,
+    "intermediate_size": 352,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
-    "head_dim": 30,
+    "head_dim": 32,
 }
 TREE = [([4, 5], [-1, -1]), ([6, 7, 8], [0, 0, 1]), ([9], [3])]
 """Tokens and parents, a generation at a time."""
@@ -48,25 +46,15 @@ def draft(target, num_layers=1, layers=(1, 3), head_size=40):
     return tiny_glide.draft(replace(config, num_layers=num_layers))
 
 
-@torch.no_grad()
-def rounded(model):
-    """The same, its weights rounded to 8 bits."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            levels, scales = quantize(module.weight)
-            module.weight.copy_(levels.float() * scales.float()[:, None])
-    return model
-
-
 def large(num_layers=1):
-    """A target, and a draft whose matrices are kept in 8 bits, which have lost nothing by it."""
+    """A target, and a draft whose matrices are kept in 8 bits."""
     target = tiny_glide.llama(**LARGE)
     target.get_output_embeddings().weight.data *= 10
     model = draft(target, num_layers, (0, 1, 3), head_size=250)
     for value in model.parameters():
         if value.ndim > 1:
             value.data *= 0.2
-    return rounded(target), rounded(model)
+    return target, model
 
 
 def native(target, model):
@@ -110,16 +98,16 @@ def test_float32_scores_are_those_of_the_trained_module(name, num_layers):
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_weights_in_8_bits_are_multiplied_without_rounding_what_they_meet(num_layers):
+def test_weights_and_tokens_in_8_bits_change_scores_by_little(num_layers):
     target, model = large(num_layers)
-    check(target, model, most=1e-4)
+    check(target, model, most=0.03)
     scorer = native(target, model)
     assert scorer.weight_bytes < 1.5 * sum(at.numel() for at in model.parameters())
 
 
-def test_bfloat16_scores_are_nearer_to_the_module_than_torchs():
-    target, model = large()
-    target, model = target.bfloat16(), model.bfloat16()
+def test_scores_of_small_weights_are_nearer_to_the_module_than_torchs():
+    target = FAMILIES["plain"]()
+    target, model = target.bfloat16(), draft(target).bfloat16()
     view = tiny_glide.view(target, TOKENS, 5)
     vocab = tiny_glide.vocab(model.config)
     scorers = [

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from slipstream.models.glide import GlideModel
-from slipstream.models.glide_linear import SMALL, quantize
+from slipstream.models.glide_linear import SMALL
 from slipstream.models.glide_state import GlideState, Turn
 from slipstream.models.glide_target import TargetParts, rotary_tables
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.native.library import NotNative, Shape
 from slipstream.models.native.model import NativeModel, Rows
 from slipstream.models.native.weights import (
-    INT8,
     BlockWeights,
     Weights,
+    eight_bits,
     exact,
     head_norms,
     mlp_block,
@@ -177,7 +177,4 @@ def _attention(norm: Any, attention: Any, linears: Sequence[Any]) -> BlockWeight
 
 def _small(matrix: Tensor, bias: Tensor | None) -> Weights:
     """Large weights in 8 bits, those that gain nothing by it exactly."""
-    if matrix.numel() <= SMALL:
-        return exact(matrix, bias)
-    levels, scales = quantize(matrix)
-    return Weights(INT8, levels, None if bias is None else bias.float(), scales.float())
+    return exact(matrix, bias) if matrix.numel() <= SMALL else eight_bits(matrix, bias)

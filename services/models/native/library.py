@@ -55,7 +55,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "outputs", "inputs")),
-        *((name, c_void_p) for name in ("values", "scales", "bias")),
+        *((name, c_void_p) for name in ("values", "bias")),
     )
 
 

@@ -82,7 +82,7 @@ class NativeModel:
         return out
 
     def _set_matrix(self, layer: int, block: int, place: int, weights: Weights) -> None:
-        addresses = map(_address, (weights.matrix, weights.scales, weights.bias))
+        addresses = map(_address, (weights.matrix, weights.bias))
         matrix = Matrix(weights.kind, len(weights.matrix), weights.num_inputs, *addresses)
         self.weight_bytes += weights.matrix.nbytes
         self._do("set_matrix", layer, block, place, byref(matrix))

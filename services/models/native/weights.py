@@ -15,12 +15,12 @@ from slipstream.models.native.library import NotNative
 from slipstream.models.products import stacked_bias
 from slipstream.models.surgery import is_usual_norm
 
-BFLOAT16, FLOAT32, INT8, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(8)
+BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
 """Element types: see `Kind` in `src/model.h`."""
 _BLOCKS = {Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
 """Elements and bytes of the blocks of GGUF files."""
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
-_TILE = 16
+_TILE, _LARGEST = 16, 127
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 """Rotary embeddings that depend on the position alone."""
 
@@ -28,12 +28,11 @@ _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 @dataclass(frozen=True, slots=True)
 class Weights:
     """One matrix [outputs, inputs] in an element type, or [outputs, bytes] in blocks; `bias`
-    [outputs], and with `INT8` `scales` [outputs], are float32."""
+    [outputs] is float32."""
 
     kind: int
     matrix: Tensor
     bias: Tensor | None = None
-    scales: Tensor | None = None
 
     @property
     def num_inputs(self) -> int:
@@ -134,6 +133,19 @@ def exact(matrix: Tensor, bias: Tensor | None) -> Weights:
     if matrix.dtype == torch.bfloat16 or torch.equal(narrow.float(), matrix):
         return Weights(BFLOAT16, narrow.contiguous(), bias)
     return Weights(FLOAT32, matrix.contiguous(), bias)
+
+
+def eight_bits(matrix: Tensor, bias: Tensor | None) -> Weights:
+    """Weights in blocks of 32 8-bit numbers with a scale (Q8_0), the nearest to what they are;
+    exactly where rows are no whole blocks."""
+    elements, _ = _BLOCKS[Q8_0]
+    if matrix.shape[1] % elements:
+        return exact(matrix, bias)
+    blocks = matrix.float().unflatten(1, (-1, elements))
+    scales = blocks.abs().amax(2, keepdim=True) / _LARGEST
+    codes = torch.where(scales > 0, blocks / scales, 0.0).round().to(torch.int8)
+    rows = torch.cat([scales.half().view(torch.int8), codes], 2).view(torch.uint8)
+    return Weights(Q8_0, rows.flatten(1), None if bias is None else bias.float().contiguous())
 
 
 def _check_rope(config: Any) -> None:

@@ -78,7 +78,6 @@ BlockSize block_size(Kind kind) {
   switch (kind) {
     case Kind::kBFloat16: return {1, 2};
     case Kind::kFloat32: return {1, 4};
-    case Kind::kInt8: return {1, 1};
     case Kind::kQ4_0: return {32, 18};
     case Kind::kQ4_1: return {32, 20};
     case Kind::kQ8_0: return {32, 34};

@@ -22,12 +22,11 @@ constexpr int kGroup = 32, kPart = 16, kSuper = 256;
 enum class Kind : int32_t {
   kBFloat16 = 0,
   kFloat32 = 1,
-  kInt8 = 2,
-  kQ4_0 = 3,
-  kQ4_1 = 4,
-  kQ8_0 = 5,
-  kQ4_K = 6,
-  kQ6_K = 7,
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ8_0 = 4,
+  kQ4_K = 5,
+  kQ6_K = 6,
 };
 inline bool is_coded(Kind kind) { return kind >= Kind::kQ4_0; }
 
@@ -45,7 +44,7 @@ struct Matrix {
   Kind kind = Kind::kFloat32;
   int outputs = 0, inputs = 0;
   Bytes data;
-  std::vector<float> scales, bias;  // empty, or one for each output of the tiles
+  std::vector<float> bias;  // empty, or one for each output of the tiles
 
   int tiles() const { return (outputs + kTile - 1) / kTile; }
   size_t tile_bytes() const;

@@ -54,7 +54,6 @@ namespace {
 // The place in a tile of output n's weight for input k.
 size_t place(uint16_t, size_t k, size_t n) { return k / 2 * 2 * kTile + 2 * n + k % 2; }
 size_t place(float, size_t k, size_t n) { return k * kTile + n; }
-size_t place(int8_t, size_t k, size_t n) { return k * kTile + n; }
 
 template <class T>
 void pack(Matrix& m, const T* values) {
@@ -134,11 +133,10 @@ Matrix packed(const Weights& weights) {
   m.data = aligned_bytes(m.tile_bytes() * m.tiles());
   switch (m.kind) {
     case Kind::kBFloat16: pack(m, static_cast<const uint16_t*>(weights.values)); break;
-    case Kind::kInt8: pack(m, static_cast<const int8_t*>(weights.values)); break;
     case Kind::kFloat32: pack(m, static_cast<const float*>(weights.values)); break;
     default: pack_blocks(m, weights.kind, static_cast<const uint8_t*>(weights.values));
   }
-  m.scales = padded(m, weights.scales), m.bias = padded(m, weights.bias);
+  m.bias = padded(m, weights.bias);
   return m;
 }
 

@@ -5,12 +5,11 @@
 namespace slipstream {
 
 // A matrix as checkpoints have it: `values` [outputs, inputs] in the element type, or the blocks, of
-// the kind; `scales` and `bias` [outputs], or null.
+// the kind; `bias` [outputs], or null.
 struct Weights {
   Kind kind;
   int32_t outputs, inputs;
   const void* values;
-  const float* scales;
   const float* bias;
 };
 

@@ -69,7 +69,6 @@ inline Kernel kernel_for(int rows, int tiles) {
 
 inline Kernel kernel_for(Kind kind, int rows, int tiles) {
   if (kind == Kind::kBFloat16) return kernel_for<BFloat16>(rows, tiles);
-  if (kind == Kind::kInt8) return kernel_for<int8_t>(rows, tiles);
   return kernel_for<float>(rows, tiles);
 }
 
@@ -132,7 +131,6 @@ inline void product(const Team& team, int member, const Matrix& m, Span share, c
       for (int i = 0; i < count * tiles; ++i) {
         const int output = (tile + i % tiles) * kTile;
         Lanes y = load(out + i * kTile);
-        if (!m.scales.empty()) y = mul(y, load(m.scales.data() + output));
         if (!m.bias.empty()) y = add(y, load(m.bias.data() + output));
         write(row + i / tiles, output, y, std::min(kTile, m.outputs - output));
       }
