@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.native.gguf_weights import dense
+from slipstream.models.native.gguf_weights import check_types, dense
 from slipstream.models.native.library import NotNative
 from slipstream.models.store.gguf_checkpoint import FAMILIES, GgufCheckpoint
 from slipstream.models.store.hub import brief
@@ -34,6 +34,7 @@ def load_blocks(path: Path, dtype: torch.dtype) -> Any:
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
         raise WeightsError(f"{path.name} does not describe a model ({brief(error)})") from error
+    _check(model, checkpoint)
     body: Any = model.base_model
     body.rotary_emb = type(body.rotary_emb)(config=config)
     if checkpoint.rope_factors is not None:
@@ -54,6 +55,19 @@ def gguf_blocks(model: Any) -> GgufCheckpoint | None:
     return getattr(model, _BLOCKS, None)
 
 
+def _check(model: nn.Module, checkpoint: GgufCheckpoint) -> None:
+    """Raise `WeightsError` for a tensor that is missing or of another shape than the model's,
+    `NotNative` for one that has no kernels."""
+    for name, weight in model.named_parameters():
+        shape = checkpoint.shape(name)
+        if shape != tuple(weight.shape):
+            raise WeightsError(
+                f"{name} in {checkpoint.path.name} has the shape {list(shape)}, but must have"
+                f" {list(weight.shape)}"
+            )
+    check_types(checkpoint)
+
+
 def _lend(layer: nn.Module, name: str, checkpoint: GgufCheckpoint) -> None:
     """Give a layer its weights whenever it runs, and take them back."""
     layer.register_forward_pre_hook(lambda *_: _fill(layer, name, checkpoint))
@@ -65,10 +79,4 @@ def _fill(module: nn.Module, name: str, checkpoint: GgufCheckpoint) -> None:
         at: dense(checkpoint.rows(f"{name}.{at}"), weight.dtype)
         for at, weight in module.named_parameters()
     }
-    for at, weight in module.named_parameters():
-        if own[at].shape != weight.shape:
-            raise WeightsError(
-                f"{name}.{at} in {checkpoint.path.name} has the shape {list(own[at].shape)}, but"
-                f" must have {list(weight.shape)}"
-            )
     module.load_state_dict(own, assign=True)

@@ -1,7 +1,9 @@
 """A model name leads to a complete directory or to one clear sentence, never to half a model."""
 
 import hashlib
+import os
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -115,11 +117,23 @@ def test_a_pinned_model_is_named_as_the_same_model():
 
 
 def test_every_alias_is_listed_with_its_place(settings):
-    (missing,) = list_models(settings=settings)
-    assert (missing.name, missing.path) == ("smollm2-135m", None)
+    missing = list_models(settings=settings)
+    assert [at.name for at in missing] == ["smollm2-135m", "smollm2-135m-q4_1"]
+    assert {at.path for at in missing} == {None}
     folder = model_folder(settings.cache_dir / "smollm2-135m")
-    (found,) = list_models(settings=settings)
-    assert found.path == folder
+    assert [at.path for at in list_models(settings=settings)] == [folder, None]
+
+
+def test_a_quantised_model_shares_the_name_of_the_model_and_so_its_drafts(settings):
+    assert short_name("smollm2-135m-q4_1") == "smollm2-135m"
+    folder = settings.cache_dir / "smollm2-135m-q4_1"
+    folder.mkdir(parents=True)
+    file = folder / Path(CATALOG["smollm2-135m-q4_1"].wheel.member).name
+    file.touch()
+    assert short_name(file) == file.name  # of another size, it is another file
+    os.truncate(file, CATALOG["smollm2-135m-q4_1"].wheel.num_bytes)
+    assert short_name(file) == "smollm2-135m"
+    assert find_local("smollm2-135m-q4_1", settings=settings) == folder
 
 
 def wheel_with(tmp_path, content):

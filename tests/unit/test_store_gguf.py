@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from slipstream.core.errors import WeightsError
 from slipstream.models.loading import load_target_parts
 from slipstream.models.store.gguf import convert
-from tiny_checkpoint import SPECIAL, byte_tokenizer, tiny_llama
+from tiny_checkpoint import SPECIAL, tiny_llama
+from tiny_gguf import write_tokenizer
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -40,18 +41,6 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """GGUF's order of rotary pairs, within each head, from that of transformers."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_tokenizer(writer: GGUFWriter) -> None:
-    vocab = byte_tokenizer().get_vocab()
-    tokens = [*sorted(vocab, key=vocab.get), "ĠĠ"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
-    writer.add_token_merges(["Ġ Ġ"])
-    writer.add_eos_token_id(0)
-    writer.add_chat_template("{{ messages }}")
 
 
 def write_gguf(path: Path) -> Path:
@@ -108,11 +97,12 @@ def test_the_converted_tokenizer_splits_digits_and_knows_its_special_tokens(conv
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_gguf_file_loads_by_its_path_as_it_does_converted(gguf, converted):
-    direct, kept = (load_target_parts(str(path)) for path in (gguf, converted))
+def test_a_gguf_file_in_a_dtype_loads_by_its_path_as_it_does_converted(gguf, converted):
+    direct, kept = (load_target_parts(str(path), dtype="float32") for path in (gguf, converted))
     assert direct.tokenizer_hash == kept.tokenizer_hash
     for name, value in kept.model.state_dict().items():
-        torch.testing.assert_close(direct.model.state_dict()[name], value, rtol=0, atol=0)
+        there = direct.model.state_dict()[name].bfloat16().float()
+        torch.testing.assert_close(there, value, rtol=0, atol=0)
 
 
 def test_a_truncated_gguf_file_is_refused(gguf, tmp_path):

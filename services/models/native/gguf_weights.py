@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import WeightsError
 from slipstream.models.native import weights
 from slipstream.models.native.library import NotNative, library
 from slipstream.models.native.weights import BlockWeights, Weights, exact, in_turn
@@ -19,6 +18,27 @@ _KINDS = {
     "Q6_K": weights.Q6_K,
 }
 _PLAIN = {"F32", "F16", "BF16"}
+
+
+def check_types(checkpoint: GgufCheckpoint) -> None:
+    """Raises `NotNative` for weights of a type without kernels, or of several types where a
+    product needs one."""
+    names = ["model.embed_tokens"]
+    if not checkpoint.config["tie_word_embeddings"]:
+        names.append("lm_head")
+    for at in range(checkpoint.config["num_hidden_layers"]):
+        attention, mlp = (f"model.layers.{at}.{part}" for part in ("self_attn", "mlp"))
+        together = [[f"{attention}.q_proj", f"{attention}.k_proj"], [f"{attention}.v_proj"]]
+        together += [[f"{attention}.o_proj"], [f"{mlp}.gate_proj", f"{mlp}.up_proj"]]
+        for stack in (*together, [f"{mlp}.down_proj"]):
+            types = {checkpoint.type_of(f"{name}.weight") for name in stack}
+            if len(types) > 1:
+                raise NotNative(f"{' and '.join(stack)} are of the types {', '.join(types)}")
+            names += stack
+    for name in names:
+        kind = checkpoint.type_of(f"{name}.weight")
+        if kind not in (*_KINDS, *_PLAIN):
+            raise NotNative(f"{name} has weights of type {kind}, which have no native kernels")
 
 
 def embedding(checkpoint: GgufCheckpoint) -> Weights:
@@ -44,7 +64,7 @@ def layers(checkpoint: GgufCheckpoint) -> Iterator[Sequence[BlockWeights]]:
 
 
 def dense(rows: Rows, dtype: torch.dtype) -> Tensor:
-    """A tensor's weights one by one. Raises `NotNative` for a type that is not known here."""
+    """A tensor's weights one by one."""
     if rows.type in _PLAIN:
         return rows.values.to(dtype)
     kept = _kept(rows)
@@ -75,33 +95,23 @@ def _attention(checkpoint: GgufCheckpoint, layer: str) -> BlockWeights:
 
 
 def _mlp(checkpoint: GgufCheckpoint, layer: str) -> BlockWeights:
-    gate, up = (_matrix(checkpoint, [f"{layer}.mlp.{part}_proj"]) for part in ("gate", "up"))
-    if gate.kind != up.kind or gate.bias is not None:
-        raise NotNative(f"{layer}.mlp has gates of another kind than what they open")
+    gate, up = (checkpoint.rows(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up"))
     return BlockWeights(
         norm(checkpoint, f"{layer}.post_attention_layernorm"),
-        Weights(gate.kind, in_turn(gate.matrix, up.matrix)),
+        _kept(Rows(gate.type, in_turn(gate.values, up.values))),
         _matrix(checkpoint, [f"{layer}.mlp.down_proj"]),
     )
 
 
 def _matrix(checkpoint: GgufCheckpoint, names: Sequence[str]) -> Weights:
-    """Matrices of one input, stacked."""
-    parts = [_kept(checkpoint.rows(f"{name}.weight"), name) for name in names]
-    if len({part.kind for part in parts}) > 1:
-        raise NotNative(f"{' and '.join(names)} are of different types")
+    """Matrices of one input and type, stacked."""
+    parts = [checkpoint.rows(f"{name}.weight") for name in names]
     biases = [f"{name}.bias" for name in names if checkpoint.has(f"{name}.bias")]
-    if len(biases) not in (0, len(names)):
-        raise NotNative(f"some of {' and '.join(names)} have a bias, others none")
     bias = torch.cat([checkpoint.rows(name).values.float() for name in biases]) if biases else None
-    return Weights(parts[0].kind, torch.cat([part.matrix for part in parts]), bias)
+    return _kept(Rows(parts[0].type, torch.cat([part.values for part in parts])), bias)
 
 
-def _kept(rows: Rows, name: str = "the embedding") -> Weights:
-    if rows.values.dim() != 2:
-        raise WeightsError(f"{name} is no matrix")
+def _kept(rows: Rows, bias: Tensor | None = None) -> Weights:
     if rows.type in _PLAIN:
-        return exact(rows.values if rows.type == "BF16" else rows.values.float(), None)
-    if rows.type not in _KINDS:
-        raise NotNative(f"{name} has weights of type {rows.type}, which have no native kernels")
-    return Weights(_KINDS[rows.type], rows.values)
+        return exact(rows.values if rows.type == "BF16" else rows.values.float(), bias)
+    return Weights(_KINDS[rows.type], rows.values, bias)

@@ -98,6 +98,14 @@ class GgufCheckpoint:
         """Whether there is a tensor of a name, which is one of transformers'."""
         return _gguf_name(name) in self._file.tensors
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape, by transformers' name. Raises `WeightsError` where there is none."""
+        return self._tensor(name).shape
+
+    def type_of(self, name: str) -> str:
+        """A tensor's type, likewise."""
+        return self._tensor(name).type
+
     def rows(self, name: str) -> Rows:
         """A tensor by transformers' name, with rows in transformers' order. Raises `WeightsError`
         where there is none."""
