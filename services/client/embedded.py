@@ -108,7 +108,7 @@ class Embedded:
             stop_token_ids=tuple(sorted(engine.facts.stop_token_ids)),
             has_chat_template=bool(engine.text.chat_template),
             numerics=engine.options.numerics,
-            dtype=engine.dtype,
+            dtype=engine.model.weights_type,
             limits=Limits.of(engine.facts),
             verifications=verification_infos({item.kind for item in drafters}),
             drafters=drafters,

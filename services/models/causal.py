@@ -16,6 +16,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
 from slipstream.models.bucketed import BucketedForward, Draw, Drawn, Shaped, buckets_for
 from slipstream.models.cache import KvCache
+from slipstream.models.gguf_model import weights_type
 from slipstream.models.graphs import Replay
 from slipstream.models.invariance import Numerics, RowRule
 from slipstream.models.kernels import choose_kernel
@@ -44,6 +45,7 @@ class CausalModel:
 
     `invariant` numerics make a row's bits depend on its own prefix only; `fast` ones may
     differ in the last bit with the number of rows, whosever they are, and the form of the tree.
+    `dtype` is that of keys and values, `weights_type` names the weights' as results show it.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class CausalModel:
         self.numerics = numerics
         self.device = model.device
         self.dtype = model.dtype
+        self.weights_type = weights_type(model)
         self.context_length = context_length(self.config)
         self.embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         self.head_weight = _head_weight(model)

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.dtypes import dtype_name
 from slipstream.models.native.gguf_weights import check_types, dense
 from slipstream.models.native.library import NotNative
 from slipstream.models.store.gguf_checkpoint import FAMILIES, GgufCheckpoint
@@ -53,6 +54,14 @@ def load_blocks(path: Path, dtype: torch.dtype) -> Any:
 def gguf_blocks(model: Any) -> GgufCheckpoint | None:
     """The file that such a model's layers are in; None for any other model."""
     return getattr(model, _BLOCKS, None)
+
+
+def weights_type(model: Any) -> str:
+    """The element type of a model's weights; of blocks all types, the most frequent first."""
+    blocks = gguf_blocks(model)
+    if blocks is None:
+        return dtype_name(model.dtype)
+    return "+".join(blocks.matrix_types())
 
 
 def _check(model: nn.Module, checkpoint: GgufCheckpoint) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 
-from slipstream.models.dtypes import dtype_name
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.loading import LoadedModel
 from slipstream.models.tokenizer import text_tokenizer
@@ -42,7 +41,7 @@ def describe(
         stop_token_ids=sorted(facts.stop_token_ids),
         numerics=model.numerics,
         engine="native" if model.is_native else "torch",
-        dtype=dtype_name(model.dtype),
+        dtype=model.weights_type,
         max_sessions=max_sessions,
         tokenizer=_tokenizer(loaded),
         memory=common_pb2.Memory(**built.memory.account()),

@@ -3,7 +3,9 @@
 Knows the families that native code serves; others are left to transformers' own reader.
 """
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +107,14 @@ class GgufCheckpoint:
     def type_of(self, name: str) -> str:
         """A tensor's type, likewise."""
         return self._tensor(name).type
+
+    def matrix_types(self) -> list[str]:
+        """The types of all matrices, that of the most weights first."""
+        sizes: Counter[str] = Counter()
+        for tensor in self._file.tensors.values():
+            if len(tensor.shape) > 1:
+                sizes[tensor.type] += math.prod(tensor.shape)
+        return [name for name, _ in sizes.most_common()]
 
     def rows(self, name: str) -> Rows:
         """A tensor by transformers' name, with rows in transformers' order. Raises `WeightsError`
