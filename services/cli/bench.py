@@ -21,6 +21,7 @@ from slipstream.cli.bench_leaks import leaks
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
 from slipstream.cli.bench_papers import papers
 from slipstream.cli.bench_peers import peers
+from slipstream.cli.bench_quality import quality
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_scaling import scaling
 from slipstream.cli.bench_serve import serve
@@ -43,6 +44,7 @@ app.command()(peers)
 app.command()(kv)
 app.command()(serve)
 app.command()(leaks)
+app.command()(quality)
 app.command()(store)
 app.command()(telemetry)
 app.command()(scaling)
