@@ -1,7 +1,7 @@
 """Compiles the native kernels of services/models/native/src when Slipstream is built or installed.
 
 Without a C++ compiler, or where one fails, that is skipped with one line, and torch computes.
-`python hatch_build.py` compiles for a checkout that is installed already.
+`python hatch_build.py [FLAG ...]` compiles for a checkout that is installed already.
 """
 
 import os
@@ -94,6 +94,6 @@ def _run(*command: str) -> None:
 
 if __name__ == "__main__":
     try:
-        compile_into(Path(__file__).parent)
+        compile_into(Path(__file__).parent, tuple(sys.argv[1:]))
     except NotCompiled as stopped:
         sys.exit(f"no native kernels: {stopped}")

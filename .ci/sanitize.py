@@ -52,17 +52,6 @@ def copy_checkout(into: Path) -> None:
     (into / ".dev" / "slipstream").symlink_to("../services")
 
 
-def compile_sanitized(root: Path) -> None:
-    """Compile the kernels of the copy. Ends the process where that fails."""
-    sys.path.insert(0, str(ROOT))
-    import hatch_build
-
-    try:
-        hatch_build.compile_into(root, FLAGS)
-    except hatch_build.NotCompiled as reason:
-        sys.exit(f"the sanitized kernels can't be compiled: {reason}")
-
-
 def environment(root: Path) -> dict[str, str]:
     """Return the variables under which sanitized kernels can be loaded."""
     compiler = os.environ.get("CXX", "g++")
@@ -78,29 +67,32 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, **OPTIONS, "LD_PRELOAD": " ".join(found), "PYTHONPATH": path}
 
 
+def kernels_here(root: Path, env: dict[str, str]) -> list[str]:
+    """Return the kernels to run beside the fastest."""
+    command = [sys.executable, "-c", LIST_KERNELS]
+    return subprocess.run(
+        command, cwd=root, env=env, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()
+
+
 def main(tests: list[str]) -> None:
     """Run the tests with the fastest kernels, then with each lesser set that is here."""
     with tempfile.TemporaryDirectory(prefix="slipstream-sanitize-") as scratch:
         root = Path(scratch)
         copy_checkout(root)
-        compile_sanitized(root)
+        subprocess.run([sys.executable, root / "hatch_build.py", *FLAGS], check=True)
         env = environment(root)
-        listed = subprocess.run(
-            [sys.executable, "-c", LIST_KERNELS], cwd=root, env=env, capture_output=True, text=True
-        )
-        if listed.returncode:
-            sys.exit(f"the sanitized kernels can't be loaded:\n{listed.stderr}")
         named = tests or [str(path) for each in TESTS for path in sorted(root.glob(each))]
         # `--capture=sys` leaves the sanitizers' reports on the terminal.
         pytest = [sys.executable, "-m", "pytest", "-q", "--capture=sys", "-p", "no:cacheprovider"]
-        for kernels in ("", *listed.stdout.split()):
-            print(f"-- kernels: {kernels or 'the fastest'}", flush=True)
-            run = subprocess.run(
-                [*pytest, *named], cwd=root, env={**env, "SLIPSTREAM_NATIVE": kernels}
-            )
-            if run.returncode:
-                sys.exit(f"failed with the kernels {kernels or 'by default'}")
+        for kernels in ("", *kernels_here(root, env)):
+            sys.stderr.write(f"kernels: {kernels or 'the fastest'}\n")
+            one = {**env, "SLIPSTREAM_NATIVE": kernels}
+            subprocess.run([*pytest, *named], cwd=root, env=one, check=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except subprocess.CalledProcessError as failed:
+        sys.exit(f"{failed.cmd[0]} ended with {failed.returncode}; see above")
