@@ -24,6 +24,7 @@ from slipstream.models.shards import require_split
 from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.folder import gguf_in
 from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
+from slipstream.models.store.gguf_header import MAX_LAYERS, check_header
 from slipstream.models.store.hub import brief, is_hub_id, split_revision
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
@@ -138,6 +139,8 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: 
     if gguf is None:
         require_causal(folder)
     try:
+        if gguf:
+            check_header(gguf)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
         )
@@ -160,7 +163,10 @@ def check_ranks(path: Path, num_ranks: int) -> None:
 
 
 def require_causal(folder: Path) -> Any:
-    """The configuration in a directory, `ModelMismatch` unless it is of a decoder-only model."""
+    """Return the configuration in a directory.
+
+    Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one.
+    """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
@@ -169,6 +175,11 @@ def require_causal(folder: Path) -> Any:
         raise ModelMismatch(
             f"{folder.name} is a model of type {config.model_type}, "
             "but a decoder-only causal language model is needed"
+        )
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not 1 <= layers <= MAX_LAYERS:
+        raise WeightsError(
+            f"{folder / 'config.json'} has {layers} layers, but 1 to {MAX_LAYERS} can be loaded"
         )
     return config
 

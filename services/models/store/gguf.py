@@ -5,6 +5,7 @@ from typing import Any
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.quiet import quiet_transformers
+from slipstream.models.store.gguf_header import check_header
 from slipstream.models.store.gguf_tokenizer import read_tokenizer
 from slipstream.models.store.hub import brief
 
@@ -40,6 +41,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
+    check_header(gguf)
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, dtype=torch.bfloat16, **gguf_options(gguf)
     )
