@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tiny_checkpoint
 from slipstream.models.store.gguf_header import check_header
+from tiny_gguf import write_gguf
 
 ROOT = Path(__file__).parents[2]
 MEMORY = 1 << 30
@@ -52,8 +53,6 @@ class Loader:
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     """Intact files to break: a GGUF file and a directory."""
-    from test_store_gguf import write_gguf
-
     folder = tmp_path_factory.mktemp("good")
     checkpoint = tiny_checkpoint.save_checkpoint(folder / "checkpoint")
     return {"gguf": write_gguf(folder / "tiny.gguf"), "safetensors": checkpoint}
