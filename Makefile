@@ -20,7 +20,7 @@ READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test chaos fuzz check lint package compat bench protos locks docs fmt clean
+.PHONY: help install model demo test chaos fuzz check lint package pure sanitize compat bench protos locks docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -65,6 +65,12 @@ lint: $(READY) ## format, lint, types, import rules and the wire
 
 package: $(READY) ## sdist -> wheel -> clean environment -> import everything
 	$(BIN)/python .ci/package.py
+
+pure: model     ## build, install and run as where there is no C++ compiler
+	$(BIN)/python .ci/pure.py
+
+sanitize: $(READY) ## the tests of the native kernels under AddressSanitizer and UBSan; needs g++
+	$(BIN)/python .ci/sanitize.py
 
 compat: ## the tests with the oldest supported torch and transformers
 	.ci/compat

@@ -1,7 +1,7 @@
 """Compiles the native kernels of services/models/native/src when Slipstream is built or installed.
 
 Without a C++ compiler, or where one fails, that is skipped with one line, and torch computes.
-`python hatch_build.py` compiles for a checkout that is installed already.
+`python hatch_build.py [FLAG ...]` compiles for a checkout that is installed already.
 """
 
 import os
@@ -37,7 +37,7 @@ class NotCompiled(Exception):
 
 
 class NativeKernels(BuildHookInterface[Any]):
-    """The kernels become part of wheels, editable ones included."""
+    """Adds the kernels to wheels, editable ones included."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """See hatchling."""
@@ -49,16 +49,16 @@ class NativeKernels(BuildHookInterface[Any]):
             (Path(self.root) / LIBRARY).unlink(missing_ok=True)  # of other sources, or machines
             self.app.display_warning(f"no native CPU kernels, torch will compute: {reason}")
             return
-        tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["artifacts"].append(LIBRARY.as_posix())
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{tag}"
+        build_data["tag"] = f"py3-none-{platform_tag()}"
 
 
 def compile_into(root: Path, extra: tuple[str, ...] = ()) -> None:
     """Compile the library of a checkout, with `extra` flags. Raises `NotCompiled`."""
     compiler = _compiler()
-    is_x86_64 = platform.machine().lower() in {"x86_64", "amd64"}
+    is_x86_64 = platform_tag().endswith(("x86_64", "amd64"))
+    extra = (*_macos_flags(), *extra)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def made(source: Path) -> str:
@@ -74,6 +74,28 @@ def compile_into(root: Path, extra: tuple[str, ...] = ()) -> None:
         (root / LIBRARY).parent.mkdir(exist_ok=True)
         (root / LIBRARY).unlink(missing_ok=True)  # a process may have it open
         shutil.copy(shared, root / LIBRARY)
+
+
+def platform_tag() -> str:
+    """Return the platform that the library is compiled for, as a wheel's name has it.
+
+    A Python for both architectures of macOS gets a library for that of this machine. The macOS
+    version is `MACOSX_DEPLOYMENT_TARGET`, else the one that Python itself was built for.
+    """
+    system, _, rest = sysconfig.get_platform().partition("-")
+    if system == "macosx":
+        version, _, machine = rest.partition("-")
+        version = os.environ.get("MACOSX_DEPLOYMENT_TARGET", version)
+        rest = f"{version}-{platform.machine() if machine == 'universal2' else machine}"
+    return f"{system}-{rest}".replace("-", "_").replace(".", "_")
+
+
+def _macos_flags() -> tuple[str, ...]:
+    """Return what makes the compiler build for the machine and version of the wheel's tag."""
+    system, *version, machine = platform_tag().split("_", 3)
+    if system != "macosx":
+        return ()
+    return ("-arch", machine, f"-mmacosx-version-min={'.'.join(version)}")
 
 
 def _compiler() -> str:
@@ -94,6 +116,6 @@ def _run(*command: str) -> None:
 
 if __name__ == "__main__":
     try:
-        compile_into(Path(__file__).parent)
+        compile_into(Path(__file__).parent, tuple(sys.argv[1:]))
     except NotCompiled as stopped:
         sys.exit(f"no native kernels: {stopped}")

@@ -49,6 +49,7 @@ FILES = (
     Lock("docs", (), CHECKS, ("mkdocs", "mkdocs-material")),
     Lock("dev", ("--extra", "dev", "pyproject.toml"), CHECKS),
     Lock("tools", (), CHECKS, TOOLS),
+    Lock("wheels", (), IMAGES, ("cibuildwheel==4.3.3",)),
 )
 
 

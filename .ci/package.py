@@ -57,18 +57,24 @@ def check_data_files(wheel: Path) -> None:
         sys.exit(f"the wheel lacks {', '.join(missing)}")
 
 
+def install(wheel: Path, venv_folder: Path) -> Path:
+    """Make an environment of the wheel and the dependencies of this one; return its Python."""
+    venv.create(venv_folder, with_pip=False)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(venv_folder)}))
+    zipfile.ZipFile(wheel).extractall(packages)
+    # A plain .pth line adds a directory without running the .pth files in it, so the
+    # editable install of this checkout stays out of sight.
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return venv_folder / "bin" / "python"
+
+
 def main() -> None:
+    """Build the wheel, install it and import everything."""
     with tempfile.TemporaryDirectory() as scratch:
         here = Path(scratch)
         wheel = build(here)
         check_data_files(wheel)
-        venv.create(here / "clean", with_pip=False)
-        python = here / "clean" / "bin" / "python"
-        packages = Path(sysconfig.get_path("purelib", vars={"base": str(here / "clean")}))
-        zipfile.ZipFile(wheel).extractall(packages)
-        # A plain .pth line adds a directory without running the .pth files in it, so the
-        # editable install of this checkout stays out of sight.
-        (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        python = install(wheel, here / "clean")
         run(python, "-I", "-c", IMPORT_EVERYTHING, cwd=here)
 
 

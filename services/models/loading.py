@@ -27,6 +27,7 @@ from slipstream.models.shards import require_split
 from slipstream.models.store.catalog import CATALOG, KnownModel
 from slipstream.models.store.folder import gguf_in
 from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
+from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
 from slipstream.models.store.hub import brief, is_hub_id, split_revision
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
@@ -155,9 +156,13 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: 
     if gguf is None:
         require_causal(folder)
     try:
+        if gguf:
+            GgufFile(gguf)  # checks all sizes, which other readers believe
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
         )
+    except WeightsError:
+        raise
     except Exception as error:  # parsers of broken files raise anything
         raise WeightsError(f"the weights in {path} can't be loaded ({brief(error)})") from error
     model, report = loaded
@@ -188,7 +193,10 @@ def check_ranks(path: Path, num_ranks: int) -> None:
 
 
 def require_causal(folder: Path) -> Any:
-    """The configuration in a directory, `ModelMismatch` unless it is of a decoder-only model."""
+    """Return the configuration in a directory.
+
+    Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one.
+    """
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
@@ -197,6 +205,11 @@ def require_causal(folder: Path) -> Any:
         raise ModelMismatch(
             f"{folder.name} is a model of type {config.model_type}, "
             "but a decoder-only causal language model is needed"
+        )
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not 1 <= layers <= MAX_LAYERS:
+        raise WeightsError(
+            f"{folder / 'config.json'} has {layers} layers, but 1 to {MAX_LAYERS} can be loaded"
         )
     return config
 

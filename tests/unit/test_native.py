@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -260,13 +259,3 @@ def test_without_a_library_torch_computes(monkeypatch):
         assert tiny.causal().engine == "torch"
     finally:
         library.library.cache_clear()
-
-
-def test_without_a_compiler_nothing_is_built_and_the_reason_is_said(monkeypatch, tmp_path):
-    spec = spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    hatch_build = module_from_spec(spec)
-    spec.loader.exec_module(hatch_build)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(hatch_build.NotCompiled, match="no-such-compiler was not found"):
-        hatch_build.compile_into(tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from filelock import FileLock
 from safetensors import SafetensorError
@@ -46,10 +46,17 @@ def _missing_weights(folder: Path) -> str | None:
         return f"no {WEIGHTS} (pickled weights are never loaded)"
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError):
+        if outside := sorted(name for name in shards if _leaves_folder(name)):
+            return f"{SHARD_INDEX} names {outside[0]!r}, which is not in the directory"
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return f"an unreadable {SHARD_INDEX}"
     lacking = sorted(name for name in shards if not (folder / name).is_file())
     return f"no {lacking[0]}" if lacking else None
+
+
+def _leaves_folder(name: str) -> bool:
+    path = PurePath(name)
+    return path.is_absolute() or ".." in path.parts
 
 
 @contextmanager

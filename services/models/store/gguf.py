@@ -41,6 +41,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
+    GgufFile(gguf)  # checks all sizes, which other readers believe
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, dtype=torch.bfloat16, **gguf_options(gguf)
     )

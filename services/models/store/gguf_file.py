@@ -29,6 +29,9 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+MAX_LAYERS = 1024
+"""Layers of a model. A parser builds a module for each before it looks for the weights."""
+_MAX_FIELDS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 22
 _MAX_DIMENSIONS = 4
 
 
@@ -112,15 +115,19 @@ class _Reader:
         return self._number("Q"), self._number("Q")
 
     def fields(self, count: int) -> dict[str, Any]:
-        self._expect(count, 13, "fields")
+        self._expect(count, 13, "fields", _MAX_FIELDS)
         found: dict[str, Any] = {}
         for _ in range(count):
             name = self._string()
             found[name] = self._value(self._number("I"))
+            if name.endswith(".block_count") and not _is_count(found[name]):
+                raise self._broken(
+                    f"it says that {name} is {found[name]!r}, but 1 to {MAX_LAYERS} can be loaded"
+                )
         return found
 
     def tensors(self, count: int, alignment: object) -> dict[str, GgufTensor]:
-        self._expect(count, 24, "tensors")
+        self._expect(count, 24, "tensors", _MAX_TENSORS)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment % 8:
             raise self._broken(f"its alignment is {alignment!r}, but must be a multiple of 8")
         told = [self._tensor() for _ in range(count)]
@@ -161,7 +168,7 @@ class _Reader:
             return self._number(self._code(kind))
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
-            self._expect(count, 8, "strings")
+            self._expect(count, 8, "strings", _MAX_STRINGS)
             return [self._string() for _ in range(count)]
         code = self._code(kind)  # of arrays of arrays there is no need
         self._expect(count, struct.calcsize(code), "numbers")
@@ -186,10 +193,17 @@ class _Reader:
         self._at = end
         return taken
 
-    def _expect(self, count: int, least: int, what: str) -> None:
-        """Raise `WeightsError` where so many, of so many bytes at least, can't follow."""
+    def _expect(self, count: int, least: int, what: str, most: int | None = None) -> None:
+        """Raise `WeightsError` where so many, of so many bytes at least, can't follow, or are more
+        than any model has."""
         if count * least > len(self._data) - self._at:
             raise self._broken(f"it can't hold the {count} {what} that it tells of")
+        if most is not None and count > most:
+            raise self._broken(f"it has {count} {what}, but {most} is the most")
 
     def _broken(self, reason: str) -> WeightsError:
         return WeightsError(f"{self._name} is no whole GGUF file: {reason}")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 1 <= value <= MAX_LAYERS
