@@ -13,7 +13,7 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.dtypes import choose_dtype, dtype_name
 from slipstream.models.invariance import Numerics
-from slipstream.models.loading import load_target_parts, parse_device
+from slipstream.models.loading import load_model, parse_device
 from slipstream.rpc.process import BAD_INPUT, FAILED, run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
@@ -88,7 +88,7 @@ def _lost(reason: str, is_input: bool) -> None:
 def _load(config: TargetConfig, crew: Crew | None, telemetry: Telemetry) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
         team = crew.meet() if crew else None
-        loaded = load_target_parts(
+        loaded = load_model(
             config.model,
             dtype=config.dtype,
             device=config.device,

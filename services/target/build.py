@@ -89,7 +89,7 @@ def build_target(
         loaded.model_id,
         model.vocab_size,
         model.context_length,
-        stop_token_ids(loaded),
+        loaded.stop_token_ids,
         has_grammars=grammars is not None,
         max_logprobs=MAX_LOGPROBS,
     )
@@ -118,20 +118,7 @@ def grammars_of(loaded: LoadedModel, vocab_size: int) -> Grammars | None:
     allow for it."""
     try:
         text = text_tokenizer(loaded.tokenizer)
-        return Grammars(text, vocab_size=vocab_size, stop_token_ids=stop_token_ids(loaded))
+        return Grammars(text, vocab_size=vocab_size, stop_token_ids=loaded.stop_token_ids)
     except ModelMismatch as error:
         _LOG.warning("no output of %s can follow a grammar: %s", loaded.model_id, error)
         return None
-
-
-def stop_token_ids(loaded: LoadedModel) -> frozenset[int]:
-    """End-of-sequence ids by the generation config, the config and the tokenizer."""
-    named = [
-        getattr(loaded.model.generation_config, "eos_token_id", None),
-        loaded.model.config.get_text_config().eos_token_id,
-        loaded.tokenizer.eos_token_id,
-    ]
-    ids: set[int] = set()
-    for value in named:
-        ids.update(value if isinstance(value, (list, tuple)) else [value])
-    return frozenset(token for token in ids if token is not None)

@@ -98,6 +98,11 @@ class GgufCheckpoint:
         """Whether there is a tensor of a name, which is one of transformers'."""
         return _gguf_name(name) in self._file.tensors
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor by transformers' name, outputs before inputs. Raises `WeightsError`
+        where there is none."""
+        return self._tensor(name).shape
+
     def rows(self, name: str) -> Rows:
         """A tensor by transformers' name, with rows in transformers' order. Raises `WeightsError`
         where there is none."""
