@@ -129,8 +129,11 @@ def find_source(
     num_ranks: int = 1,
     has_layers: bool = True,
 ) -> WeightSource:
-    """The weights of a model for native code; `has_layers` as in `Checkpoint`. Raises `NotNative` where that can't compute it,
-    `WeightsError` for files that are broken or not of the model's shape."""
+    """The weights of a model for native code; `has_layers` as in `Checkpoint`.
+
+    Raises `NotNative` where native code can't compute it, `WeightsError` for files that are broken
+    or not of the model's shape.
+    """
     place = parse_device(device)
     if place.type != "cpu" or num_ranks > 1:
         raise NotNative(f"on {num_ranks} x {place.type} there are no native kernels")
