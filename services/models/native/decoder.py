@@ -15,6 +15,7 @@ from slipstream.models.kv_layout import KvLayout
 from slipstream.models.native.library import Shape
 from slipstream.models.native.model import NativeModel, Rows
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
+from slipstream.models.native.weights import Scratch
 from slipstream.models.pool import KvPool
 from slipstream.models.rope import Rotary
 from slipstream.models.rows import Part, lay_out
@@ -35,8 +36,9 @@ class NativeDecoder:
         self._model = NativeModel(_shape(at, layout), source.embedding())
         self._model.set_rotary(*_rotary_tables(source.rotary, at.context_length))
         self._model.set_head(last_norm(source), head(source))
+        scratch = Scratch()
         for index in range(at.num_layers):
-            self._model.set_layer(index, layer(source, index))
+            self._model.set_layer(index, layer(source, index, scratch))
             source.release(index)
         self.kernels, self.weight_bytes = self._model.kernels, self._model.weight_bytes
 

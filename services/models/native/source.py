@@ -14,6 +14,7 @@ from slipstream.models.native.weights import (
     BFLOAT16,
     FLOAT32,
     BlockWeights,
+    Scratch,
     Weights,
     in_turn,
     plain,
@@ -106,13 +107,13 @@ def last_norm(source: WeightSource) -> Tensor:
     return source.vector(NORM)
 
 
-def layer(source: WeightSource, index: int) -> Sequence[BlockWeights]:
+def layer(source: WeightSource, index: int, scratch: Scratch) -> Sequence[BlockWeights]:
     """Return the blocks of a layer: its attention and its MLP."""
     name = f"model.layers.{index}"
-    return _attention(source, name), _mlp(source, name)
+    return _attention(source, name, scratch), _mlp(source, name, scratch)
 
 
-def _attention(source: WeightSource, layer: str) -> BlockWeights:
+def _attention(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
     own = f"{layer}.self_attn"
     parts = [source.matrix(f"{own}.{part}_proj.weight") for part in "qkv"]
     names = [f"{own}.{part}_proj" for part in "qkv"]
@@ -124,7 +125,7 @@ def _attention(source: WeightSource, layer: str) -> BlockWeights:
     query_norm, key_norm = (source.vector(at) if source.has(at) else None for at in norms)
     return BlockWeights(
         source.vector(f"{layer}.input_layernorm.weight"),
-        _stacked(source, parts[:together], names[:together]),
+        _stacked(source, parts[:together], names[:together], scratch),
         _linear(source, f"{own}.o_proj"),
         query_norm,
         key_norm,
@@ -132,14 +133,15 @@ def _attention(source: WeightSource, layer: str) -> BlockWeights:
     )
 
 
-def _mlp(source: WeightSource, layer: str) -> BlockWeights:
+def _mlp(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
     gate, up = _alike([source.matrix(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up")])
     bias = _bias(source, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
     if bias is not None:
-        bias = in_turn(*bias[:, None].chunk(2))[:, 0].contiguous()
+        first, second = bias[:, None].chunk(2)
+        bias = in_turn(first, second)[:, 0].contiguous()
     return BlockWeights(
         source.vector(f"{layer}.post_attention_layernorm.weight"),
-        Weights(gate.kind, in_turn(gate.matrix, up.matrix), bias),
+        Weights(gate.kind, in_turn(gate.matrix, up.matrix, scratch), bias),
         _linear(source, f"{layer}.mlp.down_proj"),
     )
 
@@ -148,11 +150,20 @@ def _linear(source: WeightSource, name: str) -> Weights:
     return _stacked(source, [source.matrix(f"{name}.weight")], [name])
 
 
-def _stacked(source: WeightSource, parts: Sequence[Weights], names: Sequence[str]) -> Weights:
+def _stacked(
+    source: WeightSource,
+    parts: Sequence[Weights],
+    names: Sequence[str],
+    scratch: Scratch | None = None,
+) -> Weights:
     """Matrices of one input as one, with their biases."""
     parts = _alike(parts)
     own = [part.matrix for part in parts]
-    matrix = torch.cat(own) if len(own) > 1 else own[0].contiguous()
+    matrix = own[0].contiguous()
+    if len(own) > 1:
+        rows = sum(map(len, own))
+        goal = None if scratch is None else scratch.like("stacked", rows, own[0])
+        matrix = torch.cat(own, out=goal)
     return Weights(parts[0].kind, matrix, _bias(source, names))
 
 

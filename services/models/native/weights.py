@@ -93,8 +93,29 @@ def exact(matrix: Tensor, bias: Tensor | None) -> Weights:
     return Weights(FLOAT32, matrix.contiguous(), bias)
 
 
-def in_turn(first: Tensor, second: Tensor) -> Tensor:
-    """Rows of two matrices, a tile of each in turn."""
+class Scratch:
+    """Memory that matrices are put together in, the same for every layer: they are packed from it
+    before the next ones are. Memory that is taken anew takes longer than what is put there."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
+
+    def like(self, role: str, rows: int, part: Tensor) -> Tensor:
+        """Return memory for so many rows of the form and type of those of `part`."""
+        size = torch.Size((rows, *part.shape[1:]))
+        key = (role, size, part.dtype)
+        if key not in self._kept:
+            self._kept[key] = part.new_empty(size)
+        return self._kept[key]
+
+
+def in_turn(first: Tensor, second: Tensor, scratch: Scratch | None = None) -> Tensor:
+    """Rows of two matrices, a tile of each in turn; in `scratch` if there is one."""
     padding = -len(first) % _TILE
-    tiles = [F.pad(part, (0, 0, 0, padding)).unflatten(0, (-1, _TILE)) for part in (first, second)]
-    return torch.stack(tiles, 1).flatten(0, 2)
+    parts = [F.pad(at, (0, 0, 0, padding)) if padding else at for at in (first, second)]
+    tiles = [part.unflatten(0, (-1, _TILE)) for part in parts]
+    if scratch is None:
+        return torch.stack(tiles, 1).flatten(0, 2)
+    goal = scratch.like("in turn", 2 * len(parts[0]), first)
+    torch.stack(tiles, 1, out=goal.view(-1, 2, *tiles[0].shape[1:]))
+    return goal
