@@ -66,6 +66,11 @@ def measurements_dir(env: Mapping[str, str] | None = None) -> Path:
     return _cache_dir(os.environ if env is None else env, "measured")
 
 
+def tokenizers_dir(env: Mapping[str, str] | None = None) -> Path:
+    """Return where tokenizers are kept that were read once, beside the models."""
+    return _cache_dir(os.environ if env is None else env, "tokenizers")
+
+
 def instruction_limits(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that keep libraries from some of the processor's instructions."""
     env = os.environ if env is None else env

@@ -45,17 +45,17 @@ def quality(flags: QualityFlags, output: OutputFlags) -> None:
     from slipstream.bench.environment import environment
     from slipstream.bench.quality import compare, cut
     from slipstream.models.causal import CausalModel
-    from slipstream.models.loading import load_target_parts
+    from slipstream.models.loading import load_model
     from slipstream.models.tokenizer import text_tokenizer
 
-    loaded = load_target_parts(flags.target, dtype=flags.dtype)
+    loaded = load_model(flags.target, dtype=flags.dtype)
     text = text_tokenizer(loaded.tokenizer)
     chunks = cut(
         [text.encode("\n".join(at.turns), add_special_tokens=True) for at in questions],
         flags.num_tokens,
     )
     named = flags.reference or flags.target
-    reference = CausalModel(load_target_parts(named, dtype=flags.reference_dtype).model)
+    reference = CausalModel(load_model(named, dtype=flags.reference_dtype).model)
     model = CausalModel(loaded.model)
     found = compare(reference, model, chunks)
     typer.echo(

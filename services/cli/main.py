@@ -13,43 +13,23 @@ from typing import NoReturn
 import typer
 
 import slipstream
-from slipstream.cli import (
-    certs,
-    chat,
-    check,
-    generate,
-    keys,
-    models,
-    serve,
-    simulate,
-    size,
-    trace,
-    up,
-)
 from slipstream.cli.engine import shorten_spins
 from slipstream.cli.notices import show_notices
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
-from slipstream.rpc.process import BAD_INPUT, FAILED
+from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
-INTERRUPTED = 130
-
-app = typer.Typer(
-    help="Speculative decoding: a draft proposes, a target verifies, the text is the same.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("check")(check.check)
-app.command("up")(up.up)
-app.command("trace")(trace.trace)
-app.command("size")(size.size)
-app.command("simulate")(simulate.run)
-app.add_typer(serve.app, name="serve")
-app.add_typer(models.app, name="models")
-app.add_typer(certs.app, name="certs")
-app.add_typer(keys.app, name="keys")
+_COMMANDS = {
+    "generate": "generate",
+    "chat": "chat",
+    "check": "check",
+    "up": "up",
+    "trace": "trace",
+    "size": "size",
+    "simulate": "run",
+}
+"""Commands by the name of their module, with the name of the function in it."""
+_GROUPS = ("serve", "models", "certs", "keys")
+"""Modules with commands of their own."""
 
 # Commands whose modules load torch come into being only when they are called.
 _LATER = {
@@ -61,7 +41,36 @@ _LATER = {
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def _mount_later(name: str, module: str, text: str) -> None:
+def app_of(words: Sequence[str]) -> typer.Typer:
+    """Return the application that runs a command line: with the command that its first word
+    names alone, which spares the import of all others, or with all commands."""
+    app = typer.Typer(
+        help="Speculative decoding: a draft proposes, a target verifies, the text is the same.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    named = [name for name in words[:1] if name in (*_COMMANDS, *_GROUPS)]
+    for name in named or (*_COMMANDS, *_GROUPS):
+        module = import_module(f"slipstream.cli.{name}")
+        if name in _GROUPS:
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, _COMMANDS[name]))
+    for name, (path, text) in _LATER.items():
+        _mount_later(app, name, path, text)
+    app.command()(version)
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: the application with all commands."""
+    if name != "app":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return app_of(())
+
+
+def _mount_later(app: typer.Typer, name: str, module: str, text: str) -> None:
     settings = _PASS_ON | {"allow_interspersed_args": False}
 
     @app.command(name, help=text, context_settings=settings, add_help_option=False)
@@ -72,11 +81,6 @@ def _mount_later(name: str, module: str, text: str) -> None:
         raise typer.Exit(code or 0)
 
 
-for _name, (_module, _text) in _LATER.items():
-    _mount_later(_name, _module, _text)
-
-
-@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(slipstream.__version__)
@@ -90,6 +94,7 @@ def run(args: Sequence[str] | None = None) -> NoReturn:
 def exit_code(args: Sequence[str] | None = None) -> int:
     """Run a command; errors become one sentence on standard error and a code."""
     show_notices()
+    app = app_of(sys.argv[1:] if args is None else args)
     try:
         return int(app(args=args, prog_name="slipstream", standalone_mode=False) or 0)
     except SlipstreamError as error:

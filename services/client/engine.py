@@ -16,9 +16,9 @@ from slipstream.draft.build import (
 )
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.dtypes import dtype_name
-from slipstream.models.glide_target import TargetParts, target_parts
+from slipstream.models.glide_target import TargetParts, has_rotary, target_parts
 from slipstream.models.invariance import Numerics
-from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.build import TargetLimits, build_target
@@ -72,7 +72,7 @@ class Engine:
         """Load the target by alias, path or hub id."""
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        loaded = load_target_parts(target, dtype=options.dtype, device=options.device)
+        loaded = load_model(target, dtype=options.dtype, device=options.device)
         return cls(loaded, options)
 
     def drafter(self, name: str, *, profile: Path | None = None) -> Drafter:
@@ -101,6 +101,6 @@ class Engine:
 
 
 def _parts(loaded: LoadedModel) -> TargetParts | None:
-    if not hasattr(loaded.model.get_decoder(), "rotary_emb"):
+    if not has_rotary(loaded.model):
         return None
     return target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)

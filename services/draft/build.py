@@ -27,7 +27,7 @@ from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import TargetParts
 from slipstream.models.graphs import Replay
 from slipstream.models.kv_layout import KEY_BLOCK
-from slipstream.models.loading import load_target_parts, num_token_ids, require_same_tokenizer
+from slipstream.models.loading import load_model, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
 from slipstream.models.store.digests import file_digest
@@ -259,7 +259,7 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     model_id = name.removeprefix(VANILLA)
     if not model_id:
         raise InvalidRequest("a vanilla draft needs a model, as in vanilla:smollm2-135m")
-    loaded = load_target_parts(model_id, dtype=target.dtype, device=target.device)
+    loaded = load_model(model_id, dtype=target.dtype, device=target.device)
     require_same_tokenizer(target, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = CausalModel(loaded.model, numerics="fast")
@@ -267,7 +267,7 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     return DraftModel(
         kind="vanilla",
         # Heads are padded to sizes of their own: the tokens of the text are what both have.
-        scorer=CausalScorer(model, vocab_size=num_token_ids(loaded.tokenizer)),
+        scorer=CausalScorer(model, vocab_size=loaded.num_token_ids),
         pair=Pair(target.model_id, VANILLA + loaded.model_id, loaded.tokenizer_hash),
         source=target.source,
         tokenizer_hash=loaded.tokenizer_hash,

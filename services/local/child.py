@@ -11,8 +11,8 @@ from typing import Any
 
 from slipstream.config import child_environment
 from slipstream.core.errors import InvalidRequest, ServiceError
+from slipstream.exit_codes import BAD_INPUT
 from slipstream.leash import leashed
-from slipstream.rpc.process import BAD_INPUT
 
 Say = Callable[[str, str], None]
 """Told the name of a child and a line that it wrote."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from slipstream.core.draws import draw_greedy_rows, draw_rows
 from slipstream.core.errors import CapacityError
 from slipstream.models.buckets import Buckets, ForwardShape, key_widths, powers, row_steps
+from slipstream.models.draws import Draw
 from slipstream.models.graphs import Replay
 from slipstream.models.invariance import RowRule
 from slipstream.models.kv_layout import KvLayout
@@ -30,25 +31,6 @@ _MAX_LANE_ROWS = 256
 
 Run = Callable[[Tensor, Tensor, Lanes, KvPool], Tensor]
 """The model's layers over tokens and positions [R]: final hidden states [R, d]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """How input `index` of a forward draws its token: see `core.draws`."""
-
-    index: int
-    temperature: float
-    keys: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A forward whose tokens are drawn: `hidden` [rows, d] is overwritten by the next forward,
-    `places` are the rows' slots by part."""
-
-    hidden: Tensor
-    places: tuple[tuple[int, ...], ...]
-    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,29 +6,32 @@ The forward is native code where there are kernels for model and processor (`nat
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
-from slipstream.models.bucketed import BucketedForward, Draw, Drawn, Shaped, buckets_for
 from slipstream.models.cache import KvCache
-from slipstream.models.gguf_model import weights_type
-from slipstream.models.graphs import Replay
+from slipstream.models.draws import Draw, Drawn
 from slipstream.models.invariance import Numerics, RowRule
-from slipstream.models.kernels import choose_kernel
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.leading import Followers
+from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NotBuilt, NotNative
+from slipstream.models.native.source import WeightSource
+from slipstream.models.outline import outline_of
 from slipstream.models.pool import SCRATCH_ROWS, KvPool
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.rows import Part
-from slipstream.models.sample import SAMPLE_TOKENS, check_hidden, sample_hidden, sample_tokens
-from slipstream.models.torch_decoder import TorchDecoder
+from slipstream.models.sample import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from slipstream.models.bucketed import BucketedForward
+    from slipstream.models.leading import Followers
+    from slipstream.models.torch_decoder import TorchDecoder
 
 _LOG = logging.getLogger("slipstream.models")
 
@@ -50,7 +53,7 @@ class CausalModel:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: "WeightSource | PreTrainedModel",
         *,
         numerics: Numerics = "invariant",
         ranks: Ranks = ALONE,
@@ -58,28 +61,21 @@ class CausalModel:
     ) -> None:
         """Takes the model over: its modules are swapped in place. All `ranks` do so together.
 
-        `engine` None is the fastest that there is. Raises `ModelError` for one that can't be used,
-        and when the architecture has parts that this cache can't serve.
+        `engine` None is the fastest that there is; a source of weights has native code only.
+        Raises `ModelError` for one that can't be used, and when the architecture has parts that
+        this cache can't serve.
         """
-        model.requires_grad_(False).eval()
-        self.config = model.config.get_text_config()
         self.numerics = numerics
-        self.device = model.device
-        self.dtype = model.dtype
-        self.weights_type = weights_type(model)
-        self.context_length = context_length(self.config)
-        self.embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
-        self.head_weight = _head_weight(model)
-        expected = sample_hidden(model)
-        self.layout = _layout(model, ranks)
+        at = outline_of(model, ranks)
+        self.layout, self.embedding = at.layout, at.embedding
+        self.hidden_size, self._mlp_size = at.hidden_size, at.mlp_size
+        self.vocab_size, self.context_length = at.vocab_size, at.context_length
+        self.device, self.dtype = at.layout.device, at.layout.dtype
+        self.weights_type = at.weights_type
+        known = ReferenceCheck(model)
         self._decoder = self._chosen(model, ranks, engine)
         self._shaped = self._with_shapes(engine, ranks)
-        self._check(type(model).__name__, expected)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of columns of the logits."""
-        return self.head_weight.shape[0]
+        known.check(self._sample, at.name)
 
     @property
     def is_native(self) -> bool:
@@ -114,8 +110,7 @@ class CausalModel:
         Hidden states and what the widest products make of them, logits in both precisions, and
         the keys of one layer gathered once.
         """
-        config = self.config
-        width = 4 * config.hidden_size + 4 * getattr(config, "intermediate_size", 0)
+        width = 4 * self.hidden_size + 4 * self._mlp_size
         row = width * self.dtype.itemsize + self.vocab_size * (self.dtype.itemsize + 4)
         layer = self.layout.bytes_per_token // self.layout.num_layers
         return int(num_rows * row + self.context_length * layer)
@@ -127,9 +122,9 @@ class CausalModel:
             self._shaped.serve(pool)
         return pool
 
-    def lead(self, followers: Followers) -> None:
+    def lead(self, followers: "Followers") -> None:
         """Have the other ranks follow this one, rank 0, from now on."""
-        assert isinstance(self._decoder, TorchDecoder), "a model that is split is torch's"
+        assert not isinstance(self._decoder, NativeDecoder), "a model that is split is torch's"
         self._decoder.lead(followers)
 
     def open(self, capacity: int) -> KvCache:
@@ -182,7 +177,7 @@ class CausalModel:
 
     def _new_pool(self, num_pages: int, scratch_rows: int) -> KvPool:
         pool = KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
-        if isinstance(self._decoder, TorchDecoder):
+        if not isinstance(self._decoder, NativeDecoder):
             self._decoder.open(pool)
         return pool
 
@@ -207,20 +202,26 @@ class CausalModel:
         return Drawn(hidden, packed.places, tokens.tolist() if draws else [])
 
     def _chosen(
-        self, model: PreTrainedModel, ranks: Ranks, engine: Engine | None
-    ) -> NativeDecoder | TorchDecoder:
+        self, model: "WeightSource | PreTrainedModel", ranks: Ranks, engine: Engine | None
+    ) -> "NativeDecoder | TorchDecoder":
+        if isinstance(model, WeightSource):
+            return NativeDecoder(model, self.layout)
         if engine in (None, "native") and ranks.size == 1:
+            from slipstream.models.native.in_memory import InMemory
+
             try:
-                return NativeDecoder(model, self.layout, self.context_length)
+                return NativeDecoder(InMemory(model), self.layout)
             except NotNative as reason:
                 if engine is not None:
                     raise ModelError(f"the engine is {engine}, but {reason}") from None
                 if self.device.type == "cpu":
                     level = logging.WARNING if isinstance(reason, NotBuilt) else logging.INFO
                     _LOG.log(level, "torch computes %s: %s", type(model).__name__, reason)
+        from slipstream.models.torch_decoder import TorchDecoder
+
         return TorchDecoder(model, self.layout, numerics=self.numerics, ranks=ranks)
 
-    def _with_shapes(self, engine: Engine | None, ranks: Ranks) -> BucketedForward | None:
+    def _with_shapes(self, engine: Engine | None, ranks: Ranks) -> "BucketedForward | None":
         decoder, is_alone = self._decoder, ranks.size == 1
         if engine is None and is_alone and self.device.type == "cuda":
             engine = "shaped"
@@ -228,7 +229,11 @@ class CausalModel:
             return None
         if not is_alone:
             raise ModelError("a model that is split among processes has no forwards of fixed shape")
-        assert isinstance(decoder, TorchDecoder)
+        from slipstream.models.bucketed import BucketedForward, Shaped, buckets_for
+        from slipstream.models.graphs import Replay
+        from slipstream.models.kernels import choose_kernel
+
+        assert not isinstance(decoder, NativeDecoder)
         buckets = buckets_for(
             max_rows=_MAX_SHAPED_ROWS, context_length=self.context_length, rule=decoder.rule
         )
@@ -237,36 +242,8 @@ class CausalModel:
         shaped = Shaped(self.layout, decoder.group, decoder.run, kernel, decoder.head)
         return BucketedForward(shaped, buckets, Replay(self.device))
 
-    def _check(self, name: str, expected: Tensor) -> None:
+    def _sample(self) -> Tensor:
+        """Hidden states of the tokens that models are compared by."""
         cache = self.open(SAMPLE_TOKENS)
         hidden, _ = self.forward([Part(cache, sample_tokens(self.vocab_size))])
-        check_hidden(hidden, expected, name)
-
-
-def _head_weight(model: PreTrainedModel) -> Tensor:
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ModelError(f"{type(model).__name__} has no language-model head")
-    return head.weight
-
-
-def context_length(config: Any) -> int:
-    """Positions a model can be served for, by its text configuration.
-
-    Raises `ModelError` for attention that this cache can't serve.
-    """
-    limit = int(config.max_position_embeddings)
-    kinds = getattr(config, "layer_types", None) or ["full_attention"]
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        return min(limit, int(window))
-    if any(kind != "full_attention" for kind in kinds):
-        raise ModelError(f"attention of the kind {sorted(set(kinds))} can't be cached")
-    return limit
-
-
-def _layout(model: PreTrainedModel, ranks: Ranks) -> KvLayout:
-    config = model.config.get_text_config()
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return KvLayout(config.num_hidden_layers, num_kv, dim, model.dtype, model.device, ranks.size)
+        return hidden

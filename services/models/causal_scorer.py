@@ -43,7 +43,7 @@ class CausalScorer:
         self._model = model
         self._vocab_size = vocab_size or model.vocab_size
         self.context_length: int = model.context_length
-        self.hidden_size: int = model.config.hidden_size
+        self.hidden_size: int = model.hidden_size
         self.layout: KvLayout = model.layout
 
     def pool(self, num_pages: int) -> KvPool:

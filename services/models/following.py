@@ -52,7 +52,7 @@ class Follower:
         self._model.forward(parts)
 
     def _logits(self, num_rows: int) -> None:
-        shape = (num_rows, self._model.config.hidden_size)
+        shape = (num_rows, self._model.hidden_size)
         hidden = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
         self._model.logits(self._ranks.told(hidden))
 

@@ -1,29 +1,33 @@
 """What a GliDe draft takes from its target: embeddings, head, rotary tables, shapes.
 
-Knows nothing of drafting or training; the target is any plain transformers causal LM.
+Knows nothing of drafting or training; the target is a source of weights, or any plain causal LM of
+transformers.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
+from slipstream.models.architecture import EMBEDDING, HEAD
+from slipstream.models.native.source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
 class TargetParts:
     """The frozen parts of a target that a draft shares.
 
-    embeddings, head: [V, d]; rotary: the target's own rotary module, called as
+    embeddings, head: [V, d]; rotary: the target's own rotary embedding, called as
     (tensor for dtype and device, position_ids [1, T]) -> cos, sin [1, T, rotary_dim];
     tokenizer_hash: None when the tokenizer is not at hand, which skips that check.
     """
 
     embeddings: Tensor
     head: Tensor
-    rotary: nn.Module
+    rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -42,7 +46,12 @@ class TargetParts:
 
 
 def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetParts:
-    """The parts of a transformers causal LM; ModelMismatch when it has no single rotary module."""
+    """Return the parts of a source of weights or of a transformers causal LM.
+
+    Raises `ModelMismatch` when it has no single rotary module.
+    """
+    if isinstance(model, WeightSource):
+        return source_parts(model, tokenizer_hash=tokenizer_hash)
     config = model.config.get_text_config()
     decoder = model.get_decoder()
     rotary = getattr(decoder, "rotary_emb", None)
@@ -61,6 +70,26 @@ def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetPart
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         tokenizer_hash=tokenizer_hash,
     )
+
+
+def source_parts(source: WeightSource, *, tokenizer_hash: str | None) -> TargetParts:
+    """Return the parts of a source of weights."""
+    at = source.architecture
+    return TargetParts(
+        embeddings=source.dense(EMBEDDING),
+        head=source.dense(EMBEDDING if source.is_tied else HEAD),
+        rotary=source.rotary,
+        num_layers=at.num_layers,
+        num_heads=at.num_heads,
+        num_kv_heads=at.num_kv_heads,
+        head_dim=at.head_dim,
+        tokenizer_hash=tokenizer_hash,
+    )
+
+
+def has_rotary(model: Any) -> bool:
+    """Return whether a source of weights or a transformers causal LM has one rotary embedding."""
+    return isinstance(model, WeightSource) or hasattr(model.get_decoder(), "rotary_emb")
 
 
 def rotary_tables(parts: TargetParts, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

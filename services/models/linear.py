@@ -1,5 +1,9 @@
 """A matrix product with its weight packed once, where the device has such a product."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,3 +26,15 @@ class PackedLinear:
         if self.is_packed:
             return packed_linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
+
+
+def stacked_bias(linears: Sequence[Any]) -> Tensor | None:
+    """Return the biases of linear layers one after the other, zeros where some have none; None
+    where no layer has one."""
+    if all(linear.bias is None for linear in linears):
+        return None
+    parts = [
+        linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
+        for linear in linears
+    ]
+    return torch.cat(parts)

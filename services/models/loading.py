@@ -3,6 +3,7 @@
 Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
 """
 
+import json
 import logging
 import re
 from dataclasses import dataclass
@@ -10,20 +11,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-)
-from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.architecture import eos_ids
 from slipstream.models.dtypes import AUTO, choose_dtype
-from slipstream.models.gguf_model import load_blocks
+from slipstream.models.kept_tokenizer import NumberedTokenizer, keep, read_kept
+from slipstream.models.native.checkpoint import Checkpoint
+from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, kernels
+from slipstream.models.native.source import WeightSource
 from slipstream.models.quiet import quiet_transformers
-from slipstream.models.shards import require_split
 from slipstream.models.store.catalog import CATALOG, KnownModel
 from slipstream.models.store.folder import gguf_in
 from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
@@ -31,7 +28,6 @@ from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
 from slipstream.models.store.hub import brief, is_hub_id, split_revision
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
-from slipstream.text.vocab import vocab_hash
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -39,7 +35,11 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A causal language model, its tokenizer and what identifies them."""
+    """A causal language model, its tokenizer and what identifies them.
+
+    `model` is a transformers model or a source of weights, `tokenizer` transformers' own or a
+    `TextTokenizer`; `num_token_ids` counts ids up to the highest that the tokenizer gives.
+    """
 
     model: Any
     tokenizer: Any
@@ -47,6 +47,35 @@ class LoadedModel:
     tokenizer_hash: str
     """SHA-256 of the numbering of tokens: equal where ids mean the same."""
     path: Path
+    num_token_ids: int
+    stop_token_ids: frozenset[int]
+    """End-of-sequence ids by the generation config, the config and the tokenizer."""
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = AUTO,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    num_ranks: int = 1,
+) -> LoadedModel:
+    """Load a model to serve, by alias, path or hub id: a source of weights for native code where
+    that computes it, without transformers; else as `load_target_parts` does, which says what is
+    raised."""
+    choose_dtype(dtype, parse_device(device))
+    path = resolve(name, progress=progress)
+    folder, gguf = find_sources(path)
+    try:
+        source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
+    except NotNative as reason:
+        _LOG.info("%s is loaded by transformers: %s", path.name, reason)
+        options: Any = {"progress": progress, "num_ranks": num_ranks}
+        return load_target_parts(name, dtype=dtype, device=device, **options)
+    tokenizer = find_tokenizer(folder, gguf)
+    at = source.architecture
+    require_same_vocabulary(path, tokenizer.num_ids, at.vocab_size)
+    return _loaded(name, path, source, tokenizer, at.eos_ids | _generation_eos(folder))
 
 
 def load_target_parts(
@@ -68,22 +97,73 @@ def load_target_parts(
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     with quiet_transformers(reads_gguf=gguf is not None):
-        model = None
-        if gguf and dtype == AUTO and torch_device.type == "cpu" and num_ranks == 1:
-            model = _in_blocks(gguf)
-        if model is None:
-            model = _load_model(folder, gguf, torch_dtype, num_ranks)
-            if num_ranks == 1:  # else parts are where they belong
-                model = model.to(torch_device)
-        tokenizer = load_tokenizer(folder, gguf)
-    require_same_vocabulary(path, tokenizer, model.config.vocab_size)
+        model = _load_model(folder, gguf, torch_dtype, num_ranks)
+        if num_ranks == 1:  # else parts are where they belong
+            model = model.to(torch_device)
+        tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
+    require_same_vocabulary(path, tokenizer.num_ids, model.config.vocab_size)
+    named = getattr(model.generation_config, "eos_token_id", None)
+    ends = eos_ids(named) | eos_ids(model.config.get_text_config().eos_token_id)
+    return _loaded(name, path, model.eval().requires_grad_(False), tokenizer, ends)
+
+
+def _loaded(
+    name: str, path: Path, model: Any, tokenizer: NumberedTokenizer, ends: frozenset[int]
+) -> LoadedModel:
     return LoadedModel(
-        model=model.eval().requires_grad_(False),
-        tokenizer=tokenizer,
+        model=model,
+        tokenizer=tokenizer.text,
         model_id=short_name(name),
-        tokenizer_hash=vocab_hash(tokenizer.get_vocab()),
+        tokenizer_hash=tokenizer.vocab_hash,
         path=path,
+        num_token_ids=tokenizer.num_ids,
+        stop_token_ids=ends | eos_ids(tokenizer.eos_token_id),
     )
+
+
+def find_source(
+    folder: Path,
+    gguf: Path | None,
+    dtype: str,
+    device: str,
+    *,
+    num_ranks: int = 1,
+    has_layers: bool = True,
+) -> WeightSource:
+    """The weights of a model for native code; `has_layers` as in `Checkpoint`.
+
+    Raises `NotNative` where native code can't compute it, `WeightsError` for files that are broken
+    or not of the model's shape.
+    """
+    place = parse_device(device)
+    if place.type != "cpu" or num_ranks > 1:
+        raise NotNative(f"on {num_ranks} x {place.type} there are no native kernels")
+    kernels()
+    if gguf is None:
+        chosen = choose_dtype(dtype, place)
+        if chosen not in (torch.float32, torch.bfloat16):
+            raise NotNative(f"{dtype} has no native kernels")
+        return Checkpoint(folder, chosen, has_layers=has_layers)
+    if dtype != AUTO:
+        raise NotNative(f"in {dtype} its blocks are dequantised")
+    return GgufSource(gguf, torch.bfloat16)
+
+
+def find_tokenizer(folder: Path, gguf: Path | None) -> NumberedTokenizer:
+    """The tokenizer of a model: as it was kept, or as transformers reads it now. Raises
+    `WeightsError`."""
+    if kept := read_kept(folder, gguf):
+        return kept
+    with quiet_transformers(reads_gguf=gguf is not None):
+        return keep(load_tokenizer(folder, gguf), folder, gguf)
+
+
+def _generation_eos(folder: Path) -> frozenset[int]:
+    try:
+        given = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        return eos_ids(given.get("eos_token_id"))
+    except (OSError, ValueError, AttributeError):
+        return frozenset()
 
 
 class Numbered(Protocol):
@@ -149,6 +229,9 @@ def find_sources(path: Path) -> tuple[Path, Path | None]:
 
 
 def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: int) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed.configuration_utils import DistributedConfig
+
     path = gguf or folder
     options: dict[str, Any] = gguf_options(gguf) if gguf else {"use_safetensors": True}
     if num_ranks > 1:
@@ -171,19 +254,10 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: 
     return model
 
 
-def _in_blocks(gguf: Path) -> Any | None:
-    """The model with its layers in the file's blocks, which native code multiplies; None, with
-    the reason in the log, where that can't be."""
-    try:
-        kernels()
-        return load_blocks(gguf, torch.bfloat16)
-    except NotNative as reason:
-        _LOG.info("the weights of %s are dequantised: %s", gguf.name, reason)
-        return None
-
-
 def check_ranks(path: Path, num_ranks: int) -> None:
     """Raises `InvalidRequest` unless the model in a directory can be split so many ways."""
+    from slipstream.models.shards import require_split
+
     folder, gguf = find_sources(path)
     if gguf:
         raise InvalidRequest(
@@ -197,6 +271,8 @@ def require_causal(folder: Path) -> Any:
 
     Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one.
     """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:
@@ -216,6 +292,8 @@ def require_causal(folder: Path) -> Any:
 
 def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
     """The tokenizer of a model, of transformers' kind. Raises `WeightsError`."""
+    from transformers import AutoTokenizer
+
     try:
         if gguf:
             return read_gguf_tokenizer(gguf)
@@ -224,16 +302,10 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
         raise WeightsError(f"the tokenizer in {folder} can't be read ({brief(error)})") from error
 
 
-def require_same_vocabulary(path: Path, tokenizer: Any, vocab_size: int) -> None:
+def require_same_vocabulary(path: Path, num_ids: int, vocab_size: int) -> None:
     """Raises `ModelMismatch` for a tokenizer with ids past the model's."""
-    highest = num_token_ids(tokenizer) - 1
-    if highest < 0 or highest >= vocab_size:
+    if not 0 < num_ids <= vocab_size:
         raise ModelMismatch(
-            f"the tokenizer in {path} goes up to id {highest}, "
+            f"the tokenizer in {path} goes up to id {num_ids - 1}, "
             f"but the model knows {vocab_size} tokens"
         )
-
-
-def num_token_ids(tokenizer: Any) -> int:
-    """Ids up to the highest that a tokenizer gives; a model's head may have more."""
-    return 1 + max(tokenizer.get_vocab().values(), default=-1)

@@ -7,6 +7,7 @@ target, a few per cent. Knows nothing of drafts; what it can't read piecewise is
 import copy
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.causal import context_length
 from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.glide_target import TargetParts, target_parts
+from slipstream.models.kept_tokenizer import NumberedTokenizer
 from slipstream.models.loading import (
+    find_source,
     find_sources,
+    find_tokenizer,
     load_target_parts,
     load_tokenizer,
     parse_device,
@@ -29,12 +31,14 @@ from slipstream.models.loading import (
     require_same_vocabulary,
     short_name,
 )
+from slipstream.models.native.library import NotNative
+from slipstream.models.native.source import WeightSource
+from slipstream.models.outline import context_length
 from slipstream.models.quiet import quiet_transformers
 from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS
 from slipstream.models.store.hub import brief
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
-from slipstream.text.vocab import vocab_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,22 @@ def load_parts(
     """
     torch_dtype = choose_dtype(dtype, parse_device(device))
     folder, gguf = find_sources(resolve(name, progress=progress))
+    with suppress(NotNative):
+        source = find_source(folder, gguf, dtype, device, has_layers=False)
+        return _of_source(source, name, folder, gguf)
     if gguf is None and (found := _read(folder, torch_dtype, device)):
         return found.named(name)
     loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
     parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
     length = context_length(loaded.model.config.get_text_config())
     return LoadedParts(parts, loaded.model_id, loaded.tokenizer_hash, length)
+
+
+def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None) -> LoadedParts:
+    at, tokenizer = source.architecture, find_tokenizer(folder, gguf)
+    require_same_vocabulary(folder, tokenizer.num_ids, at.vocab_size)
+    parts = target_parts(source, tokenizer_hash=tokenizer.vocab_hash)
+    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, at.context_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +97,20 @@ def _read(folder: Path, dtype: torch.dtype, device: str) -> _Found | None:
         return None
     with quiet_transformers(reads_gguf=False):
         skeleton = _skeleton(config, dtype)
-        tokenizer = load_tokenizer(folder, None)
+        tokenizer = NumberedTokenizer.of(load_tokenizer(folder, None))
     tables = _tables(folder, skeleton, config, device)
     rotary: Any = getattr(skeleton.get_decoder(), "rotary_emb", None)
     if tables is None or not hasattr(rotary, "config"):
         return None
     text = config.get_text_config()
-    require_same_vocabulary(folder, tokenizer, text.vocab_size)
+    require_same_vocabulary(folder, tokenizer.num_ids, text.vocab_size)
     skeleton.get_decoder().rotary_emb = type(rotary)(config=text).to(device)
     for module, table in zip(_ends(skeleton), tables, strict=True):
         module.weight = table
     # Every number but the table sizes comes from the configuration: that of all the layers.
     skeleton.config = config
-    hashed = vocab_hash(tokenizer.get_vocab())
-    return _Found(target_parts(skeleton, tokenizer_hash=hashed), context_length(text))
+    parts = target_parts(skeleton, tokenizer_hash=tokenizer.vocab_hash)
+    return _Found(parts, context_length(text))
 
 
 def _ends(model: Any) -> tuple[nn.Module, nn.Module]:
@@ -110,6 +124,8 @@ def _skeleton(config: Any, dtype: torch.dtype) -> Any:
     text.num_hidden_layers = 1
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(short, dtype=dtype)
 

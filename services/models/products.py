@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.invariance import ANY_ROWS, RowRule, cancelling, probe_rows, tiled
-from slipstream.models.linear import PackedLinear
+from slipstream.models.linear import PackedLinear, stacked_bias
 from slipstream.models.machine import this_machine
 from slipstream.models.shards import join_of
 
@@ -65,15 +65,3 @@ def _rule(weight: Tensor, bias: Tensor | None) -> RowRule:
 def _is_rule(value: Any) -> bool:
     numbers = isinstance(value, list) and len(value) == 2 and all(type(at) is int for at in value)
     return numbers and 1 <= value[0] <= value[1]
-
-
-def stacked_bias(linears: Sequence[Any]) -> Tensor | None:
-    """Return the biases of linear layers one after the other, zeros where some have none; None
-    where no layer has one."""
-    if all(linear.bias is None for linear in linears):
-        return None
-    parts = [
-        linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias.detach()
-        for linear in linears
-    ]
-    return torch.cat(parts)

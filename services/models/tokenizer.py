@@ -1,18 +1,24 @@
 """The parts of a transformers tokenizer that text needs, so that all processes read text alike."""
 
-from typing import Any
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import ModelMismatch
 from slipstream.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 def text_tokenizer(tokenizer: Any) -> TextTokenizer:
     """The same tokenizer without transformers; of several chat templates, the default one.
 
-    Raises `ModelMismatch` for a tokenizer that the `tokenizers` library can't stand in for.
+    One that is of this kind already is returned as it is. Raises `ModelMismatch` for a tokenizer
+    that the `tokenizers` library can't stand in for.
     """
+    if isinstance(tokenizer, TextTokenizer):
+        return tokenizer
+    from transformers import PreTrainedTokenizerFast
+
     name = type(tokenizer).__name__
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ModelMismatch(f"{name} is no tokenizer of the tokenizers library, which is needed")
@@ -25,7 +31,7 @@ def text_tokenizer(tokenizer: Any) -> TextTokenizer:
     )
 
 
-def _json(tokenizer: PreTrainedTokenizerFast) -> bytes:
+def _json(tokenizer: "PreTrainedTokenizerFast") -> bytes:
     try:
         return tokenizer.backend_tokenizer.to_str().encode()
     except Exception as error:  # parts written in Python have no JSON

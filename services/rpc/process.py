@@ -15,16 +15,12 @@ from typing import Any, TypeVar
 from slipstream import __version__
 from slipstream.config import load_config, parse_flags, resolved
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
+from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
 from slipstream.telemetry.logs import set_up_logging
 from slipstream.telemetry.loop_watchdog import watched
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import Telemetry
-
-BAD_INPUT = 2
-"""Exit code of a process that was told what it can't use; there is no sense in trying again."""
-FAILED = 1
-"""Exit code of one that failed in any other way."""
 
 C = TypeVar("C")
 

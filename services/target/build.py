@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from slipstream.core.errors import ModelMismatch
 from slipstream.core.logprobs import MAX_LOGPROBS
@@ -11,8 +12,10 @@ from slipstream.models.invariance import Numerics
 from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.models.leading import Team
 from slipstream.models.loading import LoadedModel
+from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
 from slipstream.models.ranks import ALONE
+from slipstream.models.store.digests import bytes_digest
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammars import Grammars
@@ -89,7 +92,7 @@ def build_target(
         loaded.model_id,
         model.vocab_size,
         model.context_length,
-        stop_token_ids(loaded),
+        loaded.stop_token_ids,
         has_grammars=grammars is not None,
         max_logprobs=MAX_LOGPROBS,
     )
@@ -117,21 +120,14 @@ def grammars_of(loaded: LoadedModel, vocab_size: int) -> Grammars | None:
     """What makes outputs follow grammars; None, with a warning, where the tokenizer does not
     allow for it."""
     try:
-        text = text_tokenizer(loaded.tokenizer)
-        return Grammars(text, vocab_size=vocab_size, stop_token_ids=stop_token_ids(loaded))
+        text, ends = text_tokenizer(loaded.tokenizer), loaded.stop_token_ids
+        digest = bytes_digest(text.parts().json)
+        name = f"grammars of {digest} {vocab_size} {sorted(ends)} {version('llguidance')}"
+        is_known = this_machine().get(name) is True
+        grammars = Grammars(text, vocab_size=vocab_size, stop_token_ids=ends, is_known=is_known)
     except ModelMismatch as error:
         _LOG.warning("no output of %s can follow a grammar: %s", loaded.model_id, error)
         return None
-
-
-def stop_token_ids(loaded: LoadedModel) -> frozenset[int]:
-    """End-of-sequence ids by the generation config, the config and the tokenizer."""
-    named = [
-        getattr(loaded.model.generation_config, "eos_token_id", None),
-        loaded.model.config.get_text_config().eos_token_id,
-        loaded.tokenizer.eos_token_id,
-    ]
-    ids: set[int] = set()
-    for value in named:
-        ids.update(value if isinstance(value, (list, tuple)) else [value])
-    return frozenset(token for token in ids if token is not None)
+    if not is_known:
+        this_machine().keep(name, True)
+    return grammars

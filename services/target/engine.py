@@ -22,9 +22,9 @@ from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdic
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
 from slipstream.engine.failures import internal_errors
-from slipstream.models.bucketed import Drawn
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
+from slipstream.models.draws import Drawn
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call, check_length

@@ -7,6 +7,7 @@ it: no session waits for the grammars of others. Knows no logits, no laws and no
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from threading import Lock
 from weakref import WeakValueDictionary
 
@@ -51,22 +52,24 @@ class Grammars:
     """Makes constraints for one target. Any thread may use it."""
 
     def __init__(
-        self, tokenizer: TextTokenizer, *, vocab_size: int, stop_token_ids: frozenset[int]
+        self,
+        tokenizer: TextTokenizer,
+        *,
+        vocab_size: int,
+        stop_token_ids: frozenset[int],
+        is_known: bool = False,
     ) -> None:
-        """Raises `ModelMismatch` for a tokenizer that texts can't be followed through, or without
-        a token that ends a text."""
+        """`is_known` says that such grammars have been made before: what takes 200 ms then waits
+        for the first grammar.
+
+        Raises `ModelMismatch` for a tokenizer that texts can't be followed through, or without
+        a token that ends a text.
+        """
         if not stop_token_ids:
             raise ModelMismatch("a model without a stop token can't end a text by its grammar")
-        try:
-            self._tokenizer = LLTokenizer(
-                tokenizer.parts().json.decode(),
-                n_vocab=vocab_size,
-                eos_token=sorted(stop_token_ids),
-            )
-        except ValueError as error:
-            raise ModelMismatch(
-                f"grammars can't follow this tokenizer ({sentence(str(error))})"
-            ) from None
+        self._text, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(stop_token_ids)
+        if not is_known:
+            _ = self._tokenizer
         self._limits = LLParserLimits(
             max_lexer_states=_LEXER_STATES, step_lexer_fuel=_LEXER_FUEL, verbose_errors=False
         )
@@ -76,6 +79,17 @@ class Grammars:
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         self._tells_forced = True
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        try:
+            return LLTokenizer(
+                self._text.parts().json.decode(), n_vocab=self._vocab_size, eos_token=self._ends
+            )
+        except ValueError as error:
+            raise ModelMismatch(
+                f"grammars can't follow this tokenizer ({sentence(str(error))})"
+            ) from None
 
     def force(self, is_on: bool) -> None:
         """Whether followers made from now on tell what is forced; they do unless told otherwise."""

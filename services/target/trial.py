@@ -22,11 +22,13 @@ from slipstream.models.speed import best_seconds
 
 _TOKEN = 0
 _CHECKED = (1, 8)
-"""Batched tokens of the forwards that kept costs are checked by, each three times."""
+"""Batched tokens of the forwards that kept costs are checked by, each up to three times."""
 _FASTER = 0.8
 _BENT = 1.25
 """Kept costs are those of a busy machine where a forward takes so much less than they say, or
-where the ratio of the two has changed so much."""
+where the ratio of the two has changed so much. Once a start has found them right, a changed ratio
+says that the machine is busy now."""
+_CHECKS = 3
 _SHORTEST_TILE = 8
 """Products of fewer rows make a slope, not a staircase."""
 
@@ -75,24 +77,35 @@ def learn_cost(
     return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)
 
 
-def _keep(name: str, costs: Costs) -> None:
+def _keep(name: str, costs: Costs, *, is_confirmed: bool = False) -> None:
     points = [list(point) for point in costs.points]
-    this_machine().keep(name, [points, costs.session_s, costs.branch_s])
+    this_machine().keep(name, [points, costs.session_s, costs.branch_s, is_confirmed])
 
 
 def _kept(name: str, forward: Forward, clock: Clock, max_rows: int) -> Costs | None:
     """What an earlier start has found, where this one finds the same."""
-    costs = _read(this_machine().get(name))
+    value = this_machine().get(name)
+    costs = _read(value)
     if costs is None or costs.points[-1][0] > max_rows:
         return None
     known = dict(costs.points)
     if not all(rows in known for rows in _CHECKED):
         return None
     forward(1, 1)
-    one, some = (_fastest(forward, rows, clock) for rows in _CHECKED)
-    bent = (some / one) / (known[_CHECKED[1]] / known[_CHECKED[0]])
-    is_same = one > _FASTER * known[1] and 1 / _BENT < bent < _BENT
-    return costs if is_same else None
+    is_confirmed = bool(value[3:] and value[3])
+    fastest = dict.fromkeys(_CHECKED, math.inf)
+    for _ in range(_CHECKS):
+        for rows in _CHECKED:
+            fastest[rows] = min(fastest[rows], _timed(forward, rows, clock))
+        one, some = (fastest[rows] / known[rows] for rows in _CHECKED)
+        is_faster, is_alike = one <= _FASTER, 1 / _BENT < some / one < _BENT
+        if is_faster or is_alike:
+            break
+    if is_faster or not (is_alike or is_confirmed):
+        return None
+    if not is_confirmed:
+        _keep(name, costs, is_confirmed=True)
+    return costs
 
 
 def _branch_s(model: CausalModel, cache: KvCache, clock: Clock) -> float:
@@ -106,19 +119,16 @@ def _branch_s(model: CausalModel, cache: KvCache, clock: Clock) -> float:
     return max(two - one, 0.0)
 
 
-def _fastest(forward: Forward, rows: int, clock: Clock) -> float:
-    taken = []
-    for _ in range(3):
-        start = clock()
-        forward(rows, 1)
-        taken.append(max(clock() - start, 1e-9))
-    return min(taken)
+def _timed(forward: Forward, rows: int, clock: Clock) -> float:
+    start = clock()
+    forward(rows, 1)
+    return max(clock() - start, 1e-9)
 
 
 def _read(value: Any) -> Costs | None:
     """Costs as they were kept; None for anything else."""
     try:
-        points, session_s, branch_s = value
+        points, session_s, branch_s, *_ = value
         costs = Costs(
             tuple((int(rows), float(seconds)) for rows, seconds in points),
             float(session_s),

@@ -13,16 +13,15 @@ import torch
 
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.models.batch import BatchModel
-from slipstream.models.causal import context_length
 from slipstream.models.loading import (
     find_sources,
     load_target_parts,
     load_tokenizer,
     short_name,
 )
+from slipstream.models.outline import context_length
 from slipstream.models.store.resolve import resolve
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.target.build import stop_token_ids
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.author import Author, Vocabulary
 from slipstream.train.shard_store import ShardStore
@@ -108,7 +107,7 @@ class Worker:
                 f"prompts and answers may have {needed} tokens together, but the context of "
                 f"{target.model_id} has {limit}"
             )
-        ends, tokenizer = stop_token_ids(target), target.tokenizer
+        ends, tokenizer = target.stop_token_ids, target.tokenizer
         special = ends.union(tokenizer.all_special_ids, tokenizer.added_tokens_decoder)
         words = Vocabulary(text_tokenizer(tokenizer), ends, special)
         self._author = Author(BatchModel(target.model), words, run.settings)

@@ -9,9 +9,9 @@ import tiny_gguf
 from slipstream.core.errors import WeightsError
 from slipstream.core.tree import TokenTree
 from slipstream.models.causal import CausalModel
-from slipstream.models.gguf_model import gguf_blocks
-from slipstream.models.loading import load_target_parts
+from slipstream.models.loading import load_model
 from slipstream.models.native import library
+from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.rows import Part
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
@@ -41,8 +41,8 @@ def file(request, tmp_path_factory):
 
 
 def in_blocks(file):
-    loaded = load_target_parts(str(file))
-    assert gguf_blocks(loaded.model) is not None
+    loaded = load_model(str(file))
+    assert isinstance(loaded.model, GgufSource)
     model = CausalModel(loaded.model)
     assert model.is_native
     return model
@@ -56,8 +56,8 @@ def logits(model, tokens):
 
 @torch.inference_mode()
 def dense_logits(file):
-    model = load_target_parts(str(file), dtype="float32").model
-    assert gguf_blocks(model) is None
+    model = load_model(str(file), dtype="float32").model
+    assert not isinstance(model, GgufSource)
     return model(torch.tensor([TOKENS])).logits[0]
 
 
@@ -79,7 +79,7 @@ def test_a_tree_and_chunks_have_the_bits_of_plain_decoding(file):
 
 def test_layers_lend_their_weights_to_transformers_and_take_them_back(file):
     """So that a reference needs memory for one layer, not for all."""
-    model = load_target_parts(str(file)).model
+    model = load_model(str(file)).model.reference()
     with torch.inference_mode():
         found = model(torch.tensor([TOKENS])).logits[0].float()
     expected = dense_logits(file)
@@ -91,9 +91,9 @@ def test_a_type_without_kernels_is_dequantised_and_the_log_says_so(tmp_path, cap
     caplog.set_level("INFO", "slipstream.models")
     types = {"ffn_down": "Q5_K"}
     file = tiny_gguf.write(tmp_path / "q5.gguf", lambda name: types.get(name, "Q4_0"))
-    model = load_target_parts(str(file)).model
-    assert gguf_blocks(model) is None
-    assert "q5.gguf are dequantised: " in caplog.text
+    model = load_model(str(file)).model
+    assert not isinstance(model, GgufSource)
+    assert "q5.gguf is loaded by transformers: " in caplog.text
     assert "type Q5_K, which have no native kernels" in caplog.text
 
 
@@ -101,7 +101,7 @@ def test_another_family_is_left_to_transformers(tmp_path, caplog):
     caplog.set_level("INFO", "slipstream.models")
     file = tiny_gguf.write(tmp_path / "other.gguf", MIXTURES["Q8_0"], "phi2")
     with pytest.raises(WeightsError):
-        load_target_parts(str(file))
+        load_model(str(file))
     assert "GGUF files of phi2 have no native reader" in caplog.text
 
 
@@ -119,16 +119,16 @@ def plain(tmp_path_factory):
 
 def test_a_missing_tensor_is_named(plain, tmp_path):
     broken = changed(plain, tmp_path / "b.gguf", b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight")
-    with pytest.raises(WeightsError, match=r"b\.gguf lack blk\.1\.ffn_up\.weight"):
-        load_target_parts(str(broken))
+    with pytest.raises(WeightsError, match=r"in b\.gguf lack model\.layers\.1\.mlp\.up_proj"):
+        load_model(str(broken))
 
 
 def test_a_tensor_of_another_shape_is_named(plain, tmp_path):
     name = b"blk.0.ffn_down.weight" + struct.pack("<I", 2)
     shape, other = struct.pack("<QQ", 512, 256), struct.pack("<QQ", 256, 512)
     broken = changed(plain, tmp_path / "b.gguf", name + shape, name + other)
-    with pytest.raises(WeightsError, match=r"down_proj\.weight in b\.gguf has the shape \[512, 25"):
-        load_target_parts(str(broken))
+    with pytest.raises(WeightsError, match=r"down_proj\.weight has the shape \[512, 256\]"):
+        load_model(str(broken))
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_a_tensor_of_another_shape_is_named(plain, tmp_path):
 def test_a_broken_file_is_refused_in_a_sentence(plain, tmp_path, old, new, said):
     broken = changed(plain, tmp_path / "b.gguf", old, new)
     with pytest.raises(WeightsError, match=said):
-        load_target_parts(str(broken))
+        load_model(str(broken))

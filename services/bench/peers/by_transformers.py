@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 from slipstream.bench.peers.arms import Mode
 from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
-from slipstream.target.build import stop_token_ids
 
 
 class TransformersAnswers:
@@ -23,7 +22,7 @@ class TransformersAnswers:
         options = {"dtype": settings["dtype"], "device": settings["device"]}
         loaded = load_target_parts(settings["target"], **options)
         self._model: Any = loaded.model
-        self._stop_ids = sorted(stop_token_ids(loaded))
+        self._stop_ids = sorted(loaded.stop_token_ids)
         self._mode = Mode(settings["mode"])
         self._lookup_tokens: int = settings["lookup_tokens"]
         self._assistant: Any = None

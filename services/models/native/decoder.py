@@ -5,18 +5,19 @@ forward, the form of a tree, threads or the processor.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from slipstream.models.gguf_model import gguf_blocks
+from slipstream.models.architecture import Architecture
 from slipstream.models.invariance import ANY_ROWS
 from slipstream.models.kv_layout import KvLayout
-from slipstream.models.native import gguf_weights, weights
-from slipstream.models.native.library import NotNative, Shape
+from slipstream.models.native.library import Shape
 from slipstream.models.native.model import NativeModel, Rows
+from slipstream.models.native.source import WeightSource, head, last_norm, layer
+from slipstream.models.native.weights import Scratch
 from slipstream.models.pool import KvPool
+from slipstream.models.rope import Rotary
 from slipstream.models.rows import Part, lay_out
 
 
@@ -26,25 +27,19 @@ class NativeDecoder:
 
     rule = ANY_ROWS
 
-    def __init__(self, model: Any, layout: KvLayout, context_length: int) -> None:
-        """Copies the weights of a transformers model; its layers are empty afterwards.
+    def __init__(self, source: WeightSource, layout: KvLayout) -> None:
+        """Copies the weights; the source's layers are released.
 
-        Raises `NotNative` for a model or a machine that native code can't serve.
+        Raises `NotNative` for a machine that native code can't serve.
         """
-        weights.check_usual(model)
-        body, blocks = model.base_model, gguf_blocks(model)
-        if blocks is None:
-            embedding = weights.plain(model.get_input_embeddings().weight)
-            head, layers = weights.head_weights(model), weights.layers(model)
-        else:
-            embedding, head = gguf_weights.embedding(blocks), gguf_weights.head(blocks)
-            layers = gguf_weights.layers(blocks)
-        self._model = NativeModel(_shape(model, layout), embedding)
-        self._model.set_rotary(*_rotary_tables(body.rotary_emb, context_length))
-        self._model.set_head(weights.norm_weight(body.norm), head)
-        for index, layer in enumerate(layers):
-            self._model.set_layer(index, layer)
-            body.layers[index] = nn.Identity()
+        at = source.architecture
+        self._model = NativeModel(_shape(at, layout), source.embedding())
+        self._model.set_rotary(*_rotary_tables(source.rotary, at.context_length))
+        self._model.set_head(last_norm(source), head(source))
+        scratch = Scratch()
+        for index in range(at.num_layers):
+            self._model.set_layer(index, layer(source, index, scratch))
+            source.release(index)
         self.kernels, self.weight_bytes = self._model.kernels, self._model.weight_bytes
 
     def forward(
@@ -77,30 +72,27 @@ class NativeDecoder:
         return self._model.logits(hidden)
 
 
-def _rotary_tables(rotary: Any, length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, head_dim / 2], float32, of transformers' frequencies and scaling.
+def _rotary_tables(rotary: Rotary, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [length, head_dim / 2], float32, of all positions.
 
     Computed in float64, so that rounding hides in which way a processor computes them.
     """
     positions = torch.arange(length, dtype=torch.float32)[:, None]
-    angles = (positions * rotary.inv_freq.float()).double()
+    angles = (positions * rotary.inv_freq).double()
     cos, sin = (part * rotary.attention_scaling for part in (angles.cos(), angles.sin()))
     return cos.float(), sin.float()
 
 
-def _shape(model: Any, layout: KvLayout) -> Shape:
-    config, block = model.config.get_text_config(), model.base_model.layers[0].self_attn
-    if not layout.head_dim % 2 == 0:
-        raise NotNative(f"its heads have {layout.head_dim} elements, an odd number")
+def _shape(at: Architecture, layout: KvLayout) -> Shape:
     return Shape(
-        layers=layout.num_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        key_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        mlp=config.intermediate_size,
+        layers=at.num_layers,
+        hidden=at.hidden,
+        heads=at.num_heads,
+        key_heads=at.num_kv_heads,
+        head_dim=at.head_dim,
+        mlp=at.mlp,
         others=0,
         keys_are_bfloat16=layout.dtype == torch.bfloat16,
-        norm_epsilon=model.base_model.norm.variance_epsilon,
-        attention_scale=block.scaling,
+        norm_epsilon=at.norm_eps,
+        attention_scale=at.head_dim**-0.5,
     )

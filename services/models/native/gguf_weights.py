@@ -1,14 +1,23 @@
 """Weights in the blocks of a GGUF file, as the native forward takes them: none is dequantised."""
 
-from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from slipstream.core.errors import WeightsError
+from slipstream.models.architecture import EMBEDDING, HEAD, parse
 from slipstream.models.native import weights
 from slipstream.models.native.library import NotNative, library
-from slipstream.models.native.weights import BlockWeights, Weights, exact, in_turn
-from slipstream.models.store.gguf_checkpoint import GgufCheckpoint, Rows
+from slipstream.models.native.source import WeightSource, check_tensors
+from slipstream.models.native.weights import Weights, exact
+from slipstream.models.rope import Rotary
+from slipstream.models.store.gguf_checkpoint import FAMILIES, GgufCheckpoint, Rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _KINDS = {
     "Q4_0": weights.Q4_0,
@@ -20,47 +29,100 @@ _KINDS = {
 _PLAIN = {"F32", "F16", "BF16"}
 
 
-def check_types(checkpoint: GgufCheckpoint) -> None:
+class GgufSource(WeightSource):
+    """The weights of a GGUF file."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        """Checks that all is there. Raises `WeightsError` for a broken file, `NotNative` for one
+        that native code can't read."""
+        checkpoint = GgufCheckpoint(path)
+        if checkpoint.family not in FAMILIES:
+            family = checkpoint.family or "no family"
+            raise NotNative(f"GGUF files of {family} have no native reader")
+        self._checkpoint = checkpoint
+        self.path, self.name, self.dtype = path, path.name, dtype
+        self.architecture = parse(checkpoint.config)
+        self.is_tied = self.architecture.is_tied
+        check_tensors(self)
+        check_types(self)
+        own, factors = self.architecture.rotary(), checkpoint.rope_factors
+        frequencies = own.inv_freq if factors is None else own.inv_freq / factors
+        self.rotary = Rotary(frequencies, own.attention_scaling)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See `WeightSource.shape`."""
+        return self._checkpoint.shape(name) if self._checkpoint.has(name) else None
+
+    def type_of(self, name: str) -> str:
+        """A tensor's type, by transformers' name."""
+        return self._checkpoint.type_of(name)
+
+    def matrix(self, name: str) -> Weights:
+        """See `WeightSource.matrix`."""
+        return _kept(self._checkpoint.rows(name))
+
+    def vector(self, name: str) -> Tensor:
+        """See `WeightSource.vector`; norms and biases stay as exact as the file has them."""
+        return self._checkpoint.rows(name).values.float().contiguous()
+
+    def dense(self, name: str) -> Tensor:
+        """See `WeightSource.dense`."""
+        return self._table if name == EMBEDDING else dense(self._checkpoint.rows(name), self.dtype)
+
+    def embedding(self) -> Weights:
+        """See `WeightSource.embedding`."""
+        return self.matrix(EMBEDDING)
+
+    def reference(self) -> "PreTrainedModel":
+        """See `WeightSource.reference`."""
+        from transformers import AutoConfig
+
+        from slipstream.models.reference import lent_model
+
+        try:
+            config = AutoConfig.for_model(**self._checkpoint.config)
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            raise WeightsError(f"{self.name} does not describe a model ({error})") from error
+        model = lent_model(self, config)
+        if self._checkpoint.rope_factors is not None:
+            model.base_model.rotary_emb.inv_freq /= self._checkpoint.rope_factors
+        found: PreTrainedModel = model
+        return found
+
+    def identity(self) -> str:
+        """See `WeightSource.identity`."""
+        from slipstream.models.weights_digest import weights_digest
+
+        return weights_digest(self.path)
+
+    def weights_type(self) -> str:
+        """See `WeightSource.weights_type`; all types, that of the most weights first."""
+        return "+".join(self._checkpoint.matrix_types())
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """The embedding one by one, once in memory for all who read it."""
+        return dense(self._checkpoint.rows(EMBEDDING), self.dtype)
+
+
+def check_types(source: GgufSource) -> None:
     """Raises `NotNative` for weights of a type without kernels, or of several types where a
     product needs one."""
-    names = ["model.embed_tokens"]
-    if not checkpoint.config["tie_word_embeddings"]:
-        names.append("lm_head")
-    for at in range(checkpoint.config["num_hidden_layers"]):
+    stacks = [[EMBEDDING], *([] if source.is_tied else [[HEAD]])]
+    for at in range(source.architecture.num_layers):
         attention, mlp = (f"model.layers.{at}.{part}" for part in ("self_attn", "mlp"))
-        together = [[f"{attention}.q_proj", f"{attention}.k_proj"], [f"{attention}.v_proj"]]
-        together += [[f"{attention}.o_proj"], [f"{mlp}.gate_proj", f"{mlp}.up_proj"]]
-        for stack in (*together, [f"{mlp}.down_proj"]):
-            types = {checkpoint.type_of(f"{name}.weight") for name in stack}
-            if len(types) > 1:
-                raise NotNative(f"{' and '.join(stack)} are of the types {', '.join(types)}")
-            names += stack
-    for name in names:
-        kind = checkpoint.type_of(f"{name}.weight")
-        if kind not in (*_KINDS, *_PLAIN):
-            raise NotNative(f"{name} has weights of type {kind}, which have no native kernels")
-
-
-def embedding(checkpoint: GgufCheckpoint) -> Weights:
-    """The embedding [vocab, d]."""
-    return _kept(checkpoint.rows("model.embed_tokens.weight"))
-
-
-def head(checkpoint: GgufCheckpoint) -> Weights:
-    """The head, which is the embedding where there is no other."""
-    is_tied = checkpoint.config["tie_word_embeddings"]
-    return embedding(checkpoint) if is_tied else _matrix(checkpoint, ["lm_head"])
-
-
-def norm(checkpoint: GgufCheckpoint, name: str) -> Tensor:
-    """The weight of a norm, float32."""
-    return checkpoint.rows(f"{name}.weight").values.float().contiguous()
-
-
-def layers(checkpoint: GgufCheckpoint) -> Iterator[Sequence[BlockWeights]]:
-    """A model's layers, one after the other, each read when it is asked for."""
-    for at in range(checkpoint.config["num_hidden_layers"]):
-        yield _attention(checkpoint, f"model.layers.{at}"), _mlp(checkpoint, f"model.layers.{at}")
+        stacks += [[f"{attention}.{part}_proj.weight" for part in "qk"]]
+        stacks += [[f"{attention}.{part}_proj.weight"] for part in "vo"]
+        stacks += [[f"{mlp}.{part}_proj.weight" for part in ("gate", "up")]]
+        stacks += [[f"{mlp}.down_proj.weight"]]
+    for stack in stacks:
+        types = {source.type_of(name) for name in stack}
+        if unknown := types - {*_KINDS, *_PLAIN}:
+            raise NotNative(
+                f"{stack[0]} has weights of type {unknown.pop()}, which have no native kernels"
+            )
+        if len(types) > 1 and not types <= _PLAIN:
+            raise NotNative(f"{' and '.join(stack)} are of the types {', '.join(sorted(types))}")
 
 
 def dense(rows: Rows, dtype: torch.dtype) -> Tensor:
@@ -73,45 +135,7 @@ def dense(rows: Rows, dtype: torch.dtype) -> Tensor:
     return out.to(dtype)
 
 
-def _attention(checkpoint: GgufCheckpoint, layer: str) -> BlockWeights:
-    own = f"{layer}.self_attn"
-    queries, keys, values = (f"{own}.{part}_proj" for part in "qkv")
-    types = [checkpoint.rows(f"{name}.weight").type for name in (queries, keys, values)]
-    into, apart = [queries, keys, values], None
-    if types[2] != types[0]:  # many files spend more bits on values
-        into, apart = [queries, keys], _matrix(checkpoint, [values])
-    query_norm, key_norm = (
-        norm(checkpoint, name) if checkpoint.has(f"{name}.weight") else None
-        for name in (f"{own}.q_norm", f"{own}.k_norm")
-    )
-    return BlockWeights(
-        norm(checkpoint, f"{layer}.input_layernorm"),
-        _matrix(checkpoint, into),
-        _matrix(checkpoint, [f"{own}.o_proj"]),
-        query_norm,
-        key_norm,
-        apart,
-    )
-
-
-def _mlp(checkpoint: GgufCheckpoint, layer: str) -> BlockWeights:
-    gate, up = (checkpoint.rows(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up"))
-    return BlockWeights(
-        norm(checkpoint, f"{layer}.post_attention_layernorm"),
-        _kept(Rows(gate.type, in_turn(gate.values, up.values))),
-        _matrix(checkpoint, [f"{layer}.mlp.down_proj"]),
-    )
-
-
-def _matrix(checkpoint: GgufCheckpoint, names: Sequence[str]) -> Weights:
-    """Matrices of one input and type, stacked."""
-    parts = [checkpoint.rows(f"{name}.weight") for name in names]
-    biases = [f"{name}.bias" for name in names if checkpoint.has(f"{name}.bias")]
-    bias = torch.cat([checkpoint.rows(name).values.float() for name in biases]) if biases else None
-    return _kept(Rows(parts[0].type, torch.cat([part.values for part in parts])), bias)
-
-
-def _kept(rows: Rows, bias: Tensor | None = None) -> Weights:
+def _kept(rows: Rows) -> Weights:
     if rows.type in _PLAIN:
-        return exact(rows.values if rows.type == "BF16" else rows.values.float(), bias)
-    return Weights(_KINDS[rows.type], rows.values, bias)
+        return exact(rows.values if rows.type == "BF16" else rows.values.float(), None)
+    return Weights(_KINDS[rows.type], rows.values)

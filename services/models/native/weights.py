@@ -1,9 +1,6 @@
-"""Weights of transformers' decoders, as the native forward takes them.
+"""Weights as the native forward takes them, of modules and of tensors."""
 
-Knows which modules have the usual form; what has another one is refused with a reason.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slipstream.models.native.library import NotNative
-from slipstream.models.products import stacked_bias
-from slipstream.models.surgery import is_usual_norm
+from slipstream.models.linear import stacked_bias
 
 BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
 """Element types: see `Kind` in `src/model.h`."""
 _BLOCKS = {Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
 """Elements and bytes of the blocks of GGUF files."""
-FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 _TILE, _LARGEST = 16, 127
-_STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
-"""Rotary embeddings that depend on the position alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +47,6 @@ class BlockWeights:
 
 Keep = Callable[[Tensor, Tensor | None], Weights]
 """In which element type a matrix is kept, with its bias."""
-
-
-def check_usual(model: Any) -> None:
-    """Raises `NotNative` for a model that is not a decoder of the usual form."""
-    config, body = model.config.get_text_config(), model.base_model
-    if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
-        raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")
-    if config.model_type not in FAMILIES:
-        raise NotNative(f"models of type {config.model_type} have no native forward")
-    _check_rope(config)
-    parts = {"embed_tokens", "layers", "norm", "rotary_emb"}
-    if {name for name, _ in body.named_children()} != parts:
-        raise NotNative(f"{type(model).__name__} has parts besides layers and norms")
-    if not is_usual_norm(body.norm):
-        raise NotNative(f"its norm is a {type(body.norm).__name__}")
-    for layer in body.layers:
-        _check_layer(layer)
-
-
-def head_weights(model: Any) -> Weights:
-    """The head of a model."""
-    return stacked([model.get_output_embeddings()], exact)
-
-
-def layers(model: Any) -> Iterator[Sequence[BlockWeights]]:
-    """A model's layers, one after the other, each packed when it is asked for."""
-    for layer in model.base_model.layers:
-        own, mlp = layer.self_attn, layer.mlp
-        attention = BlockWeights(
-            norm_weight(layer.input_layernorm),
-            stacked([own.q_proj, own.k_proj, own.v_proj], exact),
-            stacked([own.o_proj], exact),
-            *head_norms(own),
-        )
-        yield attention, mlp_block(layer.post_attention_layernorm, mlp, exact)
 
 
 def mlp_block(norm: nn.Module, mlp: Any, keep: Keep) -> BlockWeights:
@@ -148,45 +105,29 @@ def eight_bits(matrix: Tensor, bias: Tensor | None) -> Weights:
     return Weights(Q8_0, rows.flatten(1), None if bias is None else bias.float().contiguous())
 
 
-def _check_rope(config: Any) -> None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    kind = rope.get("rope_type", "default")
-    if kind not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotNative(f"its rotary embedding is of the kind {kind}")
-    if getattr(config, "no_rope_layers", None) and not all(config.no_rope_layers):
-        raise NotNative("some of its layers have no rotary embedding")
+class Scratch:
+    """Memory that matrices are put together in, the same for every layer: they are packed from it
+    before the next ones are. Memory that is taken anew takes longer than what is put there."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
+
+    def like(self, role: str, rows: int, part: Tensor) -> Tensor:
+        """Return memory for so many rows of the form and type of those of `part`."""
+        size = torch.Size((rows, *part.shape[1:]))
+        key = (role, size, part.dtype)
+        if key not in self._kept:
+            self._kept[key] = part.new_empty(size)
+        return self._kept[key]
 
 
-def _check_layer(layer: nn.Module) -> None:
-    parts = {name for name, _ in layer.named_children()}
-    if parts != {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}:
-        raise NotNative(f"its layers consist of {', '.join(sorted(parts))}")
-    block: Any = layer.self_attn
-    mlp: Any = layer.mlp
-    known = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
-    names = {name for name, child in block.named_children() if child is not None}
-    if not names <= known or not {"q_proj", "o_proj"} <= names:
-        raise NotNative(f"its attention consists of {', '.join(sorted(names))}")
-    if not _is_silu(getattr(mlp, "act_fn", None)):
-        raise NotNative("its MLP is not gated by SiLU")
-    linears = [block.q_proj, block.k_proj, block.v_proj, block.o_proj]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    if not all(type(linear) is nn.Linear for linear in linears):
-        raise NotNative("its projections are no plain ones")
-    named = (getattr(block, name, None) for name in ("q_norm", "k_norm"))
-    norms = [norm for norm in named if norm is not None]
-    if not all(map(is_usual_norm, [layer.input_layernorm, *norms])):
-        raise NotNative("its norms are not RMS norms")
-    if any(norm.weight.numel() != block.head_dim for norm in norms):
-        raise NotNative("its norms of queries and keys reach over several heads")
-
-
-def _is_silu(activation: object) -> bool:
-    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
-
-
-def in_turn(first: Tensor, second: Tensor) -> Tensor:
-    """Rows of two matrices, a tile of each in turn."""
+def in_turn(first: Tensor, second: Tensor, scratch: Scratch | None = None) -> Tensor:
+    """Rows of two matrices, a tile of each in turn; in `scratch` if there is one."""
     padding = -len(first) % _TILE
-    tiles = [F.pad(part, (0, 0, 0, padding)).unflatten(0, (-1, _TILE)) for part in (first, second)]
-    return torch.stack(tiles, 1).flatten(0, 2)
+    parts = [F.pad(at, (0, 0, 0, padding)) if padding else at for at in (first, second)]
+    tiles = [part.unflatten(0, (-1, _TILE)) for part in parts]
+    if scratch is None:
+        return torch.stack(tiles, 1).flatten(0, 2)
+    goal = scratch.like("in turn", 2 * len(parts[0]), first)
+    torch.stack(tiles, 1, out=goal.view(-1, 2, *tiles[0].shape[1:]))
+    return goal

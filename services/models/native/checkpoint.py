@@ -1,0 +1,123 @@
+"""The weights of a model directory, read in place for the native forward."""
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from slipstream.models.architecture import EMBEDDING, HEAD, parse
+from slipstream.models.native.library import NotNative
+from slipstream.models.native.source import WeightSource, check_tensors
+from slipstream.models.native.weights import BFLOAT16, Weights, exact
+from slipstream.models.store.digests import bytes_digest
+from slipstream.models.store.safetensors_file import Safetensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CONFIG = "config.json"
+
+
+class Checkpoint(WeightSource):
+    """A directory with config.json and safetensors in the names of transformers."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, *, has_layers: bool = True) -> None:
+        """Checks that all is there; `has_layers` False leaves the layers out.
+
+        Raises `NotNative` for a model of another form, `WeightsError` for files that are broken
+        or not of the model's shape.
+        """
+        self.folder, self.dtype = folder, dtype
+        self.name = str(folder)
+        self.config = read_config(folder)
+        self.architecture = parse(self.config)
+        self._files = Safetensors(folder)
+        self._embedding, self._head = self._tables()
+        self.is_tied = self._embedding == self._head
+        check_tensors(self, has_layers=has_layers)
+        self._check_types(name for name, _ in self.architecture.tensors() if name in self._files)
+        self.rotary = self.architecture.rotary()
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """See `WeightSource.shape`."""
+        return self._files.shape(self._stored(name))
+
+    def matrix(self, name: str) -> Weights:
+        """See `WeightSource.matrix`."""
+        stored = self._files.tensor(self._stored(name))
+        if stored.dtype == torch.bfloat16:  # which loses nothing in float32 either
+            return Weights(BFLOAT16, stored)
+        return exact(stored.to(self.dtype), None)
+
+    def dense(self, name: str) -> Tensor:
+        """See `WeightSource.dense`."""
+        return self._table if self._stored(name) == self._embedding else self._dense(name)
+
+    def reference(self) -> "PreTrainedModel":
+        """See `WeightSource.reference`."""
+        from transformers import AutoConfig
+
+        from slipstream.models.reference import lent_model
+
+        model: PreTrainedModel = lent_model(
+            self, AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        )
+        return model
+
+    def identity(self) -> str:
+        """See `WeightSource.identity`."""
+        from slipstream.models.weights_digest import weights_digest
+
+        config = json.dumps(self.config, sort_keys=True).encode()
+        return f"{weights_digest(self.folder)} {bytes_digest(config)}"
+
+    def release(self, layer: int) -> None:
+        """See `WeightSource.release`."""
+        self._files.release(name for name, _ in self.architecture.layer(layer))
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """The embedding, once in memory for all who read it."""
+        return self._dense(self._embedding)
+
+    def _dense(self, name: str) -> Tensor:
+        return self._files.tensor(self._stored(name)).to(self.dtype)
+
+    def _check_types(self, names: Iterable[str]) -> None:
+        odd = [name for name in names if not self._files.is_plain(name)]
+        if odd:
+            raise NotNative(f"{odd[0]} is quantised")
+
+    def _stored(self, name: str) -> str:
+        return {EMBEDDING: self._embedding, HEAD: self._head}.get(name, name)
+
+    def _tables(self) -> tuple[str, str]:
+        """The names of embedding and head, which are one where the model ties them."""
+        there = [name for name in (EMBEDDING, HEAD) if name in self._files]
+        if not there:
+            raise NotNative("its weights have other names")
+        if not self.architecture.is_tied:
+            return EMBEDDING, HEAD
+        if len(there) == 2 and not self._are_equal(*there):
+            return EMBEDDING, HEAD
+        return there[0], there[0]
+
+    def _are_equal(self, one: str, other: str) -> bool:
+        if self._files.shape(one) != self._files.shape(other):
+            return False
+        return torch.equal(self._files.tensor(one), self._files.tensor(other))
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Return config.json of a directory. Raises `NotNative` where it is none."""
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotNative(f"its config.json can't be read ({error})") from None
+    if not isinstance(config, dict):
+        raise NotNative("its config.json is no object")
+    return config

@@ -1,0 +1,197 @@
+"""A decoder's weights by the names of checkpoints, wherever they are, as native code takes them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.architecture import EMBEDDING, HEAD, NORM, Architecture
+from slipstream.models.native.library import NotNative
+from slipstream.models.native.weights import (
+    BFLOAT16,
+    FLOAT32,
+    BlockWeights,
+    Scratch,
+    Weights,
+    in_turn,
+    plain,
+)
+from slipstream.models.rope import Rotary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PLAIN = {BFLOAT16, FLOAT32}
+
+
+class WeightSource(ABC):
+    """The weights of one decoder.
+
+    `name` is what messages call it, `dtype` that of keys, values and dense tensors; `rotary` are
+    the frequencies of positions; `is_tied` says that the embedding is the head as well.
+    """
+
+    name: str
+    architecture: Architecture
+    dtype: torch.dtype
+    rotary: Rotary
+    is_tied: bool
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor, outputs before inputs; None where there is none."""
+
+    @abstractmethod
+    def matrix(self, name: str) -> Weights:
+        """Return a matrix in the kind that native code multiplies. Raises `NotNative`."""
+
+    @abstractmethod
+    def dense(self, name: str) -> Tensor:
+        """Return a tensor in `dtype`, whatever it is kept in; in place where that is possible."""
+
+    @abstractmethod
+    def reference(self) -> "PreTrainedModel":
+        """Return a transformers model of these weights, to compare the forward with."""
+
+    def identity(self) -> str | None:
+        """Return what tells these weights from all others, by their files; None in memory."""
+        return None
+
+    def weights_type(self) -> str:
+        """Return the name of the weights' element type, as results show it."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def embedding(self) -> Weights:
+        """Return the embedding [vocab, d]."""
+        return plain(self.dense(EMBEDDING))
+
+    def release(self, layer: int) -> None:  # noqa: B027
+        """Give the memory back that a layer's tensors took here; they are not read again soon."""
+
+    def vector(self, name: str) -> Tensor:
+        """Return a norm or a bias, rounded to `dtype`, as float32."""
+        return self.dense(name).float().contiguous()
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor of a name."""
+        return self.shape(name) is not None
+
+
+def check_tensors(source: WeightSource, *, has_layers: bool = True) -> None:
+    """Raise `WeightsError` unless all tensors of the architecture are there, and of its shapes:
+    embedding and head alone where the layers are not needed."""
+    at = source.architecture
+    ends = dict.fromkeys((EMBEDDING, HEAD), (at.vocab_size, at.hidden))
+    expected = ends | dict(at.tensors() if has_layers else ())
+    if source.is_tied:
+        del expected[HEAD]
+    shapes = {name: source.shape(name) for name in expected}
+    if missing := sorted(name for name, shape in shapes.items() if shape is None):
+        raise WeightsError(
+            f"the weights in {source.name} lack {missing[0]} ({len(missing)} in all)"
+        )
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            raise WeightsError(
+                f"the weights in {source.name} can't be loaded ({name} has the shape"
+                f" {list(shape or ())}, but must have {list(expected[name])})"
+            )
+
+
+def head(source: WeightSource) -> Weights:
+    """Return the head [vocab, d]."""
+    return source.matrix(EMBEDDING if source.is_tied else HEAD)
+
+
+def last_norm(source: WeightSource) -> Tensor:
+    """Return the weight of the norm before the head, float32."""
+    return source.vector(NORM)
+
+
+def layer(source: WeightSource, index: int, scratch: Scratch) -> Sequence[BlockWeights]:
+    """Return the blocks of a layer: its attention and its MLP."""
+    name = f"model.layers.{index}"
+    return _attention(source, name, scratch), _mlp(source, name, scratch)
+
+
+def _attention(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
+    own = f"{layer}.self_attn"
+    parts = [source.matrix(f"{own}.{part}_proj.weight") for part in "qkv"]
+    names = [f"{own}.{part}_proj" for part in "qkv"]
+    together, apart = 3, None
+    if parts[2].kind != parts[0].kind and not _are_plain(parts):
+        # Many files in blocks spend more bits on values.
+        together, apart = 2, _stacked(source, parts[2:], names[2:])
+    norms = (f"{own}.q_norm.weight", f"{own}.k_norm.weight")
+    query_norm, key_norm = (source.vector(at) if source.has(at) else None for at in norms)
+    return BlockWeights(
+        source.vector(f"{layer}.input_layernorm.weight"),
+        _stacked(source, parts[:together], names[:together], scratch),
+        _linear(source, f"{own}.o_proj"),
+        query_norm,
+        key_norm,
+        apart,
+    )
+
+
+def _mlp(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
+    gate, up = _alike([source.matrix(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up")])
+    bias = _bias(source, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
+    if bias is not None:
+        first, second = bias[:, None].chunk(2)
+        bias = in_turn(first, second)[:, 0].contiguous()
+    return BlockWeights(
+        source.vector(f"{layer}.post_attention_layernorm.weight"),
+        Weights(gate.kind, in_turn(gate.matrix, up.matrix, scratch), bias),
+        _linear(source, f"{layer}.mlp.down_proj"),
+    )
+
+
+def _linear(source: WeightSource, name: str) -> Weights:
+    return _stacked(source, [source.matrix(f"{name}.weight")], [name])
+
+
+def _stacked(
+    source: WeightSource,
+    parts: Sequence[Weights],
+    names: Sequence[str],
+    scratch: Scratch | None = None,
+) -> Weights:
+    """Matrices of one input as one, with their biases."""
+    parts = _alike(parts)
+    own = [part.matrix for part in parts]
+    matrix = own[0].contiguous()
+    if len(own) > 1:
+        rows = sum(map(len, own))
+        goal = None if scratch is None else scratch.like("stacked", rows, own[0])
+        matrix = torch.cat(own, out=goal)
+    return Weights(parts[0].kind, matrix, _bias(source, names))
+
+
+def _bias(source: WeightSource, names: Sequence[str]) -> Tensor | None:
+    """Biases one after the other, zeros where some have none; None where no linear has one."""
+    if not any(source.has(f"{name}.bias") for name in names):
+        return None
+    return torch.cat([_own_bias(source, name) for name in names])
+
+
+def _own_bias(source: WeightSource, name: str) -> Tensor:
+    if source.has(f"{name}.bias"):
+        return source.vector(f"{name}.bias")
+    return torch.zeros((source.shape(f"{name}.weight") or (0,))[0])
+
+
+def _alike(parts: Sequence[Weights]) -> Sequence[Weights]:
+    """Matrices in one kind: those that are narrower than others are widened."""
+    if len({part.kind for part in parts}) == 1:
+        return parts
+    if not _are_plain(parts):
+        raise NotNative("matrices that are multiplied together are of different types")
+    return [Weights(FLOAT32, part.matrix.float()) for part in parts]
+
+
+def _are_plain(parts: Sequence[Weights]) -> bool:
+    return {part.kind for part in parts} <= _PLAIN
