@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,9 +25,9 @@ _CHECKED = (1, 8)
 """Batched tokens of the forwards that kept costs are checked by, each up to three times."""
 _FASTER = 0.8
 _BENT = 1.25
-"""Kept costs are those of a busy machine where a forward takes so much less than they say, or
-where the ratio of the two has changed so much. Once a start has found them right, a changed ratio
-says that the machine is busy now."""
+"""Kept costs are those of a busy machine where a forward takes so much less than they say: they are
+all as much lower, unless the ratio of the two has changed by so much, and then measured again. Once
+a start has found them right, a changed ratio alone says that the machine is busy now."""
 _CHECKS = 3
 _SHORTEST_TILE = 8
 """Products of fewer rows make a slope, not a staircase."""
@@ -53,12 +53,14 @@ def learn_cost(
     own_pages = round_up(max_rows, KEY_BLOCK) // KEY_BLOCK
     if not model.has_shapes or pool.num_free < CROWD + own_pages:
         pool = model.pool(CROWD + own_pages, scratch_rows=KEY_BLOCK)
-    alone, *crowd = caches = [model.open_in(pool) for _ in range(1 + CROWD)]
+    alone = model.open_in(pool)
+    crowd: list[KvCache] = []
     alone.reserve(max_rows)
-    for cache in crowd:
-        cache.reserve(1)
 
     def forward(rows: int, sessions: int) -> None:
+        while len(crowd) < sessions > 1:  # which are not needed where costs are kept
+            crowd.append(model.open_in(pool))
+            crowd[-1].reserve(1)
         used = crowd[:sessions] if sessions > 1 else [alone]
         tokens = [_TOKEN] * (rows // sessions)
         hidden, _ = model.forward([Part(cache, tokens) for cache in used])
@@ -72,7 +74,7 @@ def learn_cost(
         if model.device.type == "cpu":
             costs = replace(costs, branch_s=_branch_s(model, alone, clock))
             _keep(name, costs)
-    for cache in caches:
+    for cache in (alone, *crowd):
         cache.close()
     return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)
 
@@ -91,21 +93,38 @@ def _kept(name: str, forward: Forward, clock: Clock, max_rows: int) -> Costs | N
     known = dict(costs.points)
     if not all(rows in known for rows in _CHECKED):
         return None
-    forward(1, 1)
     is_confirmed = bool(value[3:] and value[3])
-    fastest = dict.fromkeys(_CHECKED, math.inf)
+    factor, is_alike = _compared(forward, known, clock)
+    is_faster = factor <= _FASTER
+    if not is_alike and (is_faster or not is_confirmed):
+        return None
+    if is_faster:
+        costs = _scaled(costs, factor)
+    if is_faster or not is_confirmed:
+        _keep(name, costs, is_confirmed=True)
+    return costs
+
+
+def _compared(forward: Forward, known: Mapping[int, float], clock: Clock) -> tuple[float, bool]:
+    """How long one row takes in units of what is known, and whether several take as many times as
+    long as they did."""
+    forward(1, 1)
+    fastest, is_alike = dict.fromkeys(_CHECKED, math.inf), False
     for _ in range(_CHECKS):
         for rows in _CHECKED:
             fastest[rows] = min(fastest[rows], _timed(forward, rows, clock))
         one, some = (fastest[rows] / known[rows] for rows in _CHECKED)
-        is_faster, is_alike = one <= _FASTER, 1 / _BENT < some / one < _BENT
-        if is_faster or is_alike:
+        is_alike = 1 / _BENT < some / one < _BENT
+        if is_alike:
             break
-    if is_faster or not (is_alike or is_confirmed):
-        return None
-    if not is_confirmed:
-        _keep(name, costs, is_confirmed=True)
-    return costs
+    return one, is_alike
+
+
+def _scaled(costs: Costs, factor: float) -> Costs:
+    points = tuple((rows, factor * seconds) for rows, seconds in costs.points)
+    return replace(
+        costs, points=points, session_s=factor * costs.session_s, branch_s=factor * costs.branch_s
+    )
 
 
 def _branch_s(model: CausalModel, cache: KvCache, clock: Clock) -> float:
