@@ -21,13 +21,12 @@ from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.native.source import WeightSource
 from slipstream.models.quiet import quiet_transformers
-from slipstream.models.store.catalog import CATALOG, KnownModel
 from slipstream.models.store.folder import gguf_in
 from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
 from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
-from slipstream.models.store.hub import brief, is_hub_id, split_revision
+from slipstream.models.store.hub import brief
 from slipstream.models.store.progress import Progress
-from slipstream.models.store.resolve import resolve
+from slipstream.models.store.resolve import resolve, short_name
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -188,26 +187,6 @@ def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
             f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {target.model_id} "
             f"({str(target.tokenizer_hash)[:12]})"
         )
-
-
-def short_name(name: str | Path) -> str:
-    """The short name of a known model, quantised or not; else a hub id without its revision, and
-    of a path its last part."""
-    name, path = str(name), Path(name).expanduser()
-    hub_id = split_revision(name)[0] if is_hub_id(name) and not path.exists() else name
-    for known in CATALOG.values():
-        if hub_id in {known.alias, known.hub_id} or _is_file_of(known, path):
-            return known.quantised_of or known.alias
-    return path.resolve().name if path.exists() else hub_id
-
-
-def _is_file_of(known: KnownModel, path: Path) -> bool:
-    """Whether a path is the GGUF file of a known model, by name and size: names decide nothing
-    that has to be certain, and the digest of weights is compared elsewhere."""
-    file = known.wheel
-    if file is None or path.name != Path(file.member).name:
-        return False
-    return path.is_file() and path.stat().st_size == file.num_bytes
 
 
 def parse_device(name: str) -> torch.device:

@@ -29,7 +29,6 @@ from slipstream.models.loading import (
     parse_device,
     require_causal,
     require_same_vocabulary,
-    short_name,
 )
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
@@ -38,7 +37,7 @@ from slipstream.models.quiet import quiet_transformers
 from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS
 from slipstream.models.store.hub import brief
 from slipstream.models.store.progress import Progress
-from slipstream.models.store.resolve import resolve
+from slipstream.models.store.resolve import resolve, short_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from slipstream.models.loading import (
     find_sources,
     load_target_parts,
     load_tokenizer,
-    short_name,
 )
 from slipstream.models.outline import context_length
-from slipstream.models.store.resolve import resolve
+from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.author import Author, Vocabulary

@@ -9,12 +9,11 @@ import pytest
 
 from slipstream.config import Settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.models.loading import short_name
 from slipstream.models.store.catalog import CATALOG, GgufWheel
 from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
 from slipstream.models.store.hub import is_hub_id, split_revision
 from slipstream.models.store.progress import Silent
-from slipstream.models.store.resolve import find_local, list_models, resolve
+from slipstream.models.store.resolve import find_local, list_models, resolve, short_name
 from slipstream.models.store.wheel import extract
 
 CONTENT = b"weights " * 1000

