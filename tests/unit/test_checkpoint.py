@@ -293,9 +293,7 @@ def test_a_later_start_does_not_import_transformers(checkpoint, tmp_path, monkey
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
     run = [sys.executable, "-c", SCRIPT.format(target=str(checkpoint))]
-    first, second = (
-        subprocess.run(run, capture_output=True, text=True, check=True).stdout.split("\n")
-        for _ in range(2)
-    )
+    runs = (subprocess.run(run, capture_output=True, text=True, check=True) for _ in range(2))
+    first, second = (done.stdout.split("\n") for done in runs)
     assert first[0] == second[0]
     assert (first[1], second[1]) == ("True", "False")
