@@ -58,10 +58,8 @@ def learn_cost(
     alone.reserve(max_rows)
 
     def forward(rows: int, sessions: int) -> None:
-        while len(crowd) < sessions > 1:  # which are not needed where costs are kept
-            crowd.append(model.open_in(pool))
-            crowd[-1].reserve(1)
-        used = crowd[:sessions] if sessions > 1 else [alone]
+        # Kept costs need no crowd.
+        used = [alone] if sessions == 1 else _opened(crowd, sessions, partial(model.open_in, pool))
         tokens = [_TOKEN] * (rows // sessions)
         hidden, _ = model.forward([Part(cache, tokens) for cache in used])
         model.logits(hidden)
@@ -77,6 +75,14 @@ def learn_cost(
     for cache in (alone, *crowd):
         cache.close()
     return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)
+
+
+def _opened(crowd: list[KvCache], count: int, make: Callable[[], KvCache]) -> list[KvCache]:
+    """So many caches with room for a token; those that are not there yet are made."""
+    for _ in range(len(crowd), count):
+        crowd.append(make())
+        crowd[-1].reserve(1)
+    return crowd[:count]
 
 
 def _keep(name: str, costs: Costs, *, is_confirmed: bool = False) -> None:
