@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 # one that spins keeps the core from the one that it waits for: with OpenMP's own 300,000 rounds a
 # start took 17 to 35 s instead of 6 s. OpenMP reads this once, when torch loads.
 _SHORT_SPINS = {"GOMP_SPINCOUNT": "3000"}
-_LOADED_WITH = ("dtype", "device", "numerics", "threads")
-"""Options of engines that decide how a target is loaded."""
 
 
 def open_client(place: PlaceFlags) -> "Client":
@@ -48,12 +46,12 @@ def fetched(flags: EngineFlags, **changes: str) -> Iterator[dict[str, Any]]:
         if draft.startswith("vanilla:"):
             resolve(draft.removeprefix("vanilla:"), progress=progress)
         progress.step(f"loading {target}")
-        _import_engines(options)
+        _import_engines()
         yield options
 
 
-def _import_engines(options: Mapping[str, Any]) -> None:
-    """Import all that computes, without the garbage collector, and load the target meanwhile.
+def _import_engines() -> None:
+    """Import all that computes, without the garbage collector.
 
     It would walk some 100,000 objects again and again, here and in every later collection. They
     stay until the process ends, so it is told to leave them alone.
@@ -63,9 +61,6 @@ def _import_engines(options: Mapping[str, Any]) -> None:
     shorten_spins()
     gc.disable()
     try:
-        ahead = import_module("slipstream.models.ahead")
-        named = {name: options[name] for name in _LOADED_WITH if name in options}
-        ahead.load_ahead(ahead.LoadOptions(options.get("target", DEFAULT_TARGET), **named))
         import_module("slipstream.client.embedded")
     finally:
         gc.freeze()

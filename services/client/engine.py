@@ -15,11 +15,10 @@ from slipstream.draft.build import (
     load_draft_model,
 )
 from slipstream.draft.memory import DraftMemory
-from slipstream.models.ahead import LoadOptions, take
 from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide_target import TargetParts, has_rotary, target_parts
 from slipstream.models.invariance import Numerics
-from slipstream.models.loading import LoadedModel
+from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.build import TargetLimits, build_target
@@ -39,10 +38,6 @@ class EngineOptions:
     """Of that, what is kept for prompts that begin alike; None is all of it."""
     free_rows: int | None = None
     """Rows that a round may verify; None is what pays, as it is learnt."""
-
-    def of(self, target: str) -> LoadOptions:
-        """Return what its model is loaded with."""
-        return LoadOptions(target, self.dtype, self.device, self.numerics, self.threads)
 
     def __post_init__(self) -> None:
         if self.numerics not in ("invariant", "fast"):
@@ -77,7 +72,8 @@ class Engine:
         """Load the target by alias, path or hub id."""
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        return cls(take(options.of(target)), options)
+        loaded = load_model(target, dtype=options.dtype, device=options.device)
+        return cls(loaded, options)
 
     def drafter(self, name: str, *, profile: Path | None = None) -> Drafter:
         """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.

@@ -8,7 +8,7 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -27,9 +27,6 @@ from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
 from slipstream.models.store.hub import brief, is_hub_id, split_revision
 from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve
-
-if TYPE_CHECKING:
-    from slipstream.models.causal import CausalModel
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -52,8 +49,6 @@ class LoadedModel:
     num_token_ids: int
     stop_token_ids: frozenset[int]
     """End-of-sequence ids by the generation config, the config and the tokenizer."""
-    forward: "CausalModel | None" = None
-    """What computes it, where that was made already."""
 
 
 def load_model(

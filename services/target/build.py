@@ -76,8 +76,7 @@ def build_target(
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
-    ranks = team.ranks if team else ALONE
-    model = loaded.forward or CausalModel(loaded.model, numerics=numerics, ranks=ranks)
+    model = CausalModel(loaded.model, numerics=numerics, ranks=team.ranks if team else ALONE)
     if team:
         model.lead(team.followers)
     memory, plan = plan_memory(model, limits)
