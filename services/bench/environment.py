@@ -16,6 +16,7 @@ from slipstream.config import instruction_limits
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.dtypes import choose_dtype, dtype_name
 from slipstream.models.loading import parse_device
+from slipstream.models.native.library import has_kernels
 from slipstream.revision import code_revision
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -40,7 +41,7 @@ def environment(device: str) -> dict[str, Any]:
 
 def running_dtype(name: str, device: str) -> str:
     """Return the dtype that runs on a device where this one is asked for: `auto` is none."""
-    return dtype_name(choose_dtype(name, parse_device(device)))
+    return dtype_name(choose_dtype(name, parse_device(device), native=has_kernels()))
 
 
 def check_writable(path: Path) -> None:

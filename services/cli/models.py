@@ -30,9 +30,11 @@ def _automatic() -> list[tuple[str, str]]:
     import torch
 
     from slipstream.models.dtypes import AUTO, choose_dtype, dtype_name
+    from slipstream.models.native.library import has_kernels
 
+    native = has_kernels()
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return [(at, dtype_name(choose_dtype(AUTO, torch.device(at)))) for at in devices]
+    return [(at, dtype_name(choose_dtype(AUTO, torch.device(at), native=native))) for at in devices]
 
 
 @app.command()

@@ -30,7 +30,7 @@ from slipstream.models.kv_layout import KEY_BLOCK
 from slipstream.models.loading import load_model, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
-from slipstream.models.store.digests import file_digest
+from slipstream.models.weights_digest import kept_digest
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -238,7 +238,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         scorer.weight_bytes, scorer.workspace_bytes(_ROWS), target.context_length or MAX_TOKENS
     )
     memory = target.memory.plan(scorer.layout, needs, num_target_layers=len(config.target_layers))
-    digests = {file.name: file_digest(file) for file in files}
+    digests = {file.name: kept_digest(file) for file in files}
     return DraftModel(
         kind="glide",
         scorer=scorer,

@@ -39,17 +39,20 @@ code multiplies either of `_CANDIDATES` as fast as memory allows."""
 
 
 def choose_dtype(
-    name: str, device: torch.device, *, machine: Measurements | None = None
+    name: str, device: torch.device, *, native: bool = False, machine: Measurements | None = None
 ) -> torch.dtype:
     """Return the dtype of this name; `auto` is the one that the device multiplies fastest.
 
-    Logs the choice, and warns of a dtype that is slow here. Raises `InvalidRequest` for an unknown
-    one, or one that the device can't multiply.
+    Where `native` code computes, `auto` is bfloat16 on every CPU: it is the least to read, and
+    machines are alike. Logs a choice by timing, and warns of a dtype that is slow here. Raises
+    `InvalidRequest` for an unknown one, or one that the device can't multiply.
     """
     if name != AUTO and name not in DTYPES:
         raise InvalidRequest(f"the dtype is {name!r}, but must be one of auto, {', '.join(DTYPES)}")
     if device.type != "cpu":
         return _on_device(name, device)
+    if native and name in (AUTO, *_CANDIDATES):
+        return DTYPES.get(name, torch.bfloat16)
     times = _times(machine or this_machine())
     fastest = _fastest(times)
     if name == AUTO:

@@ -18,7 +18,7 @@ from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.kept_tokenizer import NumberedTokenizer, keep, read_kept
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
-from slipstream.models.native.library import NotNative, kernels
+from slipstream.models.native.library import NotNative, has_kernels, kernels
 from slipstream.models.native.source import WeightSource
 from slipstream.models.quiet import quiet_transformers
 from slipstream.models.store.folder import gguf_in
@@ -62,7 +62,7 @@ def load_model(
     """Load a model to serve, by alias, path or hub id: a source of weights for native code where
     that computes it, without transformers; else as `load_target_parts` does, which says what is
     raised."""
-    choose_dtype(dtype, parse_device(device))
+    choose_dtype(dtype, parse_device(device), native=has_kernels())
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     try:
@@ -139,7 +139,7 @@ def find_source(
         raise NotNative(f"on {num_ranks} x {place.type} there are no native kernels")
     kernels()
     if gguf is None:
-        chosen = choose_dtype(dtype, place)
+        chosen = choose_dtype(dtype, place, native=True)
         if chosen not in (torch.float32, torch.bfloat16):
             raise NotNative(f"{dtype} has no native kernels")
         return Checkpoint(folder, chosen, has_layers=has_layers)

@@ -58,11 +58,11 @@ def load_parts(
     Raises what `load_target_parts` raises, and `ModelMismatch` for a target without rotary
     positions.
     """
-    torch_dtype = choose_dtype(dtype, parse_device(device))
     folder, gguf = find_sources(resolve(name, progress=progress))
     with suppress(NotNative):
         source = find_source(folder, gguf, dtype, device, has_layers=False)
         return _of_source(source, name, folder, gguf)
+    torch_dtype = choose_dtype(dtype, parse_device(device))
     if gguf is None and (found := _read(folder, torch_dtype, device)):
         return found.named(name)
     loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)

@@ -34,6 +34,15 @@ def weights_digest(path: Path, kept: Measurements | None = None) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def kept_digest(file: Path) -> str:
+    """Return the SHA-256 of a file, computed once for as long as the file stays as it is."""
+    kept = Measurements(measurements_dir() / "weights.json")
+    digest = _digest(file, kept)
+    if kept.get(_name(file)) != digest and file.stat().st_size >= _LEAST_KEPT:
+        kept.keep(_name(file), digest)
+    return digest
+
+
 def hub_commit(path: Path) -> str:
     """Return the commit that a directory of the hub's cache holds; empty for any other."""
     is_snapshot = path.parent.name == "snapshots" and _COMMIT.fullmatch(path.name)

@@ -39,9 +39,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
-    # Decided once, so that all ranks of a target that is split agree on it.
-    dtype = dtype_name(choose_dtype(config.dtype, parse_device(config.device)))
-    config = replace(config, dtype=dtype)
+    if config.tensor_parallel > 1:  # decided once, so that all ranks agree on it
+        dtype = dtype_name(choose_dtype(config.dtype, parse_device(config.device)))
+        config = replace(config, dtype=dtype)
     with start_crew(config, _lost) as crew:
         await _serve_with(crew, config, telemetry)
 

@@ -54,9 +54,17 @@ def learn_cost(
     if not model.has_shapes or pool.num_free < CROWD + own_pages:
         pool = model.pool(CROWD + own_pages, scratch_rows=KEY_BLOCK)
     alone = model.open_in(pool)
-    alone.reserve(max_rows)
     crowd: list[KvCache] = []
-    forward = _forward(model, pool, alone, crowd)
+    alone.reserve(max_rows)
+
+    def forward(rows: int, sessions: int) -> None:
+        # Kept costs need no crowd.
+        used = [alone] if sessions == 1 else _opened(crowd, sessions, partial(model.open_in, pool))
+        tokens = [_TOKEN] * (rows // sessions)
+        hidden, _ = model.forward([Part(cache, tokens) for cache in used])
+        model.logits(hidden)
+        _finish(model.device)
+
     tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_rows else None
     costs = _kept(name, forward, clock, max_rows) if model.device.type == "cpu" else None
     if costs is None:
@@ -69,21 +77,12 @@ def learn_cost(
     return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)
 
 
-def _forward(model: CausalModel, pool: KvPool, alone: KvCache, crowd: list[KvCache]) -> Forward:
-    """A forward of some rows of one session, or of the same number of each of several, which are
-    added to `crowd` when they are needed."""
-
-    def forward(rows: int, sessions: int) -> None:
-        while len(crowd) < sessions > 1:
-            crowd.append(model.open_in(pool))
-            crowd[-1].reserve(1)
-        used = crowd[:sessions] if sessions > 1 else [alone]
-        tokens = [_TOKEN] * (rows // sessions)
-        hidden, _ = model.forward([Part(cache, tokens) for cache in used])
-        model.logits(hidden)
-        _finish(model.device)
-
-    return forward
+def _opened(crowd: list[KvCache], count: int, make: Callable[[], KvCache]) -> list[KvCache]:
+    """So many caches with room for a token; those that are not there yet are made."""
+    for _ in range(len(crowd), count):
+        crowd.append(make())
+        crowd[-1].reserve(1)
+    return crowd[:count]
 
 
 def _keep(name: str, costs: Costs, *, is_confirmed: bool = False) -> None:

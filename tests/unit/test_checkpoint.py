@@ -219,8 +219,7 @@ def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, ma
     for _ in range(2):
         CausalModel(load_model(str(checkpoint)).model)
     assert len(calls) == 1
-    norm = {"model.norm.weight": torch.full((32,), 0.5)}
-    change_weights(checkpoint, **norm)
+    change_weights(checkpoint, **{"model.norm.weight": torch.full((32,), 0.5)})
     CausalModel(load_model(str(checkpoint)).model)
     change_config(checkpoint, rms_norm_eps=1e-4)
     CausalModel(load_model(str(checkpoint)).model)
