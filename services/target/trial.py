@@ -59,7 +59,6 @@ def learn_cost(
     alone.reserve(max_rows)
 
     def forward(rows: int, sessions: int) -> None:
-        # Kept costs need no crowd.
         used = [alone] if sessions == 1 else _opened(crowd, sessions, partial(model.open_in, pool))
         tokens = [_TOKEN] * (rows // sessions)
         hidden, _ = model.forward([Part(cache, tokens) for cache in used])
