@@ -46,8 +46,9 @@ def learn_cost(
 ) -> CostCurve:
     """Time steps of up to `max_rows` rows, for about so many seconds; head and all.
 
-    What was found under this `name` at an earlier start is kept if a few forwards confirm it. On a
-    device it is the engine's own `pool` that they are timed over, so that they are captured early.
+    What was found under this `name` at an earlier start is kept if a few forwards confirm it, or if
+    it was measured twice: a machine that is always busy has no other costs. On a device it is the
+    engine's own `pool` that they are timed over, so that they are captured early.
     """
     max_rows = min(max_rows, model.context_length)
     own_pages = round_up(max_rows, KEY_BLOCK) // KEY_BLOCK
@@ -58,7 +59,6 @@ def learn_cost(
     alone.reserve(max_rows)
 
     def forward(rows: int, sessions: int) -> None:
-        # Kept costs need no crowd.
         used = [alone] if sessions == 1 else _opened(crowd, sessions, partial(model.open_in, pool))
         tokens = [_TOKEN] * (rows // sessions)
         hidden, _ = model.forward([Part(cache, tokens) for cache in used])
@@ -71,7 +71,7 @@ def learn_cost(
         costs = learn(forward, clock, tile=tile, budget=Budget(seconds, max_rows))
         if model.device.type == "cpu":
             costs = replace(costs, branch_s=_branch_s(model, alone, clock))
-            _keep(name, costs)
+            _keep(name, costs, is_confirmed=this_machine().get(name) is not None)
     for cache in (alone, *crowd):
         cache.close()
     return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)

@@ -6,7 +6,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.loading import load_target_parts
+from slipstream.models.causal import CausalModel
+from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.native import library
+from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.store.gguf import convert
 from tiny_checkpoint import SPECIAL, tiny_llama
 from tiny_gguf import write_gguf
@@ -57,3 +60,14 @@ def test_a_truncated_gguf_file_is_refused(gguf, tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(WeightsError):
         load_target_parts(str(broken))
+
+
+@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+def test_native_code_reads_a_gguf_file_itself_and_agrees_with_transformers(gguf):
+    loaded = load_model(str(gguf))
+    assert isinstance(loaded.model, GgufSource)
+    assert CausalModel(loaded.model).is_native  # which compares hidden states
+    theirs = load_target_parts(str(gguf))
+    assert loaded.tokenizer_hash == theirs.tokenizer_hash
+    assert loaded.stop_token_ids == theirs.stop_token_ids
+    assert load_model(str(gguf)).tokenizer.parts() == loaded.tokenizer.parts()

@@ -52,6 +52,14 @@ def test_costs_of_a_busy_machine_are_measured_again(machine):
     assert learnt(Clock(1.0)).seconds(8) == pytest.approx(1.0)
 
 
+def test_costs_are_measured_twice_at_most_where_no_two_starts_agree(machine):
+    learnt(Clock(1.0))
+    learnt(Clock(1.0, 1.0, 1.0, 5.0))
+    kept = machine.get(NAME)
+    learnt(Clock(10.0, 500.0, 10.0, 10.0))
+    assert machine.get(NAME) == kept
+
+
 BAD_POINTS = [[[1, 0.1]], [[1, -1.0], [8, 1.0]], [[1, 1.0], [INF, 2.0]], [[1, 1.0], [8, NAN]]]
 SOUND = [[1, 1.0], [8, 1.0]]
 
