@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import ModelError
-from slipstream.models.loading import load_target_parts
+from slipstream.models.causal import CausalModel
+from slipstream.models.loading import load_model, load_target_parts
 
 
 def outcome(path: Path) -> dict[str, str]:
     """Load a target, and return what came of it."""
     try:
+        CausalModel(load_model(str(path)).model)
         load_target_parts(str(path))
     except Exception as error:
         kind = "ModelError" if isinstance(error, ModelError) else type(error).__name__

@@ -161,7 +161,7 @@ def _generation_eos(folder: Path) -> frozenset[int]:
     try:
         given = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
         return eos_ids(given.get("eos_token_id"))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return frozenset()
 
 

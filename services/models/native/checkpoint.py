@@ -116,7 +116,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
     """Return config.json of a directory. Raises `NotNative` where it is none."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise NotNative(f"its config.json can't be read ({error})") from None
     if not isinstance(config, dict):
         raise NotNative("its config.json is no object")

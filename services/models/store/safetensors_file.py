@@ -17,6 +17,8 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What comes of reading JSON that anybody may have written."""
 _MAX_HEADER = 100 << 20
 """The longest header that the format allows, in bytes."""
 
@@ -41,7 +43,7 @@ class SafetensorsFile:
                 # What is private may be written to, which torch asks of memory that it shares.
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self.tensors = self._read()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _BROKEN as error:
             raise WeightsError(f"the weights in {path} can't be loaded ({error})") from None
 
     def tensor(self, name: str) -> Tensor:
@@ -122,5 +124,5 @@ def _paths(folder: Path) -> list[Path]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         return [folder / str(name) for name in sorted(names)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _BROKEN as error:
         raise WeightsError(f"the weights in {folder} can't be loaded ({error})") from None
