@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import chain
 from pathlib import Path
 
@@ -91,3 +92,13 @@ def real_model(pytestconfig: pytest.Config) -> Path:
         if pytestconfig.getoption("--require-model"):
             raise
         pytest.skip(f"{missing}")
+
+
+@pytest.fixture(scope="session")
+def hatch_build():
+    """The build script, as a module."""
+    pytest.importorskip("hatchling")
+    spec = spec_from_file_location("hatch_build", Path(__file__).parents[1] / "hatch_build.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -17,18 +17,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def hatch_build():
-    """The build's own flags."""
-    pytest.importorskip("hatchling")
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def built(hatch_build, compiler, only, folder):
     """The program that prints digests, from the library's sources and for one architecture."""
     objects = []
