@@ -46,7 +46,6 @@ struct Nibbles {
   static constexpr int kParts = 1;
   const Float16* scales;
   explicit Nibbles(const uint8_t* p) : scales(reinterpret_cast<const Float16*>(p)) {}
-  const uint8_t* start() const { return reinterpret_cast<const uint8_t*>(scales); }
   const void* place(int at) const { return scales + at * 2 * kLanes; }
   Lanes scale(int at) const { return load(scales + at * 2 * kLanes); }
   Lanes minimum(int at) const { return load(scales + (at * 2 + 1) * kLanes); }
@@ -59,7 +58,6 @@ struct Bytes {
   static constexpr int kParts = 1;
   const Float16* scales;
   explicit Bytes(const uint8_t* p) : scales(reinterpret_cast<const Float16*>(p)) {}
-  const uint8_t* start() const { return reinterpret_cast<const uint8_t*>(scales); }
   const void* place(int at) const { return scales + at * kLanes; }
   Lanes scale(int at) const { return load(scales + at * kLanes); }
   Lanes minimum(int) const { return zero(); }
@@ -75,7 +73,6 @@ struct SuperNibbles {
   static constexpr size_t kBytes = kHeader + 2 * kEach * kLanes;
   const uint8_t* scales;
   explicit SuperNibbles(const uint8_t* p) : scales(p) {}
-  const uint8_t* start() const { return scales; }
   const void* place(int at) const { return scales + at * (kBytes / kEach); }
   Lanes part(int at, int which) const {
     const uint8_t* own = scales + at / kEach * kBytes;
@@ -95,7 +92,6 @@ struct SuperBytes {
   static constexpr size_t kBytes = kHeader + kEach * kLanes;
   const uint8_t* scales;
   explicit SuperBytes(const uint8_t* p) : scales(p) {}
-  const uint8_t* start() const { return scales; }
   const void* place(int at) const { return scales + at * (kBytes / kEach); }
   Lanes scale(int at) const {
     const uint8_t* own = scales + at / kEach * kBytes;
@@ -127,8 +123,8 @@ void multiply_codes(const Matrix& m, int tile, const Coded& x, int64_t row, floa
   constexpr size_t bytes = inputs_each * kLanes / (Format::kIsNibbles ? 2 : 1);
   const int inputs = m.inputs, groups = inputs / kGroup;
   const uint8_t* codes = m.data.get() + tile * m.tile_bytes();
-  const Format format(codes + inputs / inputs_each * bytes);
-  const Format next(format.start() + m.tile_bytes());  // where nobody has looked yet
+  const uint8_t* scales = codes + inputs / inputs_each * bytes;
+  const Format format(scales), next(scales + m.tile_bytes());  // of a tile to be looked at later
   Lanes sums[ROWS];
   for (Lanes& sum : sums) sum = zero();
   for (int at = 0; at < groups * Format::kParts; ++at, codes += bytes) {

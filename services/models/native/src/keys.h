@@ -5,13 +5,20 @@
 
 namespace SLIPSTREAM_ISA {
 
-#if defined(__AVX512F__)
-constexpr int kMaxQueries = 6, kMaxHeads = 3, kParts = 4;
-#else
-constexpr int kMaxQueries = 6, kMaxHeads = 3, kParts = 2;
-#endif
+constexpr int kMaxQueries = 6, kMaxHeads = 3;
 
 #if defined(__AVX512F__)
+
+constexpr int kParts = 4;
+constexpr int kWords = 16;  // of 32 bits, in one register
+
+using Words = __m512i;
+inline Words load_words(const void* p) { return _mm512_loadu_si512(p); }
+inline void store_words(float* p, Words a) { _mm512_storeu_si512(p, a); }
+inline Words lower(Words a) { return _mm512_slli_epi32(a, 16); }
+inline Words upper(Words a) {
+  return _mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+}
 
 // Rows of 16 words become columns.
 inline void transpose(__m512i* r) {
@@ -40,35 +47,22 @@ inline void transpose(__m512i* r) {
   }
 }
 
-inline int transpose_whole(const float* const* keys, int dim, float* out) {
-  int d = 0;
-  for (; d + kLanes <= dim; d += kLanes) {
-    __m512i rows[kLanes];
-    for (int i = 0; i < kLanes; ++i) rows[i] = _mm512_loadu_si512(keys[i] + d);
-    transpose(rows);
-    for (int i = 0; i < kLanes; ++i) _mm512_storeu_si512(out + (d + i) * kLanes, rows[i]);
-  }
-  return d;
-}
-
-// Two neighbours are one word.
-inline int transpose_whole(const BFloat16* const* keys, int dim, float* out) {
-  int d = 0;
-  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-  for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-    __m512i rows[kLanes];
-    for (int i = 0; i < kLanes; ++i) rows[i] = _mm512_loadu_si512(keys[i] + d);
-    transpose(rows);
-    for (int i = 0; i < kLanes; ++i) {
-      float* goal = out + (d + 2 * i) * kLanes;
-      _mm512_storeu_si512(goal, _mm512_slli_epi32(rows[i], 16));
-      _mm512_storeu_si512(goal + kLanes, _mm512_and_si512(rows[i], mask));
-    }
-  }
-  return d;
-}
-
 #elif defined(__AVX2__)
+
+constexpr int kParts = 2;
+constexpr int kWords = 8;
+
+using Words = __m256i;
+inline Words load_words(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+inline void store_words(float* p, Words a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a);
+}
+inline Words lower(Words a) { return _mm256_slli_epi32(a, 16); }
+inline Words upper(Words a) {
+  return _mm256_and_si256(a, _mm256_set1_epi32(static_cast<int>(0xffff0000)));
+}
 
 // Rows of 8 words become columns.
 inline void transpose(__m256i* r) {
@@ -90,38 +84,44 @@ inline void transpose(__m256i* r) {
   }
 }
 
+#else
+
+constexpr int kParts = 2;
+
+#endif
+
+#if defined(__AVX2__)
+
+// Columns of as many keys as a register has words, from element `d` on.
+template <class T>
+inline void columns(const T* const* keys, int d, Words* rows) {
+  for (int i = 0; i < kWords; ++i) rows[i] = load_words(keys[i] + d);
+  transpose(rows);
+}
+
 inline int transpose_whole(const float* const* keys, int dim, float* out) {
   int d = 0;
-  for (; d + 8 <= dim; d += 8) {
-    for (int half = 0; half < kLanes; half += 8) {
-      __m256i rows[8];
-      for (int i = 0; i < 8; ++i) {
-        rows[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys[half + i] + d));
-      }
-      transpose(rows);
-      for (int i = 0; i < 8; ++i) {
-        float* goal = out + (d + i) * kLanes + half;
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(goal), rows[i]);
-      }
+  for (; d + kWords <= dim; d += kWords) {
+    for (int first = 0; first < kLanes; first += kWords) {
+      Words rows[kWords];
+      columns(keys + first, d, rows);
+      for (int i = 0; i < kWords; ++i) store_words(out + (d + i) * kLanes + first, rows[i]);
     }
   }
   return d;
 }
 
+// Two neighbours are one word.
 inline int transpose_whole(const BFloat16* const* keys, int dim, float* out) {
   int d = 0;
-  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000));
-  for (; d + 16 <= dim; d += 16) {
-    for (int half = 0; half < kLanes; half += 8) {
-      __m256i rows[8];
-      for (int i = 0; i < 8; ++i) {
-        rows[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys[half + i] + d));
-      }
-      transpose(rows);
-      for (int i = 0; i < 8; ++i) {
-        __m256i* goal = reinterpret_cast<__m256i*>(out + (d + 2 * i) * kLanes + half);
-        _mm256_storeu_si256(goal, _mm256_slli_epi32(rows[i], 16));
-        _mm256_storeu_si256(goal + 2, _mm256_and_si256(rows[i], mask));
+  for (; d + 2 * kWords <= dim; d += 2 * kWords) {
+    for (int first = 0; first < kLanes; first += kWords) {
+      Words rows[kWords];
+      columns(keys + first, d, rows);
+      for (int i = 0; i < kWords; ++i) {
+        float* goal = out + (d + 2 * i) * kLanes + first;
+        store_words(goal, lower(rows[i]));
+        store_words(goal + kLanes, upper(rows[i]));
       }
     }
   }

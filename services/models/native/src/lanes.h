@@ -256,13 +256,8 @@ inline float largest(Lanes a) {
 }
 #endif
 
-// The sum of four sets of lanes, each by the same tree: i and i + 8, i and i + 4, i and i + 2, ...
+// The sum of all lanes, by one tree: i and i + 8, i and i + 4, i and i + 2, ...
 #if defined(__AVX2__)
-inline void sum4(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
-  __m128 r0 = quarter(a), r1 = quarter(b), r2 = quarter(c), r3 = quarter(d);
-  _MM_TRANSPOSE4_PS(r0, r1, r2, r3);
-  _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(r0, r2), _mm_add_ps(r1, r3)));
-}
 inline float sum(Lanes a) {
   alignas(16) float q[4];
   _mm_store_ps(q, quarter(a));
@@ -273,9 +268,6 @@ inline float sum(Lanes a) {
   float q[4];
   for (int i = 0; i < 4; ++i) q[i] = (a.v[i] + a.v[i + 8]) + (a.v[i + 4] + a.v[i + 12]);
   return (q[0] + q[2]) + (q[1] + q[3]);
-}
-inline void sum4(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
-  out[0] = sum(a), out[1] = sum(b), out[2] = sum(c), out[3] = sum(d);
 }
 #endif
 
