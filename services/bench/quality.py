@@ -73,7 +73,7 @@ def compare(reference: CausalModel, model: CausalModel, chunks: Sequence[Sequenc
 
 
 def _log_probs(model: CausalModel, chunk: Sequence[int]) -> Tensor:
-    """Of what follows each token [tokens - 1, vocab], float64."""
+    """Return log-probabilities of what follows each token, [tokens - 1, vocab], float64."""
     cache = model.open(len(chunk))
     hidden, _ = model.forward([Part(cache, chunk[:-1])])
     return model.logits(hidden).double().log_softmax(1)

@@ -71,11 +71,10 @@ def _is_faster(dtype: torch.dtype) -> bool:
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit levels [out, in] and one scale per output [out], bfloat16, of a weight [out, in]."""
-    largest = torch.linalg.vector_norm(weight, torch.inf, dim=1, dtype=torch.float32)
-    scales = (largest.clamp_min(1e-12) / _LARGEST).to(torch.bfloat16)
-    # In place: memory that is taken anew takes as long as what is computed.
-    levels = weight.to(torch.float32, copy=True).div_(scales.float()[:, None])
-    return levels.round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8), scales
+    scales = weight.float().abs().amax(dim=1).clamp_min(1e-12) / _LARGEST
+    scales = scales.to(torch.bfloat16)
+    levels = (weight.float() / scales.float()[:, None]).round().clamp(-_LARGEST, _LARGEST)
+    return levels.to(torch.int8), scales
 
 
 def _int8(x: Tensor, levels: Tensor, scales: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from slipstream.core.errors import ModelError
 from slipstream.models.architecture import EMBEDDING, served_positions
+from slipstream.models.dtypes import dtype_name
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.native.source import WeightSource
 from slipstream.models.ranks import Ranks
@@ -78,5 +79,5 @@ def _of_model(model: "PreTrainedModel", ranks: Ranks) -> Outline:
         context_length(config),
         KvLayout(config.num_hidden_layers, num_kv, dim, model.dtype, model.device, ranks.size),
         model.get_input_embeddings().weight,  # type: ignore[arg-type]
-        str(model.dtype).removeprefix("torch."),
+        dtype_name(model.dtype),
     )

@@ -282,7 +282,7 @@ class LocalTarget:
 
 
 def _verify(share: Share, logits: Tensor) -> Walk:
-    """By logits [1 + nodes, vocab] after the last final token and after every node."""
+    """Verify by logits [1 + nodes, vocab] after the last final token and after every node."""
     work = share.work
     return verify(
         work.session,

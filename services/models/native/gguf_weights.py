@@ -9,24 +9,14 @@ from torch import Tensor
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.architecture import EMBEDDING, HEAD, parse
-from slipstream.models.native import weights
 from slipstream.models.native.library import NotNative, library
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import Weights, exact
+from slipstream.models.native.weights import KINDS, Weights, exact
 from slipstream.models.rope import Rotary
-from slipstream.models.store.gguf_checkpoint import FAMILIES, GgufCheckpoint, Rows
+from slipstream.models.store.gguf_checkpoint import FAMILIES, PLAIN, GgufCheckpoint, Rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_KINDS = {
-    "Q4_0": weights.Q4_0,
-    "Q4_1": weights.Q4_1,
-    "Q8_0": weights.Q8_0,
-    "Q4_K": weights.Q4_K,
-    "Q6_K": weights.Q6_K,
-}
-_PLAIN = {"F32", "F16", "BF16"}
 
 
 class GgufSource(WeightSource):
@@ -117,17 +107,17 @@ def check_types(source: GgufSource) -> None:
         stacks += [[f"{mlp}.down_proj.weight"]]
     for stack in stacks:
         types = {source.type_of(name) for name in stack}
-        if unknown := types - {*_KINDS, *_PLAIN}:
+        if unknown := types - {*KINDS, *PLAIN}:
             raise NotNative(
                 f"{stack[0]} has weights of type {unknown.pop()}, which have no native kernels"
             )
-        if len(types) > 1 and not types <= _PLAIN:
+        if len(types) > 1 and not types <= set(PLAIN):
             raise NotNative(f"{' and '.join(stack)} are of the types {', '.join(sorted(types))}")
 
 
 def dense(rows: Rows, dtype: torch.dtype) -> Tensor:
     """A tensor's weights one by one."""
-    if rows.type in _PLAIN:
+    if rows.type in PLAIN:
         return rows.values.to(dtype)
     kept = _kept(rows)
     out = torch.empty(len(kept.matrix), kept.num_inputs)
@@ -136,6 +126,6 @@ def dense(rows: Rows, dtype: torch.dtype) -> Tensor:
 
 
 def _kept(rows: Rows) -> Weights:
-    if rows.type in _PLAIN:
+    if rows.type in PLAIN:
         return exact(rows.values if rows.type == "BF16" else rows.values.float(), None)
-    return Weights(_KINDS[rows.type], rows.values)
+    return Weights(KINDS[rows.type], rows.values)

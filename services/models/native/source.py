@@ -9,13 +9,14 @@ from torch import Tensor
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.architecture import EMBEDDING, HEAD, NORM, Architecture
-from slipstream.models.native.library import NotNative
+from slipstream.models.dtypes import dtype_name
 from slipstream.models.native.weights import (
     BFLOAT16,
     FLOAT32,
     BlockWeights,
     Scratch,
     Weights,
+    bias_in_turn,
     in_turn,
     plain,
 )
@@ -62,7 +63,7 @@ class WeightSource(ABC):
 
     def weights_type(self) -> str:
         """Return the name of the weights' element type, as results show it."""
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
     def embedding(self) -> Weights:
         """Return the embedding [vocab, d]."""
@@ -140,12 +141,9 @@ def _attention(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeigh
 def _mlp(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
     gate, up = _alike([source.matrix(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up")])
     bias = _bias(source, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
-    if bias is not None:
-        first, second = bias[:, None].chunk(2)
-        bias = in_turn(first, second)[:, 0].contiguous()
     return BlockWeights(
         source.vector(f"{layer}.post_attention_layernorm.weight"),
-        Weights(gate.kind, in_turn(gate.matrix, up.matrix, scratch), bias),
+        Weights(gate.kind, in_turn(gate.matrix, up.matrix, scratch), bias_in_turn(bias)),
         _linear(source, f"{layer}.mlp.down_proj"),
     )
 
@@ -188,8 +186,7 @@ def _alike(parts: Sequence[Weights]) -> Sequence[Weights]:
     """Matrices in one kind: those that are narrower than others are widened."""
     if len({part.kind for part in parts}) == 1:
         return parts
-    if not _are_plain(parts):
-        raise NotNative("matrices that are multiplied together are of different types")
+    assert _are_plain(parts), "a source refuses blocks of different types"
     return [Weights(FLOAT32, part.matrix.float()) for part in parts]
 
 

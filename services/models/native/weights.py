@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.models.linear import stacked_bias
+from slipstream.models.store.gguf_file import TYPES
 
 BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
 """Element types: see `Kind` in `src/model.h`."""
-_BLOCKS = {Q4_0: (32, 18), Q4_1: (32, 20), Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
-"""Elements and bytes of the blocks of GGUF files."""
+KINDS = {"Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q6_K": Q6_K}
+"""Those in blocks, by the names of GGUF files."""
+_BLOCKS = {KINDS[at.name]: at for at in TYPES.values() if at.name in KINDS}
 _TILE, _LARGEST = 16, 127
 
 
@@ -29,8 +31,8 @@ class Weights:
     @property
     def num_inputs(self) -> int:
         """Elements of a row."""
-        elements, num_bytes = _BLOCKS.get(self.kind, (1, 1))
-        return self.matrix.shape[1] // num_bytes * elements
+        size, block = self.matrix.shape[1], _BLOCKS.get(self.kind)
+        return size if block is None else size // block.num_bytes * block.elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,9 @@ def mlp_block(norm: nn.Module, mlp: Any, keep: Keep) -> BlockWeights:
     """A gated MLP. Gate and up projection are one matrix, a tile of outputs of each in turn: they
     are computed together."""
     gate, up = mlp.gate_proj, mlp.up_proj
-    matrix, bias = in_turn(gate.weight.detach(), up.weight.detach()), stacked_bias([gate, up])
-    if bias is not None:
-        bias = in_turn(*bias[:, None].split(gate.out_features))[:, 0]
-    return BlockWeights(norm_weight(norm), keep(matrix, bias), stacked([mlp.down_proj], keep))
+    matrix = in_turn(gate.weight.detach(), up.weight.detach())
+    into = keep(matrix, bias_in_turn(stacked_bias([gate, up])))
+    return BlockWeights(norm_weight(norm), into, stacked([mlp.down_proj], keep))
 
 
 def norm_weight(norm: nn.Module) -> Tensor:
@@ -95,7 +96,7 @@ def exact(matrix: Tensor, bias: Tensor | None) -> Weights:
 def eight_bits(matrix: Tensor, bias: Tensor | None) -> Weights:
     """Weights in blocks of 32 8-bit numbers with a scale (Q8_0), the nearest to what they are;
     exactly where rows are no whole blocks."""
-    elements, _ = _BLOCKS[Q8_0]
+    elements = _BLOCKS[Q8_0].elements
     if matrix.shape[1] % elements:
         return exact(matrix, bias)
     blocks = matrix.float().unflatten(1, (-1, elements))
@@ -131,3 +132,11 @@ def in_turn(first: Tensor, second: Tensor, scratch: Scratch | None = None) -> Te
     goal = scratch.like("in turn", 2 * len(parts[0]), first)
     torch.stack(tiles, 1, out=goal.view(-1, 2, *tiles[0].shape[1:]))
     return goal
+
+
+def bias_in_turn(bias: Tensor | None) -> Tensor | None:
+    """A bias of two matrices of like size, one after the other, in the order of their `in_turn`."""
+    if bias is None:
+        return None
+    first, second = bias[:, None].chunk(2)
+    return in_turn(first, second)[:, 0].contiguous()

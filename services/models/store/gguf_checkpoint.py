@@ -41,7 +41,8 @@ _LAYER_NAMES = {
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ROPE_FACTORS = "rope_freqs.weight"
 _ROPE_SCALING = {"none", "linear", "yarn"}
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The types that are no blocks."""
 
 
 class Rows(NamedTuple):
@@ -133,7 +134,7 @@ class GgufCheckpoint:
         if not tensor.num_bytes:
             raise WeightsError(f"{name} in {self.path.name} is empty")
         values = torch.frombuffer(self._file.view(tensor), dtype=torch.uint8)
-        if dtype := _PLAIN.get(tensor.type):
+        if dtype := PLAIN.get(tensor.type):
             return Rows(tensor.type, values.view(dtype).view(tensor.shape))
         return Rows(tensor.type, values.view(*tensor.shape[:-1], -1))
 
