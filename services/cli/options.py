@@ -79,6 +79,11 @@ class EngineFlags:
         _option(ENGINE, "Profile file of `slipstream calibrate`.", default="the draft's own"),
     ] = None
 
+    ngrams: Annotated[
+        str | None,
+        _option(ENGINE, "auto, none or a file of `slipstream train ngrams`.", default="auto"),
+    ] = None
+
     def given(self) -> dict[str, str | int | Path]:
         """What was said, by the names of `Client.embedded`."""
         named = {at.name: getattr(self, at.name) for at in fields(self)}

@@ -73,6 +73,7 @@ class AsyncClient:
         device: str = "cpu",
         kv_memory: str = "auto",
         profile: str | PathLike[str] | None = None,
+        ngrams: str | PathLike[str] = "auto",
     ) -> Self:
         """See `Client.embedded`. Loads the models before it returns, so best before the loop."""
         from slipstream.client.embedded_aio import AsyncEmbedded
@@ -84,6 +85,7 @@ class AsyncClient:
             threads,
             device,
             kv_memory,
+            ngrams=str(ngrams),
         )
         path = None if profile is None else Path(profile)
         return cls.of(AsyncEmbedded.load(target, draft, options, profile=path))

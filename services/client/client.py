@@ -83,13 +83,15 @@ class Client:
         device: str = "cpu",
         kv_memory: str = "auto",
         profile: str | PathLike[str] | None = None,
+        ngrams: str | PathLike[str] = "auto",
     ) -> Self:
         """Both engines in this process.
 
         `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL or a
         directory of GliDe weights; `kv_memory` is what the keys and values of each of the two may
         take, a size ("2GiB") or a share of what is free ("0.5"); `profile` is a file of
-        `slipstream calibrate`, in place of the draft's own profile. Raises `ModelError`,
+        `slipstream calibrate`, in place of the draft's own profile; `ngrams` is a store of
+        `slipstream train ngrams`, auto for the one that is shipped or none. Raises `ModelError`,
         `InvalidRequest`, or `CapacityError` where the memory holds nothing.
         """
         from slipstream.client.embedded import Embedded
@@ -101,6 +103,7 @@ class Client:
             threads,
             device,
             kv_memory,
+            ngrams=str(ngrams),
         )
         path = None if profile is None else Path(profile)
         return cls.of(Embedded.load(target, draft, options, profile=path))

@@ -84,7 +84,7 @@ class EmbeddedSession:
         seat = draft_seat(
             ports.draft, facts.kind, session_id, vocab_size=engine.facts.vocab_size, clock=clock
         )
-        self._draft = LookupDraft(seat)
+        self._draft = LookupDraft(seat, engine.sources)
         self._ports = ports
         self._clock = clock
         self._answer: Answer | None = None

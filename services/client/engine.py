@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.request import ModelFacts
 from slipstream.draft.build import (
     Drafter,
@@ -21,6 +22,8 @@ from slipstream.models.invariance import Numerics
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.ngrams.registry import AUTO as AUTO_NGRAMS
+from slipstream.ngrams.registry import store_named
 from slipstream.target.build import TargetLimits, build_target
 from slipstream.text.tokenizer import TextTokenizer
 
@@ -38,6 +41,8 @@ class EngineOptions:
     """Of that, what is kept for prompts that begin alike; None is all of it."""
     free_rows: int | None = None
     """Rows that a round may verify; None is what pays, as it is learnt."""
+    ngrams: str = AUTO_NGRAMS
+    """The n-gram store: auto is the package's for the tokenizer, none is none, else a file."""
 
     def __post_init__(self) -> None:
         if self.numerics not in ("invariant", "fast"):
@@ -58,6 +63,7 @@ class Engine:
         self._loaded = loaded
         self.dtype = dtype_name(loaded.model.dtype)
         self.parts = _parts(loaded)
+        self.sources = NgramSources(store_named(options.ngrams, loaded.tokenizer_hash))
         limits = TargetLimits(
             kv_memory=options.kv_memory,
             max_cached_bytes=options.max_cached_bytes,
@@ -97,6 +103,7 @@ class Engine:
             options.device,
             self.facts.context_length,
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),
+            self.sources,
         )
 
 

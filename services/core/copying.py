@@ -1,20 +1,18 @@
-"""How far to copy what once followed a session's latest tokens.
+"""How far to trust a copy of what once followed the latest tokens.
 
 Pure arithmetic on lengths and counts; knows no tokens, no draft and no tree.
 """
 
 import math
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from slipstream.core.errors import InvalidRequest
 
 PRIOR_WEIGHT = 8.0
 """Tokens that what is assumed before anything was seen counts for."""
-LONGEST_MATCH = 64
-"""Matches are not measured beyond: the next token is all but certain by then."""
+STORE_PRIOR = 0.7
+"""Share of a store's probabilities that holds before anything was seen. (Greedy text of
+SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
 _GROUPS = (2, 3, 6)
 """Matches of 1, of 2, of 3 to 5 and of more tokens are learnt about apart."""
 
@@ -23,9 +21,9 @@ _GROUPS = (2, 3, 6)
 class Copying:
     """What a round may copy.
 
-    Matches of at least `shortest` tokens count, and a copy has up to `max_depth` tokens. With a
-    copy of which `alone` tokens or more are expected to become final, the draft is not asked. A
-    copy that makes a second path beside the draft's costs `branch_price` tokens more.
+    Matches of at least `shortest` tokens count, and a copied path has up to `max_depth` tokens.
+    With copies of which `alone` tokens or more are expected to become final, the draft is not
+    asked. A copy that makes a second path beside the draft's costs `branch_price` tokens more.
     """
 
     shortest: int
@@ -43,11 +41,11 @@ class Copying:
             raise InvalidRequest(f"alone is {self.alone}, but must be 0 or more")
 
 
-class Chances:
-    """How likely copied tokens become final in one session, learnt as it goes on.
+class MatchAcceptance:
+    """How likely the token behind a match becomes final in one session, learnt as it goes on.
 
-    Behind a match of n tokens the next one is right with a chance of n / (n + 2) until more is
-    known. (Greedy text of SmolLM2-135M: 0.25, 0.56, 0.62, 0.66, 0.71, 0.75 for n from 1 to 6.)
+    Behind a match of n tokens the next one is right with a probability of n / (n + 2) until more
+    is known. (Greedy text of SmolLM2-135M: 0.25, 0.56, 0.62, 0.66, 0.71, 0.75 for n from 1 to 6.)
     """
 
     def __init__(self) -> None:
@@ -55,23 +53,34 @@ class Chances:
         self._tried = [0] * (len(_GROUPS) + 1)
 
     def of(self, match: int) -> float:
-        """The chance of the next token behind a match of this length."""
+        """Return the probability of the next token behind a match of this length."""
         group = _group(match)
         assumed = PRIOR_WEIGHT * match / (match + 2)
         return (assumed + self._kept[group]) / (PRIOR_WEIGHT + self._tried[group])
 
-    def reaches(self, match: int, max_depth: int) -> tuple[float, ...]:
-        """Return the probability of each token behind a match to become final."""
-        return tuple(accumulate((self.of(match + at) for at in range(max_depth)), operator.mul))
+    def learn(self, match: int, *, is_right: bool) -> None:
+        """Take in whether the token behind a match of this length became final."""
+        group = _group(match)
+        self._tried[group] += 1
+        self._kept[group] += is_right
 
-    def learn(self, match: int, copied: Sequence[int], became: Sequence[int]) -> None:
-        """Take in which tokens `became` final where `copied` were expected behind a match."""
-        for index, (guess, token) in enumerate(zip(copied, became, strict=False)):
-            group = _group(match + index)
-            self._tried[group] += 1
-            if guess != token:
-                return
-            self._kept[group] += 1
+
+class StoreAcceptance:
+    """What share of a store's probabilities holds in one session, learnt as it goes on."""
+
+    def __init__(self) -> None:
+        self._kept = STORE_PRIOR * PRIOR_WEIGHT
+        self._expected = PRIOR_WEIGHT
+
+    @property
+    def share(self) -> float:
+        """Return what to multiply a probability of the store with, at most 1."""
+        return min(self._kept / self._expected, 1.0)
+
+    def learn(self, expected: float, *, is_right: bool) -> None:
+        """Take in whether a token became final whose candidates had `expected` in all."""
+        self._expected += expected
+        self._kept += is_right
 
 
 def _group(match: int) -> int:

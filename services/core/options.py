@@ -34,8 +34,8 @@ class SpeculationOptions:
 
     `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
     are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
-    a kind: glide, vanilla or ngram. `lookup` copies what the text repeats beside what the draft
-    proposes.
+    a kind: glide, vanilla or ngram. `lookup` adds what the text repeats, and what n-gram stores
+    have, to what the draft proposes.
     """
 
     mode: Mode = Mode.AUTO
@@ -155,10 +155,10 @@ DRAFTERS: dict[str, Capability] = {
     "vanilla": Capability("vanilla", frozenset(Shape), _STOPS, frozenset({"vanilla"}), lookup=True),
     "ngram": Capability(
         "ngram",
-        frozenset({Shape.CHAIN}),
+        frozenset({Shape.CHAIN, Shape.DYNAMIC}),
         frozenset({StopPolicy.FIXED, StopPolicy.HEURISTIC}),
         frozenset({"ngram"}),
-        "no law, hence no confidence and no entropy",
+        "no distribution, hence no confidence and no entropy",
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from slipstream.core.ngram_sources import CopySource
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, Verdict
 
@@ -14,10 +15,21 @@ class TokenOrigin(StrEnum):
     RUNNER_UP = "runner-up"
     """The draft: a leaf of CaPE, or another branch of its tree."""
     LOOKUP = "lookup"
-    """Copied from the text, or forced by a grammar, beside what the draft proposed."""
+    """Copied from the text, or forced by a grammar."""
+    NGRAM_STORE = "ngram-store"
+    """From the n-gram store of the model."""
+    LEARNED = "learned"
+    """Copied from the text of an earlier request."""
     TARGET = "target"
     """The target's own: the prompt's first token, and those that no proposal had."""
 
+
+_OF_SOURCES = {
+    CopySource.LOOKUP: TokenOrigin.LOOKUP,
+    CopySource.GRAMMAR: TokenOrigin.LOOKUP,
+    CopySource.STORE: TokenOrigin.NGRAM_STORE,
+    CopySource.LEARNED: TokenOrigin.LEARNED,
+}
 
 Origins = tuple[TokenOrigin | None, ...]
 """One for each token; None for what was final before this call, whose rounds are not known."""
@@ -31,14 +43,15 @@ def origins_of(
     With `has_roots` the tree hangs under target-initialised roots, which are the target's own.
     """
     tree = proposal.tree
+    num_modelled = len(tree) - len(proposal.sources)
     path = tree.matching(verdict.tokens[: verdict.num_accepted])
     origins: list[TokenOrigin] = []
     above, is_best = ROOT, True
     for node in path:
         if has_roots and above == ROOT:
             origins.append(TokenOrigin.TARGET)
-        elif node >= len(tree) - proposal.num_copied:
-            origins.append(TokenOrigin.LOOKUP)
+        elif node >= num_modelled:
+            origins.append(_OF_SOURCES[proposal.sources[node - num_modelled]])
         else:
             is_best = is_best and node == tree.children(above)[0]
             origins.append(TokenOrigin.DRAFT if is_best else TokenOrigin.RUNNER_UP)

@@ -17,6 +17,7 @@ from slipstream.core.options import (
     fitting_stop,
     num_product_nodes,
 )
+from slipstream.core.pace import Pace
 from slipstream.core.prices import Prices
 from slipstream.core.profile import Profile
 from slipstream.core.stats import num_copied_accepted
@@ -38,6 +39,8 @@ DEFAULT_LOOKUP = 1
 NO_PLAN = Plan(max_depth=0, max_nodes=0)
 """A round that no draft is asked for."""
 
+FIRST_PACE = 1.3
+"""Tokens in the time of a plain round that are assumed before a request has had any."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -122,6 +125,8 @@ class Planner:
         cap = settings.max_draft_tokens
         self._length = HeuristicLength(min(HeuristicLength().length, cap), cap)
         self._backoff = Backoff()
+        self._pace = Pace(FIRST_PACE)
+        self._instead = Pace(1.0)
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
         )
@@ -159,22 +164,34 @@ class Planner:
         return verdict.forced[: max(limit, 0)]
 
     def record(self, proposal: Proposal, verdict: Verdict) -> None:
-        """Learn from a round. One in which no draft was asked teaches nothing.
+        """Learn from a round: how fast the request goes, and whether the draft is worth its time.
 
-        The draft is judged by what it proposed itself, as if nothing had been copied beside it.
+        Where it is known what would have been proposed without the draft, it has to be faster than
+        that, else than plain decoding.
         """
-        tree = proposal.drafted
-        depth = max(tree.depths(), default=0)
-        if proposal.fallback is not None or (depth == 0 and proposal.stopped_by != TOO_DEAR):
+        depth = max(proposal.drafted.depths(), default=0)
+        is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR
+        is_drafted = is_drafted and proposal.fallback is None
+        if depth and is_drafted:
+            num_drafted = verdict.num_accepted - num_copied_accepted(proposal, verdict)
+            self._length = self._length.after(all_accepted=num_drafted == depth)
+        if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
             return
-        copied = num_copied_accepted(proposal, verdict)
-        if depth:
-            all_accepted = verdict.num_accepted - copied == depth
-            self._length = self._length.after(all_accepted=all_accepted)
-        if verdict.finish_reason is None:  # a last round is cut short for reasons of its own
-            drafting = self._prices.drafted(max(depth, 1), proposal.waited_s)
-            cost = drafting + self._prices.round(len(tree))
-            self._backoff.record((len(verdict.tokens) - copied) / cost)
+        cost = self._prices.round(len(proposal.tree))
+        if is_drafted:
+            cost += self._prices.drafted(max(depth, 1), proposal.waited_s)
+        num_tokens = len(verdict.tokens)
+        self._pace.record(num_tokens, cost)
+        if is_drafted:
+            self._backoff.record(num_tokens / cost / self._pace_instead(proposal, verdict))
+
+    def _pace_instead(self, proposal: Proposal, verdict: Verdict) -> float:
+        """Return how fast rounds like the last one would have gone without the draft."""
+        instead = proposal.instead
+        if instead is not None:
+            num_tokens = min(1 + len(instead.matching(verdict.tokens)), len(verdict.tokens))
+            self._instead.record(num_tokens, self._prices.round(len(instead)))
+        return self._instead.value
 
     def _copying(self, limit: int) -> Copying | None:
         """What the next round may copy, with `limit` as the longest path."""
@@ -197,7 +214,7 @@ class Planner:
     @property
     def _speed(self) -> float:
         """Tokens that come about in the time of a plain round, as this request goes."""
-        return max(self._backoff.gain, 1.0)
+        return max(self._pace.value, 1.0)
 
     def _speculates(self) -> bool:
         if self._settings.mode is Mode.AUTO:

@@ -16,7 +16,7 @@ from slipstream.core.planner import Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Request
 from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
-from slipstream.core.stats import Outcomes, num_copied_accepted
+from slipstream.core.stats import Outcomes, copies_accepted
 from slipstream.core.text import Piece, Speller, TextStream, joined
 from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
 from slipstream.core.trail import Trail
@@ -146,8 +146,8 @@ class Run:
         self._outcomes.record(
             len(tree) - num_roots, depth, num_accepted=accepted, stopped_by=at.proposal.stopped_by
         )
-        copied = num_copied_accepted(at.proposal, at.verdict)
-        self._outcomes.record_lookup(at.proposal.num_copied, num_accepted=copied)
+        accepted_copies = copies_accepted(at.proposal, at.verdict)
+        self._outcomes.record_copies(at.proposal.sources, accepted=accepted_copies)
 
     def _stats(self, elapsed_s: float) -> RequestStats:
         settings = self._request.settings

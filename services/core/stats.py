@@ -4,10 +4,13 @@ Field names are those of vLLM's per-request acceptance metrics. Knows no clock a
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from slipstream.core.ngram_sources import CopySource
 from slipstream.core.types import Proposal, Verdict
+
+LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
 
 MAX_PER_STEP = 1024
 """Steps, the newest ones, of which statistics have the outcome one by one."""
@@ -46,8 +49,16 @@ class SpeculationStats:
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """Rounds in which no draft answered, by reason; plain steps unless something was copied."""
     num_lookup_tokens: int = 0
-    """Of the draft tokens, those that only prompt lookup or a grammar proposed."""
+    """Of the draft tokens, those that no model proposed: copied from the text, or forced."""
     num_accepted_lookup_tokens: int = 0
+    """Of those, the ones that became final."""
+    num_store_tokens: int = 0
+    """Of the draft tokens, those that only the n-gram store proposed."""
+    num_accepted_store_tokens: int = 0
+    """Of those, the ones that became final."""
+    num_learned_tokens: int = 0
+    """Of the draft tokens, those that were copied from the text of earlier requests."""
+    num_accepted_learned_tokens: int = 0
     """Of those, the ones that became final."""
 
     @property
@@ -76,8 +87,8 @@ class Outcomes:
         self._stop_reasons: Counter[str] = Counter()
         self._fallbacks: Counter[str] = Counter()
         self._num_plain_steps = 0
-        self._num_lookup = 0
-        self._num_lookup_accepted = 0
+        self._copied: Counter[CopySource] = Counter()
+        self._copied_accepted: Counter[CopySource] = Counter()
 
     def record(
         self, num_drafted_nodes: int, depth: int, *, num_accepted: int, stopped_by: str = "none"
@@ -102,16 +113,19 @@ class Outcomes:
         """Count why no draft answered in a round, which is itself to be recorded as well."""
         self._fallbacks[reason] += 1
 
-    def record_lookup(self, num_copied: int, *, num_accepted: int) -> None:
+    def record_copies(
+        self, copied: Iterable[CopySource], *, accepted: Iterable[CopySource]
+    ) -> None:
         """Count the nodes of a recorded round that were copied, and those that were accepted."""
-        if not 0 <= num_accepted <= num_copied:
-            raise ValueError(f"{num_accepted} accepted of {num_copied} copied nodes")
-        self._num_lookup += num_copied
-        self._num_lookup_accepted += num_accepted
+        proposed, kept = Counter(copied), Counter(accepted)
+        if not kept <= proposed:
+            raise ValueError(f"{kept.total()} accepted of {proposed.total()} copied nodes")
+        self._copied += proposed
+        self._copied_accepted += kept
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
         """The figures so far."""
-        histogram = dict(sorted(self._accepted.items()))
+        histogram, kept = dict(sorted(self._accepted.items())), self._copied_accepted
         return SpeculationStats(
             num_spec_steps=sum(histogram.values()),
             num_plain_steps=self._num_plain_steps,
@@ -125,9 +139,22 @@ class Outcomes:
             stop_reasons=dict(self._stop_reasons),
             lossless=lossless,
             fallbacks=dict(self._fallbacks),
-            num_lookup_tokens=self._num_lookup,
-            num_accepted_lookup_tokens=self._num_lookup_accepted,
+            num_lookup_tokens=self._copied[LOOKUP] + self._copied[GRAMMAR],
+            num_accepted_lookup_tokens=kept[LOOKUP] + kept[GRAMMAR],
+            num_store_tokens=self._copied[STORE],
+            num_accepted_store_tokens=kept[STORE],
+            num_learned_tokens=self._copied[LEARNED],
+            num_accepted_learned_tokens=kept[LEARNED],
         )
+
+
+def copies_accepted(proposal: Proposal, verdict: Verdict) -> tuple[CopySource, ...]:
+    """Return the sources of the accepted tokens that no model proposed."""
+    if not proposal.sources:
+        return ()
+    num_modelled = len(proposal.tree) - len(proposal.sources)
+    path = proposal.tree.matching(verdict.tokens[: verdict.num_accepted])
+    return tuple(proposal.sources[node - num_modelled] for node in path if node >= num_modelled)
 
 
 def num_copied_accepted(proposal: Proposal, verdict: Verdict) -> int:

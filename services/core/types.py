@@ -8,6 +8,7 @@ from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob
+from slipstream.core.ngram_sources import CopySource
 from slipstream.core.offer import Offer
 from slipstream.core.tree import EMPTY, TokenTree
 
@@ -265,7 +266,11 @@ class Proposal:
     waited_s: float | None = field(default=None, compare=False)
     """Seconds that the caller waited for it, where that was timed."""
     num_copied: int = 0
-    """Nodes, the last ones, that no draft proposed: copied from the session, or forced."""
+    """Nodes, the last ones, that no draft proposed: copied, or forced by a grammar."""
+    sources: tuple[CopySource, ...] = ()
+    """Where the last nodes were found, as many as no model proposed."""
+    instead: TokenTree | None = field(default=None, compare=False)
+    """What would have been proposed without the draft, where that is known."""
     rivals: tuple[int, ...] = ()
     """Not of a draft: tokens that the one of the round's first slot is to be compared with."""
 

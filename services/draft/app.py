@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram import NGRAM
+from slipstream.core.ngram_draft import NGRAM
 from slipstream.core.request import NO_DRAFTER
 from slipstream.draft.build import VANILLA, Drafter, DraftTarget, build_drafter
 from slipstream.draft.config import DraftConfig

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram import NGRAM, NgramDraft
+from slipstream.core.ngram_draft import NGRAM, NgramDraft
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.ports import Draft
 from slipstream.core.profile import Profile
 from slipstream.core.request import NO_DRAFTER, DraftFacts
@@ -51,7 +52,7 @@ class DraftTarget:
     `parts` are what GliDe shares with it, None where they are not at hand; `source` is where its
     keys and values are read; `tokenizer_hash` None skips the check of a plain draft's tokenizer;
     `context_length` None says that the target checks lengths; `memory` is what may be taken for
-    keys and values.
+    keys and values; `sources` are n-grams to draft with.
     """
 
     model_id: str
@@ -62,6 +63,7 @@ class DraftTarget:
     device: str = "cpu"
     context_length: int | None = None
     memory: DraftMemory = field(default_factory=DraftMemory)
+    sources: NgramSources = field(default_factory=NgramSources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,8 @@ def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None
     if name in (NO_DRAFTER, NGRAM.kind):
         if profile is not None:
             raise InvalidRequest(f"the draft is {name}, which takes no profile")
-        return Drafter(NgramDraft(), DraftFacts(NO_DRAFTER) if name == NO_DRAFTER else NGRAM)
+        facts = DraftFacts(NO_DRAFTER) if name == NO_DRAFTER else NGRAM
+        return Drafter(NgramDraft(target.sources), facts)
     model = load_draft_model(name, target)
     return model.drafter(None if profile is None else read_profile(profile, model.pair))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import product
 
 from slipstream.core.server_info import ReplicaRole, ReplicaState
+from slipstream.ngrams.registry import NgramStores
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
@@ -155,6 +156,7 @@ class Router:
             patience=_patience(config),
             shadow=self._shadow,
             observing=self._observing,
+            stores=NgramStores(config.ngrams),
         )
 
     def _register(self) -> Callable[..., None]:

@@ -53,6 +53,9 @@ class RouterConfig:
     drafter: str | None = option(
         None, "Of requests that name none: glide, vanilla, ngram or none; unset, the best there is."
     )
+    ngrams: tuple[str, ...] = option(
+        ("auto",), "Files of `slipstream train ngrams` to draft with; auto for those shipped."
+    )
     heartbeat_s: float = option(1.0, "How often replicas are asked what they hold.")
     replica_timeout_s: float = option(5.0, "A replica that is silent for so long is lost.")
     target_round_timeout_s: float = option(30.0, "Longest time for a verification.")

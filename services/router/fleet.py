@@ -11,7 +11,7 @@ from slipstream.core.errors import (
     Unavailable,
     UnsupportedCombination,
 )
-from slipstream.core.ngram import NGRAM
+from slipstream.core.ngram_draft import NGRAM
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.breaker import Breakers

@@ -2,7 +2,8 @@
 
 from contextlib import ExitStack
 
-from slipstream.core.ngram import NgramDraft
+from slipstream.core.ngram_draft import NgramDraft
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.types import Delta, Plan, Proposal, Session
 from slipstream.router.probes import DraftModel
 from slipstream.router.replica import Replica
@@ -37,8 +38,8 @@ class HeldLookup:
 
     name = "router"
 
-    def __init__(self) -> None:
-        self._draft = NgramDraft()
+    def __init__(self, sources: NgramSources) -> None:
+        self._draft = NgramDraft(sources)
 
     async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""

@@ -11,7 +11,7 @@ from slipstream.core.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.core.ngram import NGRAM
+from slipstream.core.ngram_draft import NGRAM
 from slipstream.router.fleet import Fleet, Placed
 from slipstream.router.probes import DraftModel
 

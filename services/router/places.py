@@ -7,13 +7,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.lookup_draft import LookupDraft
-from slipstream.core.ngram import NGRAM
+from slipstream.core.ngram_draft import NGRAM
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.types import Session
 from slipstream.router.breaker import BreakerLimits, Breakers
 from slipstream.router.fleet import Fleet, Placed, Wanted
@@ -50,6 +51,8 @@ class SeatTerms:
     """Address of the draft that may hold the session's keys."""
     target_wait_s: float = 30.0
     """How long to wait for a target when all are lost."""
+    sources: NgramSources = field(default_factory=NgramSources)
+    """What may be copied from, beside the request's own text."""
 
 
 class Pair:
@@ -77,7 +80,7 @@ class Pair:
             vocab_size=placed.model.facts.vocab_size,
             remaining=terms.draft.remaining,
         )
-        self.draft = LookupDraft(self._seat)
+        self.draft = LookupDraft(self._seat, terms.sources)
 
     async def park(self, ttl_s: float, where: Whereabouts) -> None:
         """Have the session kept on both sides; `where` learns the addresses."""
@@ -111,7 +114,7 @@ class Pair:
 
     def _choose_draft(self, excluded: Collection[str]) -> HeldDraft | None:
         if self._terms.kind == NGRAM.kind:
-            return HeldLookup()
+            return HeldLookup(self._terms.sources)
         sticky = self._terms.sticky
         found = self._fleet.draft(self._placed, self._terms.kind, sticky=sticky, excluded=excluded)
         return None if found is None else self._held_draft(*found)

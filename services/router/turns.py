@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from slipstream.core.errors import Unavailable
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.request import (
     DraftFacts,
     Generation,
@@ -21,6 +22,7 @@ from slipstream.core.request import (
 )
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
+from slipstream.ngrams.registry import NgramStores
 from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder
@@ -88,8 +90,10 @@ class Turns:
         patience: Patience,
         shadow: Shadow,
         observing: Observing,
+        stores: NgramStores,
     ) -> None:
-        """Requests that have ended well are offered to the `shadow`."""
+        """Requests that have ended well are offered to the `shadow`; `stores` draft for all."""
+        self._stores = stores
         self._encoder = PromptEncoder()
         self._fleet = fleet
         self._memory = memory
@@ -223,6 +227,7 @@ class Turns:
             kind,
             record.draft,
             patience.target_wait_s,
+            NgramSources(self._stores.of(placed.model.tokenizer_hash)),
         )
         on_loss = self._observing.losing(work.journal.lost_target)
         return Pair(self._fleet, placed, terms, on_loss=on_loss)

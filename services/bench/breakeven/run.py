@@ -18,7 +18,7 @@ from slipstream.bench.breakeven.plan import BreakEvenPlan, Point
 from slipstream.bench.breakeven.stand import Stand
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.loop import decode
-from slipstream.core.ngram import NGRAM, NgramDraft
+from slipstream.core.ngram_draft import NGRAM, NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner, Settings
 from slipstream.core.request import DraftFacts, draft_settings

@@ -1,0 +1,180 @@
+"""Counts what a target wrote into an n-gram store: after which tokens, which one, how likely.
+
+Interpolated absolute discounting with counts of one, two and more (Chen and Goodman 1999, 3.4):
+a context keeps what was seen behind it at a discount, the rest goes to the context that is one
+token shorter. Contexts that were seen too seldom are left out, the longest first.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from slipstream.core.errors import TrainingError
+from slipstream.ngrams.store_file import FULL, MAX_CONTEXT, StoreHeader, Tables, next_hashes
+from slipstream.train.data import Document
+
+Progress = Callable[[int, int], None]
+"""Called with (contexts' lengths done, lengths in all)."""
+_MOST = 6
+"""Continuations of a context that are kept."""
+_LEAST = 0.02
+"""Probability of one that is kept."""
+_MAX_LEAST_COUNT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CountSettings:
+    """Contexts of 1 to `max_context` tokens that were seen `min_count` times or more, the longest
+    one time more; `max_bytes` bounds the file: less frequent contexts are left out for it."""
+
+    max_context: int = 3
+    min_count: int = 2
+    max_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_context <= MAX_CONTEXT:
+            raise TrainingError(f"max_context is {self.max_context}, not 1 to {MAX_CONTEXT}")
+        if self.min_count < 1 or self.max_bytes < 1024:
+            raise TrainingError("min_count must be at least 1 and the file at least 1 KiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """All contexts of one length: their hashes [C], how often each was seen [C], where what
+    followed starts [C + 1], and that [E] with its discounted probability [E]."""
+
+    codes: NDArray[np.uint64]
+    counts: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+
+    def kept(self, min_count: int) -> "Counted":
+        """Return the contexts seen so often, with what is likely enough behind them."""
+        sizes = np.diff(self.starts)
+        context = np.repeat(np.arange(len(self.codes)), sizes)
+        order = np.lexsort((self.tokens, -self.probabilities, context))
+        rank = np.arange(len(order)) - np.repeat(self.starts[:-1], sizes)
+        is_kept = (rank < _MOST) & (self.probabilities[order] >= _LEAST)
+        is_kept &= self.counts[context] >= min_count
+        chosen = order[is_kept]
+        numbers = np.bincount(context[is_kept], minlength=len(self.codes))
+        used = np.flatnonzero(numbers)
+        return Counted(
+            self.codes[used],
+            self.counts[used],
+            np.concatenate([[0], np.cumsum(numbers[used])]),
+            self.tokens[chosen],
+            self.probabilities[chosen],
+        )
+
+
+def count(
+    documents: Sequence[Document], settings: CountSettings, *, progress: Progress
+) -> list[Counted]:
+    """Count what was generated, by contexts of every length; prompts are contexts only."""
+    ids, at = _generated(documents, settings.max_context)
+    if not len(at):
+        raise TrainingError("the data has no generated tokens to count")
+    codes = np.zeros(len(at), np.uint64)
+    tables = []
+    for length in range(1, settings.max_context + 1):
+        codes = next_hashes(codes, ids[at - length])
+        tables.append(_counted(codes, ids[at].astype(np.int64)))
+        progress(length, settings.max_context)
+    return tables
+
+
+def fitting(tables: Sequence[Counted], settings: CountSettings, vocab_size: int) -> Tables:
+    """Return the tables of a file of at most `max_bytes`, with as low a least count as fits."""
+    least = settings.min_count
+    while least < _MAX_LEAST_COUNT:
+        longest = len(tables) - 1
+        parts = [table.kept(least + (at == longest > 0)) for at, table in enumerate(tables)]
+        packed = _packed(parts, vocab_size)
+        if sum(array.nbytes for array in packed.arrays().values()) <= settings.max_bytes:
+            return packed
+        least += max(1, least // 4)
+    raise TrainingError(f"no table of n-grams fits {settings.max_bytes} bytes")
+
+
+def write_store(path: Path, tables: Tables, header: StoreHeader) -> None:
+    """Write a file that `ngrams.store_file.NgramFile` reads."""
+    metadata = {"format": "np", "ngrams": json.dumps(asdict(header))}
+    part = path.with_name(path.name + ".part")
+    save_file(tables.arrays(), part, metadata=metadata)
+    part.replace(path)
+
+
+def _generated(
+    documents: Sequence[Document], max_context: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return all ids with a gap before each document, and the places of generated ones."""
+    gap = np.full(max_context, np.uint64(0xFFFFFFFF))
+    ids, places, size = [], [], 0
+    for document in documents:
+        ids += [gap, document.ids.astype(np.uint64)]
+        first = size + max_context
+        places.append(np.arange(first + document.num_prompt, first + len(document.ids)))
+        size = first + len(document.ids)
+    if not ids:
+        return gap, np.zeros(0, np.int64)
+    return np.concatenate(ids), np.concatenate(places)
+
+
+def _counted(codes: NDArray[np.uint64], tokens: NDArray[np.int64]) -> Counted:
+    order = np.lexsort((tokens, codes))
+    codes, tokens = codes[order], tokens[order]
+    is_new = np.ones(len(codes), bool)
+    is_new[1:] = (codes[1:] != codes[:-1]) | (tokens[1:] != tokens[:-1])
+    first = np.flatnonzero(is_new)
+    counts = np.diff(np.append(first, len(codes)))
+    codes, tokens = codes[first], tokens[first]
+    starts = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
+    totals = np.add.reduceat(counts, starts)
+    sizes = np.diff(np.append(starts, len(codes)))
+    probabilities = (counts - _discounts(counts)) / np.repeat(totals, sizes)
+    return Counted(codes[starts], totals, np.append(starts, len(codes)), tokens, probabilities)
+
+
+def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what is taken off each count, by how many counts there are of 1 to 4."""
+    of = [int((counts == number).sum()) for number in range(1, 5)]
+    share = of[0] / max(of[0] + 2 * of[1], 1)
+    taken = [
+        min(max(n - (n + 1) * share * of[n] / max(of[n - 1], 1), 0.1), 0.9 * n) for n in (1, 2, 3)
+    ]
+    return np.asarray([0.0, *taken])[np.minimum(counts, 3)]
+
+
+def _packed(parts: Sequence[Counted], vocab_size: int) -> Tables:
+    codes = np.concatenate([part.codes for part in parts])
+    sizes = np.concatenate([np.diff(part.starts) for part in parts])
+    bits = max(len(codes).bit_length() - 1, 1)
+    order = np.argsort(codes, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(sizes[order])])
+    entries = _gathered(np.concatenate([[0], np.cumsum(sizes)]), order)
+    tokens = np.concatenate([part.tokens for part in parts])[entries]
+    probabilities = np.concatenate([part.probabilities for part in parts])[entries]
+    buckets = np.searchsorted(
+        codes[order] >> np.uint64(64 - bits), np.arange(2**bits + 1, dtype=np.uint64)
+    )
+    return Tables(
+        buckets.astype(np.uint32),
+        (codes[order] & np.uint64(0xFFFFFFFF)).astype(np.uint32),
+        starts.astype(np.uint32),
+        tokens.astype(np.uint16 if vocab_size <= 1 << 16 else np.uint32),
+        np.maximum(np.floor(probabilities * FULL), 1).astype(np.uint8),
+    )
+
+
+def _gathered(starts: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of all entries of groups that are put into another order."""
+    sizes = np.diff(starts)[order]
+    ends = np.cumsum(sizes)
+    return np.arange(int(sizes.sum())) + np.repeat(starts[:-1][order] - (ends - sizes), sizes)
