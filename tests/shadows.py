@@ -8,8 +8,9 @@ import torch
 
 from fleet import LIMIT_S, running
 from slipstream.client import AsyncClient
+from slipstream.core.keyed_noise import Purpose
 from slipstream.core.ngram import NGRAM
-from slipstream.core.noise import Purpose, gumbel
+from slipstream.core.noise import gumbel
 from slipstream.core.request import Ask, ModelFacts, make_request
 from slipstream.core.types import SamplingParams
 from slipstream.router.admission import Admission

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from slipstream.core.keyed_noise import Purpose
 from slipstream.core.laws import LawContext
-from slipstream.core.noise import Purpose, gumbel
+from slipstream.core.noise import gumbel
 from slipstream.core.types import SamplingParams
 from slipstream.models.causal import CausalModel
 from slipstream.models.rows import Part

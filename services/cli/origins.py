@@ -12,6 +12,8 @@ _MARKS = {
     TokenOrigin.DRAFT: ("d", "green"),
     TokenOrigin.RUNNER_UP: ("r", "yellow"),
     TokenOrigin.LOOKUP: ("l", "cyan"),
+    TokenOrigin.NGRAM_STORE: ("n", "blue"),
+    TokenOrigin.LEARNED: ("e", "bright_cyan"),
     TokenOrigin.TARGET: ("t", "magenta"),
     None: ("-", "dim"),
 }

@@ -54,7 +54,6 @@ def ngrams(
         tokenizer.num_ids,
         settings.max_context,
         num_tokens,
-        tables.checksum(),
     )
     write_store(out, tables, header)
     store = NgramFile(out)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.core.noise import Purpose, gumbel, uniform
+from slipstream.core.keyed_noise import Purpose, uniform
+from slipstream.core.noise import gumbel
 from slipstream.core.types import SparseLaw
 
 _LOW = 2**32 - 1

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelError
-from slipstream.core.noise import Purpose, gumbel_rows, slot_keys
+from slipstream.core.keyed_noise import Purpose
+from slipstream.core.noise import gumbel_rows, slot_keys
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import SamplingParams, Session, Verification
 from slipstream.core.walk import Walk

@@ -15,7 +15,7 @@ from slipstream.core.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.ports import Draft
 from slipstream.core.stop import TOO_DEAR
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
-from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.core.types import Delta, Plan, Proposal, SamplingParams, Session
 
 LOOKUP = "lookup"
 """`Proposal.stopped_by` where all was copied."""
@@ -28,8 +28,8 @@ _UNKNOWN = 0.6
 class _Text:
     """A session's guesses, and how many of its tokens the draft has."""
 
-    def __init__(self, sources: NgramSources) -> None:
-        self.guesses = Guesses(sources)
+    def __init__(self, sources: NgramSources, sampling: SamplingParams) -> None:
+        self.guesses = Guesses(sources, sampling)
         self.num_sent = 0
 
     def take(self, delta: Delta) -> None:
@@ -53,7 +53,7 @@ class LookupDraft:
         text, copying = self._texts.get(session.session_id), plan.lookup
         if text is None and copying is None:  # no text is kept that is not copied from
             return await self._draft.propose(session, delta, plan)
-        text = text or _Text(self._sources)
+        text = text or _Text(self._sources, session.sampling)
         text.take(delta)
         self._texts[session.session_id] = text
         if copying is None:

@@ -34,7 +34,8 @@ class NgramDraft:
             raise UnsupportedCombination(
                 f"the n-gram draft makes chains and dynamic trees, not {plan.shape.value}"
             )
-        guesses = self._guesses.get(session.session_id) or Guesses(self._sources)
+        guesses = self._guesses.get(session.session_id)
+        guesses = guesses or Guesses(self._sources, session.sampling)
         guesses.take(delta)
         self._guesses[session.session_id] = guesses
         limits = TreeLimits(

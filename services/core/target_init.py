@@ -15,8 +15,9 @@ from torch import Tensor
 from slipstream.core.candidates import argmax_first, ordered_top
 from slipstream.core.constraint import Constraint
 from slipstream.core.errors import ModelError
+from slipstream.core.keyed_noise import Purpose, uniform
 from slipstream.core.laws import LawContext
-from slipstream.core.noise import Purpose, gumbel, uniform
+from slipstream.core.noise import gumbel
 from slipstream.core.slots import branch_test, residual
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, Session, SparseLaw

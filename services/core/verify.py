@@ -13,10 +13,11 @@ from torch import Tensor
 
 from slipstream.core.candidates import argmax_first, places
 from slipstream.core.constraint import Constraint
+from slipstream.core.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.laws import LawContext
 from slipstream.core.likelihood import telling
 from slipstream.core.logprobs import TokenLogprob
-from slipstream.core.noise import MAX_GUMBEL, Purpose, gumbel, gumbel_of, uniform
+from slipstream.core.noise import MAX_GUMBEL, gumbel
 from slipstream.core.proposal_check import check_proposal
 from slipstream.core.slots import draw, multi_candidate
 from slipstream.core.target_init import verify_forest

@@ -151,12 +151,11 @@ class Router:
         claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
         return Turns(
             self._fleet,
-            Memory(claims, self._journals),
+            Memory(claims, self._journals, NgramStores(config.ngrams)),
             self._admission,
             patience=_patience(config),
             shadow=self._shadow,
             observing=self._observing,
-            stores=NgramStores(config.ngrams),
         )
 
     def _register(self) -> Callable[..., None]:

@@ -61,10 +61,11 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a router remembers requests with."""
+    """What a router remembers requests with, and what n-gram stores it has."""
 
     claims: Claims
     upkeep: Upkeep
+    stores: NgramStores
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,8 @@ class Turns:
         patience: Patience,
         shadow: Shadow,
         observing: Observing,
-        stores: NgramStores,
     ) -> None:
-        """Requests that have ended well are offered to the `shadow`; `stores` draft for all."""
-        self._stores = stores
+        """Requests that have ended well are offered to the `shadow`."""
         self._encoder = PromptEncoder()
         self._fleet = fleet
         self._memory = memory
@@ -227,7 +226,7 @@ class Turns:
             kind,
             record.draft,
             patience.target_wait_s,
-            NgramSources(self._stores.of(placed.model.tokenizer_hash)),
+            NgramSources(self._memory.stores.of(placed.model.tokenizer_hash)),
         )
         on_loss = self._observing.losing(work.journal.lost_target)
         return Pair(self._fleet, placed, terms, on_loss=on_loss)

@@ -7,21 +7,31 @@ token shorter. Contexts that were seen too seldom are left out, the longest firs
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from slipstream.core.errors import TrainingError
-from slipstream.ngrams.store_file import FULL, MAX_CONTEXT, StoreHeader, Tables, next_hashes
+from slipstream.ngrams.store_file import (
+    ARRAYS,
+    FACTOR,
+    FULL,
+    MAX_CONTEXT,
+    MAX_FOLLOWING,
+    SHIFT,
+    StoreHeader,
+    checksum,
+)
 from slipstream.train.data import Document
 
+Arrays = dict[str, NDArray[Any]]
+"""The arrays of a file by name."""
 Progress = Callable[[int, int], None]
 """Called with (contexts' lengths done, lengths in all)."""
-_MOST = 6
-"""Continuations of a context that are kept."""
 _LEAST = 0.02
 """Probability of one that is kept."""
 _MAX_LEAST_COUNT = 1 << 20
@@ -60,7 +70,7 @@ class Counted:
         context = np.repeat(np.arange(len(self.codes)), sizes)
         order = np.lexsort((self.tokens, -self.probabilities, context))
         rank = np.arange(len(order)) - np.repeat(self.starts[:-1], sizes)
-        is_kept = (rank < _MOST) & (self.probabilities[order] >= _LEAST)
+        is_kept = (rank < MAX_FOLLOWING) & (self.probabilities[order] >= _LEAST)
         is_kept &= self.counts[context] >= min_count
         chosen = order[is_kept]
         numbers = np.bincount(context[is_kept], minlength=len(self.codes))
@@ -84,30 +94,32 @@ def count(
     codes = np.zeros(len(at), np.uint64)
     tables = []
     for length in range(1, settings.max_context + 1):
-        codes = next_hashes(codes, ids[at - length])
+        codes = (codes ^ (ids[at - length] + np.uint64(1))) * np.uint64(FACTOR)
+        codes ^= codes >> np.uint64(SHIFT)
         tables.append(_counted(codes, ids[at].astype(np.int64)))
         progress(length, settings.max_context)
     return tables
 
 
-def fitting(tables: Sequence[Counted], settings: CountSettings, vocab_size: int) -> Tables:
-    """Return the tables of a file of at most `max_bytes`, with as low a least count as fits."""
+def fitting(tables: Sequence[Counted], settings: CountSettings, vocab_size: int) -> Arrays:
+    """Return the arrays of a file of at most `max_bytes`, with as low a least count as fits."""
     least = settings.min_count
     while least < _MAX_LEAST_COUNT:
         longest = len(tables) - 1
         parts = [table.kept(least + (at == longest > 0)) for at, table in enumerate(tables)]
         packed = _packed(parts, vocab_size)
-        if sum(array.nbytes for array in packed.arrays().values()) <= settings.max_bytes:
+        if sum(array.nbytes for array in packed.values()) <= settings.max_bytes:
             return packed
         least += max(1, least // 4)
     raise TrainingError(f"no table of n-grams fits {settings.max_bytes} bytes")
 
 
-def write_store(path: Path, tables: Tables, header: StoreHeader) -> None:
-    """Write a file that `ngrams.store_file.NgramFile` reads."""
-    metadata = {"format": "np", "ngrams": json.dumps(asdict(header))}
+def write_store(path: Path, arrays: Arrays, header: StoreHeader) -> None:
+    """Write a file that `ngrams.store_file.NgramFile` reads; the checksum is filled in."""
+    crc = checksum([arrays[name].tobytes() for name in ARRAYS])
+    metadata = {"format": "np", "ngrams": json.dumps(asdict(replace(header, crc32c=crc)))}
     part = path.with_name(path.name + ".part")
-    save_file(tables.arrays(), part, metadata=metadata)
+    save_file(arrays, part, metadata=metadata)
     part.replace(path)
 
 
@@ -152,7 +164,7 @@ def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.asarray([0.0, *taken])[np.minimum(counts, 3)]
 
 
-def _packed(parts: Sequence[Counted], vocab_size: int) -> Tables:
+def _packed(parts: Sequence[Counted], vocab_size: int) -> Arrays:
     codes = np.concatenate([part.codes for part in parts])
     sizes = np.concatenate([np.diff(part.starts) for part in parts])
     bits = max(len(codes).bit_length() - 1, 1)
@@ -164,17 +176,20 @@ def _packed(parts: Sequence[Counted], vocab_size: int) -> Tables:
     buckets = np.searchsorted(
         codes[order] >> np.uint64(64 - bits), np.arange(2**bits + 1, dtype=np.uint64)
     )
-    return Tables(
+    arrays = (
         buckets.astype(np.uint32),
         (codes[order] & np.uint64(0xFFFFFFFF)).astype(np.uint32),
         starts.astype(np.uint32),
         tokens.astype(np.uint16 if vocab_size <= 1 << 16 else np.uint32),
         np.maximum(np.floor(probabilities * FULL), 1).astype(np.uint8),
     )
+    return dict(zip(ARRAYS, arrays, strict=True))
 
 
 def _gathered(starts: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the places of all entries of groups that are put into another order."""
     sizes = np.diff(starts)[order]
     ends = np.cumsum(sizes)
-    return np.arange(int(sizes.sum())) + np.repeat(starts[:-1][order] - (ends - sizes), sizes)
+    firsts = np.repeat(starts[:-1][order] - (ends - sizes), sizes)
+    places: NDArray[np.int64] = np.arange(len(firsts)) + firsts
+    return places

@@ -21,7 +21,8 @@ from slipstream.core.candidates import (
     top_by_key,
 )
 from slipstream.core.errors import ModelError
-from slipstream.core.noise import Purpose, gumbel
+from slipstream.core.keyed_noise import Purpose
+from slipstream.core.noise import gumbel
 from slipstream.core.types import SparseLaw
 
 # Few values: ties everywhere, as in bf16.

@@ -16,7 +16,8 @@ from slipstream.core.draws import (
     walk_drawn,
 )
 from slipstream.core.errors import ModelError
-from slipstream.core.noise import Purpose, gumbel, gumbel_rows, slot_keys
+from slipstream.core.keyed_noise import Purpose
+from slipstream.core.noise import gumbel, gumbel_rows, slot_keys
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify import verify

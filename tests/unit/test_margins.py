@@ -9,7 +9,8 @@ import tiny
 from served_target import served_target
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished
-from slipstream.core.noise import Purpose, gumbel
+from slipstream.core.keyed_noise import Purpose
+from slipstream.core.noise import gumbel
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify import verify

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.noise import MAX_GUMBEL, Purpose, gumbel, gumbel_of, uniform, uniforms
+from slipstream.core.keyed_noise import Purpose, gumbel_of, uniform
+from slipstream.core.noise import MAX_GUMBEL, gumbel, uniforms
 
 SEEDS = st.integers(0, 2**64 - 1)
 POSITIONS = st.integers(0, 2**24)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import oracle
 from slipstream.core.candidates import draw_with_replacement, draw_without_replacement
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.core.noise import Purpose, gumbel
+from slipstream.core.keyed_noise import Purpose
+from slipstream.core.noise import gumbel
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
     NodeStats,

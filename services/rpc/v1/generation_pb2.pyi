@@ -61,9 +61,13 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     TOKEN_ORIGIN_RUNNER_UP: _TokenOrigin.ValueType  # 2
     """A runner-up of the draft: a leaf of CaPE, or another branch of its tree."""
     TOKEN_ORIGIN_LOOKUP: _TokenOrigin.ValueType  # 3
-    """Copied from the text by lookup."""
+    """Copied from the text by lookup, or forced by a grammar."""
     TOKEN_ORIGIN_TARGET: _TokenOrigin.ValueType  # 4
     """The target's own."""
+    TOKEN_ORIGIN_NGRAM_STORE: _TokenOrigin.ValueType  # 5
+    """From the n-gram store of the model."""
+    TOKEN_ORIGIN_LEARNED: _TokenOrigin.ValueType  # 6
+    """Copied from the text of an earlier request."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Where a token of the output came from."""
@@ -75,9 +79,13 @@ TOKEN_ORIGIN_DRAFT: TokenOrigin.ValueType  # 1
 TOKEN_ORIGIN_RUNNER_UP: TokenOrigin.ValueType  # 2
 """A runner-up of the draft: a leaf of CaPE, or another branch of its tree."""
 TOKEN_ORIGIN_LOOKUP: TokenOrigin.ValueType  # 3
-"""Copied from the text by lookup."""
+"""Copied from the text by lookup, or forced by a grammar."""
 TOKEN_ORIGIN_TARGET: TokenOrigin.ValueType  # 4
 """The target's own."""
+TOKEN_ORIGIN_NGRAM_STORE: TokenOrigin.ValueType  # 5
+"""From the n-gram store of the model."""
+TOKEN_ORIGIN_LEARNED: TokenOrigin.ValueType  # 6
+"""Copied from the text of an earlier request."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _ReplicaRole:
@@ -625,6 +633,10 @@ class SpeculationStats(_message.Message):
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _builtins.int
     NUM_LOOKUP_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_LOOKUP_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_STORE_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_STORE_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_LEARNED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_LEARNED_TOKENS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds in which something was drafted."""
     num_plain_steps: _builtins.int
@@ -642,8 +654,16 @@ class SpeculationStats(_message.Message):
     draft_acceptance_rate: _builtins.float
     """Accepted over drafted tokens."""
     num_lookup_tokens: _builtins.int
-    """Of the draft tokens, those that only prompt lookup proposed, beside the draft."""
+    """Of the draft tokens, those that no model proposed: copied from the text, or forced."""
     num_accepted_lookup_tokens: _builtins.int
+    """Of those, the ones that became final."""
+    num_store_tokens: _builtins.int
+    """Of the draft tokens, those that only the n-gram store proposed."""
+    num_accepted_store_tokens: _builtins.int
+    """Of those, the ones that became final."""
+    num_learned_tokens: _builtins.int
+    """Of the draft tokens, those that were copied from the text of earlier requests."""
+    num_accepted_learned_tokens: _builtins.int
     """Of those, the ones that became final."""
     @_builtins.property
     def per_step_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -688,10 +708,14 @@ class SpeculationStats(_message.Message):
         acceptance_histogram: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         num_lookup_tokens: _builtins.int = ...,
         num_accepted_lookup_tokens: _builtins.int = ...,
+        num_store_tokens: _builtins.int = ...,
+        num_accepted_store_tokens: _builtins.int = ...,
+        num_learned_tokens: _builtins.int = ...,
+        num_accepted_learned_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "lossless", b"lossless", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_accepted_lookup_tokens", b"num_accepted_lookup_tokens", "num_draft_tokens", b"num_draft_tokens", "num_lookup_tokens", b"num_lookup_tokens", "num_plain_steps", b"num_plain_steps", "num_spec_steps", b"num_spec_steps", "num_spec_tokens", b"num_spec_tokens", "per_step_accepted", b"per_step_accepted", "per_step_depth", b"per_step_depth", "per_step_drafted", b"per_step_drafted", "stop_reasons", b"stop_reasons"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "draft_acceptance_rate", b"draft_acceptance_rate", "fallbacks", b"fallbacks", "lossless", b"lossless", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_accepted_learned_tokens", b"num_accepted_learned_tokens", "num_accepted_lookup_tokens", b"num_accepted_lookup_tokens", "num_accepted_store_tokens", b"num_accepted_store_tokens", "num_draft_tokens", b"num_draft_tokens", "num_learned_tokens", b"num_learned_tokens", "num_lookup_tokens", b"num_lookup_tokens", "num_plain_steps", b"num_plain_steps", "num_spec_steps", b"num_spec_steps", "num_spec_tokens", b"num_spec_tokens", "num_store_tokens", b"num_store_tokens", "per_step_accepted", b"per_step_accepted", "per_step_depth", b"per_step_depth", "per_step_drafted", b"per_step_drafted", "stop_reasons", b"stop_reasons"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
