@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from slipstream.core.inline import iterated
 from slipstream.core.loop import Round, decode
-from slipstream.core.ngram import NgramDraft
+from slipstream.core.ngram_draft import NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner, resolve
 from slipstream.core.profile import Profile

@@ -9,7 +9,7 @@ import torch
 from fleet import LIMIT_S, running
 from slipstream.client import AsyncClient
 from slipstream.core.keyed_noise import Purpose
-from slipstream.core.ngram import NGRAM
+from slipstream.core.ngram_draft import NGRAM
 from slipstream.core.noise import gumbel
 from slipstream.core.request import Ask, ModelFacts, make_request
 from slipstream.core.types import SamplingParams

@@ -9,7 +9,7 @@ import grpc.aio
 import torch
 
 import tiny
-from slipstream.core.ngram import NGRAM, NgramDraft
+from slipstream.core.ngram_draft import NGRAM, NgramDraft
 from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts
 from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict

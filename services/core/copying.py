@@ -10,9 +10,6 @@ from slipstream.core.errors import InvalidRequest
 
 PRIOR_WEIGHT = 8.0
 """Tokens that what is assumed before anything was seen counts for."""
-STORE_PRIOR = 0.7
-"""Share of a store's probabilities that holds before anything was seen. (Greedy text of
-SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
 _GROUPS = (2, 3, 6)
 """Matches of 1, of 2, of 3 to 5 and of more tokens are learnt about apart."""
 
@@ -65,16 +62,17 @@ class MatchAcceptance:
         self._kept[group] += is_right
 
 
-class StoreAcceptance:
-    """What share of a store's probabilities holds in one session, learnt as it goes on."""
+class Acceptance:
+    """What share of a source's probabilities holds in one session, learnt as it goes on."""
 
-    def __init__(self) -> None:
-        self._kept = STORE_PRIOR * PRIOR_WEIGHT
+    def __init__(self, prior: float) -> None:
+        """`prior` is the share that is assumed before anything was seen."""
+        self._kept = prior * PRIOR_WEIGHT
         self._expected = PRIOR_WEIGHT
 
     @property
     def share(self) -> float:
-        """Return what to multiply a probability of the store with, at most 1."""
+        """Return what to multiply a probability of the source with, at most 1."""
         return min(self._kept / self._expected, 1.0)
 
     def learn(self, expected: float, *, is_right: bool) -> None:

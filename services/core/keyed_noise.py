@@ -7,6 +7,7 @@ vocabulary. There is no generator and no state. `core.noise` has the same number
 
 import math
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 
 MASK32 = 0xFFFFFFFF
@@ -33,16 +34,25 @@ class Purpose(IntEnum):
 
 
 def uniform(seed: int, position: int, purpose: Purpose, index: int) -> float:
-    """One number of `uniforms`, bit for bit, without a tensor."""
-    first, second = noise_keys(seed, position, purpose)
-    bits = _mix(((_mix((index ^ first) & MASK32)) + second) & MASK32) ^ 0x80000000
-    rounded: float = struct.unpack("f", struct.pack("f", (bits + 0.5) * 2.0**-32))[0]
-    return min(rounded, BELOW_ONE)
+    """Return one number of `core.noise.uniforms`, bit for bit, without a tensor."""
+    return _uniform(noise_keys(seed, position, purpose), index)
 
 
 def gumbel_of(seed: int, position: int, token: int, *, purpose: Purpose) -> float:
-    """The Gumbel noise of one token, without a tensor: that of `gumbel` up to rounding."""
-    return -math.log(-math.log1p(-uniform(seed, position, purpose, token)))
+    """Return the Gumbel noise of one token: that of `core.noise.gumbel` up to rounding."""
+    return gumbels_of(seed, position, (token,), purpose=purpose)[0]
+
+
+def gumbels_of(seed: int, position: int, tokens: Iterable[int], *, purpose: Purpose) -> list[float]:
+    """Return the Gumbel noise of several tokens of one position, as `gumbel_of` does of one."""
+    keys = noise_keys(seed, position, purpose)
+    return [-math.log(-math.log1p(-_uniform(keys, token))) for token in tokens]
+
+
+def _uniform(keys: tuple[int, int], index: int) -> float:
+    bits = _mix((_mix((index ^ keys[0]) & MASK32) + keys[1]) & MASK32) ^ 0x80000000
+    rounded: float = struct.unpack("f", struct.pack("f", (bits + 0.5) * 2.0**-32))[0]
+    return min(rounded, BELOW_ONE)
 
 
 def noise_keys(seed: int, position: int, purpose: Purpose) -> tuple[int, int]:

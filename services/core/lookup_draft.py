@@ -97,7 +97,8 @@ def _grown(
     )
 
     after = partial(guesses.after, shortest=copying.shortest)
-    return grow(base, _probabilities(proposal), after, limits)
+    probabilities = guesses.of_draft(base, _probabilities(proposal)) if len(base) else ()
+    return grow(base, probabilities, after, limits)
 
 
 def _probabilities(proposal: Proposal | None) -> Sequence[float]:

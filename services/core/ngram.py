@@ -13,8 +13,8 @@ from slipstream.core.errors import InvalidRequest
 _ENCODING = f"utf-32-{sys.byteorder[0]}e"
 MAX_TOKEN_ID = sys.maxunicode
 """Largest token id that is looked up; every vocabulary ends far below."""
-LONGEST_MATCH = 64
-"""Matches are not measured beyond: the next token is all but certain by then."""
+LONGEST_MATCH = 16
+"""Matches are not measured beyond."""
 
 
 @dataclass(slots=True)
@@ -49,12 +49,13 @@ class OwnText:
         None where not even the last token occurred before. A match may reach into `path`.
         """
         text = self._text + _text_of(path) if path else self._text
-        size = len(text)
-        for n in range(min(self.max_n, size - 1), 0, -1):
+        size, end = len(text), -1
+        for n in range(1, min(self.max_n, size - 1) + 1):
             start = text.rfind(text[size - n :], 0, size - 1)
-            if start >= 0:
-                return ord(text[start + n]), _match(text, start + n)
-        return None
+            if start < 0:  # nor does anything longer occur
+                break
+            end = start + n
+        return None if end < 0 else (ord(text[end]), _match(text, end))
 
 
 def _match(text: str, end: int) -> int:

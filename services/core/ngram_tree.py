@@ -8,6 +8,8 @@ likeliest candidate again and again gives the tree of that size with the most to
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from slipstream.core.guesses import Guess
 from slipstream.core.ngram_sources import CopySource
@@ -16,7 +18,9 @@ from slipstream.core.tree import ROOT, TokenTree
 
 LEAST = 0.02
 """Nodes that are less likely to become final are never proposed."""
-GuessesAfter = Callable[[tuple[int, ...]], Mapping[int, Guess]]
+_WORTH_OPENING = 1.1
+"""Times its price that a node must be likely for its children to be looked up."""
+GuessesAfter = Callable[[tuple[int, ...]], Sequence[Guess]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +49,28 @@ class Grown:
     sources: tuple[CopySource, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A node that may be added behind `parent`; its path ends with itself."""
+class _Candidate(NamedTuple):
+    """A node that may be added; its path ends with itself. In order: the likeliest first."""
 
-    parent: int
+    negative_reach: float
+    number: int
     path: tuple[int, ...]
-    reach: float
     source: CopySource
+    parent: int
 
     @property
-    def token(self) -> int:
-        return self.path[-1]
+    def reach(self) -> float:
+        """Return the probability to become final."""
+        return -self.negative_reach
 
 
 class _Growing:
     """A tree on its way: what may be added next, the likeliest first."""
 
-    def __init__(self, base: TokenTree, after: GuessesAfter, limits: TreeLimits) -> None:
-        self.base, self._after, self._limits = base, after, limits
-        self._heap: list[tuple[float, int, _Candidate]] = []
-        self._num_pushed = 0
+    def __init__(self, size: int, after: GuessesAfter, limits: TreeLimits) -> None:
+        self._size, self._after, self._limits = size, after, limits
+        self._heap: list[_Candidate] = []
+        self._number = 0
         self.added: list[_Candidate] = []
 
     def open(
@@ -75,41 +80,36 @@ class _Growing:
         limits = self._limits
         if len(path) >= limits.max_depth or (path and path[-1] in limits.stop_token_ids):
             return
-        if limits.is_chain and known:
-            return
         guesses = self._after(path)
-        rest = _rest(guesses, known)
-        new = [
-            (guess.probability * rest, token, guess.source)
-            for token, guess in guesses.items()
-            if token not in known
-        ]
-        if limits.is_chain and new:
-            new = [max(new, key=lambda one: one[0])]
-        for probability, token, source in new:
-            if reach * probability >= LEAST:
-                one = _Candidate(node, (*path, token), reach * probability, source)
-                heapq.heappush(self._heap, (-one.reach, self._num_pushed, one))
-                self._num_pushed += 1
+        if limits.is_chain and guesses:
+            guesses = [] if known else [max(guesses, key=lambda one: one.probability)]
+        scale = reach * _rest(guesses, known)
+        for token, probability, source in guesses:
+            if scale * probability >= LEAST and token not in known:
+                one = _Candidate(-scale * probability, self._number, (*path, token), source, node)
+                heapq.heappush(self._heap, one)
+                self._number += 1
 
     def grow(self) -> None:
         """Add the likeliest candidates while any may pay."""
-        size, limits = len(self.base), self._limits
-        while self._heap and size + len(self.added) < limits.max_nodes:
-            one = heapq.heappop(self._heap)[2]
-            prices = limits.prices[size + len(self.added) :]
-            if prices and one.reach <= min(prices):
+        limits, num_nodes = self._limits, self._size
+        prices = _cheapest(limits.prices)
+        while self._heap and num_nodes < limits.max_nodes:
+            one = heapq.heappop(self._heap)
+            price = prices[num_nodes] if num_nodes < len(prices) else 0.0
+            if one.reach <= price:
                 return
-            node = size + len(self.added)
             self.added.append(one)
-            self.open(node, one.path, one.reach, {})
+            if one.reach > _WORTH_OPENING * price:
+                self.open(num_nodes, one.path, one.reach, {})
+            num_nodes += 1
 
 
 def grow(
     base: TokenTree, probabilities: Sequence[float], after: GuessesAfter, limits: TreeLimits
 ) -> Grown:
     """Add to `base`, whose nodes follow their parents with these probabilities, what pays."""
-    growing = _Growing(base, after, limits)
+    growing = _Growing(len(base), after, limits)
     reaches: list[float] = []
     paths: list[tuple[int, ...]] = []
     for node in range(ROOT, len(base)):
@@ -125,12 +125,17 @@ def grow(
     return _worth(base, growing.added, limits)
 
 
-def _rest(guesses: Mapping[int, Guess], known: Mapping[int, float]) -> float:
+def _cheapest(prices: Sequence[float]) -> list[float]:
+    """Return the lowest price of each node and those behind it."""
+    return list(accumulate(reversed(prices), min))[::-1]
+
+
+def _rest(guesses: Sequence[Guess], known: Mapping[int, float]) -> float:
     """Return what to scale guesses with where some tokens have probabilities of another source."""
     if not known:
         return 1.0
     theirs = min(sum(known.values()), 1.0)
-    shared = sum(guess.probability for token, guess in guesses.items() if token in known)
+    shared = sum(guess.probability for guess in guesses if guess.token in known)
     return min((1.0 - theirs) / max(1.0 - shared, 1e-6), 1.0)
 
 
@@ -156,7 +161,7 @@ def _tree(base: TokenTree, added: Sequence[_Candidate]) -> TokenTree:
     tokens, parents = list(base.tokens), list(base.parents)
     places = {one.path: len(base) + at for at, one in enumerate(added)}
     for one in added:
-        tokens.append(one.token)
+        tokens.append(one.path[-1])
         parents.append(places.get(one.path[:-1], one.parent))
     return TokenTree(tuple(tokens), tuple(parents))
 

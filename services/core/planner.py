@@ -41,6 +41,8 @@ NO_PLAN = Plan(max_depth=0, max_nodes=0)
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
+_LONGEST_ROUND = 1e6
+"""Plain rounds that a round may take, as far as it is believed."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -169,10 +171,11 @@ class Planner:
         Where it is known what would have been proposed without the draft, it has to be faster than
         that, else than plain decoding.
         """
+        if proposal.fallback is not None:
+            return
         depth = max(proposal.drafted.depths(), default=0)
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR
-        is_drafted = is_drafted and proposal.fallback is None
-        if depth and is_drafted:
+        if depth:
             num_drafted = verdict.num_accepted - num_copied_accepted(proposal, verdict)
             self._length = self._length.after(all_accepted=num_drafted == depth)
         if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
@@ -181,6 +184,7 @@ class Planner:
         if is_drafted:
             cost += self._prices.drafted(max(depth, 1), proposal.waited_s)
         num_tokens = len(verdict.tokens)
+        cost = min(cost, _LONGEST_ROUND)
         self._pace.record(num_tokens, cost)
         if is_drafted:
             self._backoff.record(num_tokens / cost / self._pace_instead(proposal, verdict))
@@ -190,7 +194,8 @@ class Planner:
         instead = proposal.instead
         if instead is not None:
             num_tokens = min(1 + len(instead.matching(verdict.tokens)), len(verdict.tokens))
-            self._instead.record(num_tokens, self._prices.round(len(instead)))
+            cost = min(self._prices.round(len(instead)), _LONGEST_ROUND)
+            self._instead.record(num_tokens, cost)
         return self._instead.value
 
     def _copying(self, limit: int) -> Copying | None:

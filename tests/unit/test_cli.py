@@ -72,12 +72,13 @@ def test_origins_mark_every_token_behind_its_text(generate):
     assert (code, err) == (0, "")
     text, _, rest = out.partition("\n\n")
     marks = "".join(re.findall(MARKS, text))
-    letters = {"draft": "d", "runner-up": "r", "lookup": "l", "target": "t"}
+    letters = {"draft": "d", "runner-up": "r", "lookup": "l"}
+    letters |= {"ngram-store": "n", "learned": "e", "target": "t"}
     assert marks == "".join(letters[origin] for origin in answer["origins"])
     assert re.sub(MARKS, "", text) == answer["text"]
     counts = [f"{mark} {name} {marks.count(mark)}" for name, mark in letters.items()]
     assert rest.splitlines()[0] == ", ".join(counts)
-    assert set(marks) == {"d", "t"}
+    assert set(marks) == {"l", "t"}
     assert "origins" not in json.loads(generate("--json", PROMPT)[1])
 
 

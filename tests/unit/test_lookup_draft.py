@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from slipstream.core.copying import Copying
 from slipstream.core.errors import SessionOutOfSync
-from slipstream.core.lookup_draft import LOOKUP, LookupDraft, with_copy
-from slipstream.core.stats import num_copied_accepted
+from slipstream.core.lookup_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
+from slipstream.core.ngram_sources import NgramSources
+from slipstream.core.stats import copies_accepted
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     Delta,
@@ -75,6 +76,7 @@ async def test_a_copy_that_makes_a_second_path_has_to_be_worth_that_as_well():
     dear = replace(BESIDE, lookup=Copying(1, 4, branch_price=9.0), row_prices=prices)
     beside = await LookupDraft(Guesser()).propose(session_of(), told, dear)
     assert (free.num_copied, beside.num_copied) == (4, 1)
+    assert beside.tree.tokens == (70, 71, 3)
     agreeing = Guesser(Proposal(TokenTree.chain([3]), stopped_by="policy"))
     behind = await LookupDraft(agreeing).propose(session_of(), told, dear)
     assert behind.tree == TokenTree.chain([3, 1, 2, 3])
@@ -135,7 +137,7 @@ async def test_without_lookup_in_the_plan_the_draft_has_its_way():
 async def test_matches_shorter_than_the_shortest_are_not_copied():
     plan = Plan(8, 15, lookup=Copying(3, 4, alone=0.1))
     draft = LookupDraft(Guesser())
-    assert await draft.propose(session_of(), Delta(0, (1, 2, 3, 4, 2, 3)), plan) is GUESS
+    assert await draft.propose(session_of(), Delta(0, (1, 2, 3, 4, 2, 3)), plan) == GUESS
     longer = await draft.propose(session_of(), Delta(6, (4,)), plan)
     assert longer.tree.tokens == (2, 3, 4, 2)
 
@@ -221,15 +223,41 @@ def trees(draw):
 
 
 @settings(deadline=None)
-@given(trees(), st.lists(st.integers(0, 3), max_size=8).map(tuple), st.integers(0, 16))
-def test_a_tree_with_a_copy_keeps_the_drafts_and_has_the_copy_as_far_as_there_is_room(
-    tree, copy, max_nodes
-):
-    whole = with_copy(Proposal(tree), copy, max_nodes=max_nodes)
+@given(trees(), st.lists(st.integers(0, 3), max_size=8).map(tuple))
+def test_a_forced_path_shares_what_the_draft_has_and_comes_last(tree, forced):
+    whole = with_forced(Proposal(tree), forced)
     assert whole.drafted == tree
-    assert len(whole.tree) <= max(max_nodes, len(tree))
     assert len(set(zip(whole.tree.tokens, whole.tree.parents, strict=True))) == len(whole.tree)
-    known = len(whole.tree.matching(copy))
-    assert known == len(copy) or len(whole.tree) >= max_nodes
-    kept = Verdict((*copy[:known], 9), known)
-    assert num_copied_accepted(whole, kept) == known - len(tree.matching(copy))
+    assert len(whole.tree.matching(forced)) == len(forced)
+    assert whole.stopped_by == (GRAMMAR if forced and not len(tree) else "none")
+    kept = copies_accepted(whole, Verdict((*forced, 9), len(forced)))
+    assert len(kept) == len(forced) - len(tree.matching(forced))
+
+
+class Store:
+    """An n-gram store that knows what follows 70 and 71, the guess of the draft."""
+
+    def after(self, latest):
+        return {70: [(71, 0.5), (72, 0.4)], 71: [(73, 0.9)]}.get(latest[0], [])
+
+
+async def test_the_store_goes_on_where_the_draft_ends_and_beside_it_where_it_is_unsure():
+    sources, plan = NgramSources(Store()), replace(BESIDE, row_prices=(0.1,) * 15)
+    unsure = (NodeStats(0.9, 0.9, 0.1), NodeStats(0.4, 0.4, 2.0))
+    draft = LookupDraft(Guesser(replace(GUESS, stats=unsure)), sources)
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2)), plan)
+    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
+    assert paths >= {(70,), (70, 71), (70, 72), (70, 71, 73)}
+    sure = (NodeStats(0.9, 0.9, 0.1), NodeStats(1.0, 1.0, 0.0))
+    draft = LookupDraft(Guesser(replace(GUESS, stats=sure)), sources)
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2)), plan)
+    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
+    assert (70, 71, 73) in paths
+    assert (70, 72) not in paths
+
+
+async def test_a_proposal_says_what_it_would_have_been_without_the_draft():
+    draft = LookupDraft(Guesser())
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 3, 1, 2)), BESIDE)
+    assert proposal.instead == TokenTree.chain([3, 1, 2, 3])
+    assert len(proposal.tree) == 6

@@ -45,4 +45,4 @@ def test_with_every_drafter_there_is_every_verification():
 def test_a_mode_that_no_drafter_goes_with_is_not_offered():
     (exact,) = verification_infos({"ngram"})
     assert exact.verification is Verification.EXACT
-    assert exact.shapes == (Shape.CHAIN,)
+    assert exact.shapes == (Shape.CHAIN, Shape.DYNAMIC)

@@ -39,6 +39,7 @@ SUPPORTED = {
     (V.EXACT, S.FORK, "glide"): False,
     (V.EXACT, S.FORK, "vanilla"): False,
     (V.EXACT, S.CHAIN, "ngram"): True,
+    (V.EXACT, S.DYNAMIC, "ngram"): True,
     **{
         (V.MCSD, shape, drafter): True
         for shape in (S.CHAIN, S.PRODUCT, S.CAPE)
@@ -63,7 +64,7 @@ def test_what_goes_with_what_is_as_documented(verification, shape, drafter):
 
 
 @pytest.mark.parametrize("stop", P)
-def test_a_draft_without_a_law_serves_only_policies_that_ask_for_none(stop):
+def test_a_draft_without_a_distribution_serves_only_policies_that_ask_for_none(stop):
     if stop in (P.FIXED, P.HEURISTIC):
         check("ngram", stop=stop)
     else:

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.lookup_draft import with_copy
+from slipstream.core.ngram_sources import CopySource
 from slipstream.core.origins import TokenOrigin, origins_of
 from slipstream.core.request import Ask
 from slipstream.core.results import Chunk, collected
@@ -16,7 +16,8 @@ from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
 from tiny_runs import WAYS, agreeing_models, run_of
 
-DRAFT, RUNNER_UP, LOOKUP, TARGET = TokenOrigin
+DRAFT, RUNNER_UP, LOOKUP, STORE, LEARNED, TARGET = TokenOrigin
+COPIED = (LOOKUP, STORE, LEARNED)
 CAPE = Proposal(cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), Budget(31)))
 
 
@@ -39,18 +40,22 @@ def test_what_follows_a_runner_up_is_no_best_guess_any_more():
     assert origins_of(Proposal(tree), Verdict((2, 4, 9), 2)) == (RUNNER_UP, RUNNER_UP, TARGET)
 
 
-def test_what_was_copied_is_the_lookups_and_what_the_draft_had_too_is_the_drafts():
-    proposal = with_copy(CAPE, (1, 2, 7, 8), max_nodes=31)
-    assert proposal.num_copied == 2
-    assert origins_of(proposal, Verdict((1, 2, 7, 8, 9), 4)) == (
-        DRAFT,
-        DRAFT,
-        LOOKUP,
-        LOOKUP,
-        TARGET,
-    )
-    alone = with_copy(Proposal(), (1, 2), max_nodes=31)
-    assert origins_of(alone, Verdict((1, 2, 9), 2)) == (LOOKUP, LOOKUP, TARGET)
+@pytest.mark.parametrize(
+    ("source", "origin"),
+    [
+        (CopySource.LOOKUP, LOOKUP),
+        (CopySource.GRAMMAR, LOOKUP),
+        (CopySource.STORE, STORE),
+        (CopySource.LEARNED, LEARNED),
+    ],
+)
+def test_what_was_copied_is_its_sources_and_what_the_draft_had_too_is_the_drafts(source, origin):
+    whole = TokenTree((1, 2, 7, 8), (ROOT, 0, 1, 2))
+    proposal = Proposal(whole, num_copied=2, sources=(source,) * 2)
+    origins = (DRAFT, DRAFT, origin, origin, TARGET)
+    assert origins_of(proposal, Verdict((1, 2, 7, 8, 9), 4)) == origins
+    alone = Proposal(TokenTree.chain((1, 2)), sources=(source,) * 2)
+    assert origins_of(alone, Verdict((1, 2, 9), 2)) == (origin, origin, TARGET)
 
 
 def test_roots_that_the_target_drew_are_its_own_and_the_chains_below_the_drafts():
@@ -103,15 +108,17 @@ def test_what_the_draft_says_is_what_the_statistics_accepted(models, way, temper
     speculation = result.stats.speculation
     assert len(result.origins) == len(result.token_ids) == 40
     assert [len(chunk.origins) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks]
-    assert said[DRAFT] + said[RUNNER_UP] + said[LOOKUP] == speculation.num_accepted_draft_tokens
+    copied = sum(said[origin] for origin in COPIED)
+    assert said[DRAFT] + said[RUNNER_UP] + copied == speculation.num_accepted_draft_tokens
     assert said[LOOKUP] == speculation.num_accepted_lookup_tokens
     assert result.origins[0] is TARGET
     assert None not in said
 
 
-def test_all_of_the_four_are_seen(models):
+def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
     ask = Ask(max_tokens=60, speculation=WAYS["lookup"], with_origins=True)
-    assert set(collected(run_of(models, ask)).origins) == set(TokenOrigin)
+    seen = set(collected(run_of(models, ask)).origins)
+    assert seen == set(TokenOrigin) - {STORE, LEARNED}
 
 
 def test_nobody_says_where_tokens_came_from_who_is_not_asked(models):

@@ -4,11 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.core.ngram_sources import CopySource
 from slipstream.core.stats import MAX_PER_STEP, Outcomes
 
 ROUNDS = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=20
 )
+
+LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
 
 
 def stats_of(rounds, **fields):
@@ -81,14 +84,16 @@ def test_a_summary_is_not_changed_by_later_rounds():
 def test_copied_tokens_are_counted_among_the_draft_tokens_and_apart():
     outcomes = Outcomes()
     outcomes.record(9, 4, num_accepted=3)
-    outcomes.record_lookup(4, num_accepted=2)
+    outcomes.record_copies([LOOKUP, STORE, STORE, LEARNED], accepted=[LOOKUP, STORE])
     outcomes.record(6, 6, num_accepted=6, stopped_by="lookup")
-    outcomes.record_lookup(6, num_accepted=6)
+    outcomes.record_copies([LOOKUP] * 5 + [GRAMMAR], accepted=[LOOKUP] * 5 + [GRAMMAR])
     stats = outcomes.summary(num_spec_tokens=6, lossless=True)
-    assert (stats.num_draft_tokens, stats.num_lookup_tokens) == (15, 10)
-    assert (stats.num_accepted_draft_tokens, stats.num_accepted_lookup_tokens) == (9, 8)
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (15, 9)
+    assert (stats.num_lookup_tokens, stats.num_accepted_lookup_tokens) == (7, 7)
+    assert (stats.num_store_tokens, stats.num_accepted_store_tokens) == (2, 1)
+    assert (stats.num_learned_tokens, stats.num_accepted_learned_tokens) == (1, 0)
     with pytest.raises(ValueError, match="3 accepted of 2 copied"):
-        outcomes.record_lookup(2, num_accepted=3)
+        outcomes.record_copies([STORE] * 2, accepted=[STORE] * 3)
 
 
 def test_a_round_without_a_draft_in_which_something_was_copied_is_no_plain_step():

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from listening import Listener, parent_id, span_id
 from rounds import speculate
 from slipstream.core.errors import InvalidRequest, Unavailable
-from slipstream.core.ngram import NgramDraft
+from slipstream.core.ngram_draft import NgramDraft
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (

@@ -3,21 +3,22 @@
 Slower than `simulate`, and able to say what copies are worth. Knows no model and no clock.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from slipstream.bench.calibrate.simulate import Outcome, drafted, tree_of
-from slipstream.bench.calibrate.traces import Trace
+from slipstream.bench.calibrate.traces import Guess, Trace
 from slipstream.core.inline import iterated
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.loop import Round, decode
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner, resolve
 from slipstream.core.profile import Profile
-from slipstream.core.tree import ROOT
+from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
     Delta,
     FinishReason,
+    NodeStats,
     Plan,
     Proposal,
     SamplingParams,
@@ -66,10 +67,20 @@ class _Draft:
         at = delta.end - len(self._trace.prompt)
         chain = drafted(self._profile, self._trace, at)[: min(plan.max_depth, plan.max_nodes)]
         shaped = replace(self._profile, shape=plan.shape)
-        return Proposal(tree_of(shaped, chain, self._trace.temperature))
+        tree = tree_of(shaped, chain, self._trace.temperature)
+        return Proposal(tree, stats=_stats(tree, chain))
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`; nothing is held."""
+
+
+def _stats(tree: TokenTree, chain: Sequence[Guess]) -> tuple[NodeStats, ...]:
+    """Return what the draft said of each node, which stands at its depth in the chain."""
+    guesses = [chain[depth - 1] for depth in tree.depths()]
+    return tuple(
+        NodeStats(at.top_prob, at.probs[at.tokens.index(token)], at.entropy, at.score)
+        for token, at in zip(tree.tokens, guesses, strict=True)
+    )
 
 
 class _Target:
