@@ -146,7 +146,9 @@ def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md"]
+)
 def test_every_source_file_that_a_page_names_exists(page):
     named = re.findall(r"`((?:\w+/)+\w+\.py)", text(ROOT / page))
     lost = [path for path in named if not (ROOT / path).exists()]

@@ -74,11 +74,11 @@ def notes(*flags, **more):
 
 
 def test_the_notes_find_nothing_open_with_these_values_and_something_without():
-    assert "What is open" not in notes("--values", case_file(PRODUCTION))
-    assert "What is open" in notes()
+    assert "Open security settings" not in notes("--values", case_file(PRODUCTION))
+    assert "Open security settings" in notes()
 
 
-def test_the_notes_say_that_limits_are_for_the_default_model():
-    hint = "The limits of memory are for smollm2-135m"
+def test_the_notes_hint_that_limits_are_for_the_default_model():
+    hint = "Memory limits are those of smollm2-135m"
     assert hint in notes(values={"model.name": "own/model"})
     assert hint not in notes()

@@ -90,7 +90,7 @@ dns:///{{ include "slipstream.part" . }}-headless.{{ .root.Release.Namespace }}.
 {{- end -}}
 {{- end -}}
 
-{{/* What is only usual: the role's own options say otherwise where they like. */}}
+{{/* Defaults: the role's own options override them. */}}
 {{- define "slipstream.config.usual" -}}
 {{- if eq .part "router" -}}
 targets:
@@ -114,7 +114,7 @@ tensor_parallel: {{ .root.Values.target.gpu.count | int }}
 {{- end }}
 {{- end -}}
 
-{{/* What nobody else says. */}}
+{{/* Options that only the chart sets. */}}
 {{- define "slipstream.config.own" -}}
 {{- $values := index .root.Values .part -}}
 {{- $any := ternary "[::]" "0.0.0.0" .root.Values.ipv6 -}}

@@ -1,4 +1,4 @@
-{{/* What follows from several values, said once. Texts that are empty say no. */}}
+{{/* Facts that follow from several values. An empty text means no. */}}
 
 {{/* Whether a role runs as a Deployment of this chart. */}}
 {{- define "slipstream.role.deployed" -}}

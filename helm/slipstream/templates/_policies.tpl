@@ -9,7 +9,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* One rule: peers (.peers, none for everybody) at TCP ports (.ports). */}}
+{{/* One rule: peers (.peers, none for all) at TCP ports (.ports). */}}
 {{- define "slipstream.policy.rule" -}}
 - ports:
     {{- range .ports }}

@@ -86,7 +86,7 @@ applications:
 slipstream/ray: {{ include "slipstream.fullname" .root }}
 {{- end -}}
 
-{{/* The pod of a worker of a pool. What runs it is KubeRay's to say: its command and its probes are Ray's. */}}
+{{/* The pod of a worker of a pool. KubeRay sets its command and its probes. */}}
 {{- define "slipstream.ray.worker" -}}
 {{- $values := index .root.Values .part -}}
 metadata:
@@ -217,7 +217,7 @@ imagePullSecrets:
   value: "0"
 {{- end -}}
 
-{{/* Those of the role, but for the address: a replica says the one that Ray gives its node. */}}
+{{/* Options of the role, without the address: a replica uses its node's address in Ray. */}}
 {{- define "slipstream.ray.env" -}}
 {{- $own := list -}}
 {{- range include "slipstream.env" . | fromYamlArray -}}

@@ -28,7 +28,7 @@ REDISCLI_AUTH="$(cat /run/redis/operator)" redis-cli --user operator -p {{ .Valu
 {{- if .Values.tls.enabled }} --tls --cacert /etc/redis/tls/ca.crt --cert /etc/redis/tls/tls.crt --key /etc/redis/tls/tls.key{{ end }}
 {{- end -}}
 
-{{/* The users, each with as little as it needs. What the services' user may do is what docs/sessions.md says. */}}
+{{/* The users, each with minimal rights. docs/sessions.md lists those of the services' user. */}}
 {{- define "slipstream.redis.rights" -}}
 ~{{ .Values.redis.prefix }}:* resetchannels -@all +eval +evalsha +time +hget +hgetall +hmget +hset +hdel +get +getrange +strlen +append +del +expire +pexpire +pexpireat +zadd +zcard +zrem +zrangebyscore +zrevrange
 {{- end -}}

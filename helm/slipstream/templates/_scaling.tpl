@@ -1,4 +1,4 @@
-{{/* What each role is scaled by: docs/scaling.md says why. */}}
+{{/* Scaling signals of each role: docs/scaling.md explains them. */}}
 
 {{- define "slipstream.scaling.behavior" -}}
 {{- $autoscaling := (index .root.Values .part).autoscaling -}}

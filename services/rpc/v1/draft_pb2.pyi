@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SpeculateRequest(_message.Message):
-    """One message of a request to the draft."""
+    """One message to the draft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -35,15 +35,15 @@ class SpeculateRequest(_message.Message):
 
     @_builtins.property
     def propose(self) -> Global___Propose:
-        """Guess what follows."""
+        """Request a proposal."""
 
     @_builtins.property
     def park(self) -> Global___Park:
-        """Keep what is held for the session's next turn; the last message."""
+        """Park the session for its next turn; the last message."""
 
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext:
-        """Where the message stands in a trace; unset: it is not traced."""
+        """Trace context; unset: the message is not traced."""
 
     def __init__(
         self,
@@ -74,15 +74,15 @@ class OpenDraft(_message.Message):
     TARGET_LAYOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def session(self) -> _common_pb2.SessionParams:
-        """What the draft is told about the request."""
+        """Parameters of the request."""
 
     @_builtins.property
     def target(self) -> _common_pb2.ModelIdentity:
-        """The target that verifies; must be the one the draft was made for."""
+        """The target that verifies; must be the target of the draft."""
 
     @_builtins.property
     def target_layout(self) -> _common_pb2.KvLayout:
-        """Shape of the target's keys and values."""
+        """Layout of the target's keys and values."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ Global___OpenDraft: _TypeAlias = OpenDraft  # noqa: Y015
 
 @_typing.final
 class Propose(_message.Message):
-    """Asks for a proposal."""
+    """Request for a proposal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -109,11 +109,11 @@ class Propose(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delta(self) -> _common_pb2.Delta:
-        """What became final since the last call."""
+        """Tokens that became final since the last call."""
 
     @_builtins.property
     def plan(self) -> Global___Plan:
-        """How much to draft, and in which form."""
+        """How much to draft, and in which shape."""
 
     def __init__(
         self,
@@ -150,13 +150,13 @@ class Plan(_message.Message):
     max_nodes: _builtins.int
     """Bound on the nodes of the tree, at least 1."""
     shape: _common_pb2.Shape.ValueType
-    """Form of the tree."""
+    """Shape of the tree."""
     stop: _common_pb2.StopPolicy.ValueType
-    """When to stop within the round."""
+    """Stop policy."""
     threshold: _builtins.float
-    """Of the stop policy; unset takes the policy's default."""
+    """Threshold of the stop policy; unset: the policy's default."""
     worth: _builtins.float
-    """Least probability of a path that makes another draft step pay; unset: any."""
+    """Minimum acceptance probability of a path for another draft step; unset: any."""
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Children per depth, for the product shape."""
@@ -167,11 +167,11 @@ class Plan(_message.Message):
 
     @_builtins.property
     def feed(self) -> Global___KvFeed:
-        """Where the target's keys and values are read; unset for a draft that reads none."""
+        """Source of the target's keys and values; unset for a draft that reads none."""
 
     @_builtins.property
     def row_prices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """What the tree's first, second … node costs, in tokens; empty where nodes are free."""
+        """Cost of the tree's first, second … node in tokens; empty if nodes are free."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
 class KvFeed(_message.Message):
-    """Where a draft reads a session's keys and values."""
+    """Source of a session's keys and values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -215,11 +215,11 @@ class KvFeed(_message.Message):
     address: _builtins.str
     """Address of the target replica that runs the session."""
     session_id: _builtins.str
-    """The session there."""
+    """Id of the session."""
     incarnation: _builtins.str
-    """The process there."""
+    """Incarnation of the target's process."""
     credential: _builtins.str
-    """Secret that the target gave out for this session."""
+    """Credential of this session at the target."""
     def __init__(
         self,
         *,
@@ -238,13 +238,13 @@ Global___KvFeed: _TypeAlias = KvFeed  # noqa: Y015
 
 @_typing.final
 class Park(_message.Message):
-    """Keeps a session's state after the stream."""
+    """Request to park a session after the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TTL_MS_FIELD_NUMBER: _builtins.int
     ttl_ms: _builtins.int
-    """For how long at most, in milliseconds."""
+    """Time to live in milliseconds."""
     def __init__(
         self,
         *,
@@ -260,7 +260,7 @@ Global___Park: _TypeAlias = Park  # noqa: Y015
 
 @_typing.final
 class SpeculateResponse(_message.Message):
-    """One message of the draft's answer."""
+    """One answer of the draft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -269,15 +269,15 @@ class SpeculateResponse(_message.Message):
     PARKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___DraftOpened:
-        """To the first message: the session is open."""
+        """Answer to the first message: the session is open."""
 
     @_builtins.property
     def proposed(self) -> Global___Proposed:
-        """To every request for a proposal."""
+        """Answer to a request for a proposal."""
 
     @_builtins.property
     def parked(self) -> Global___Parked:
-        """To the last message: the session is parked."""
+        """Answer to the last message: the session is parked."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class DraftOpened(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
-    """The draft's process."""
+    """Incarnation of the draft's process."""
     def __init__(
         self,
         *,
@@ -320,7 +320,7 @@ Global___DraftOpened: _TypeAlias = DraftOpened  # noqa: Y015
 
 @_typing.final
 class Proposed(_message.Message):
-    """A proposal."""
+    """Answer with a proposal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -331,11 +331,11 @@ class Proposed(_message.Message):
     """Positions by which the target's keys and values lagged behind the tokens."""
     @_builtins.property
     def proposal(self) -> _common_pb2.Proposal:
-        """The guess."""
+        """The proposal."""
 
     @_builtins.property
     def timing(self) -> _common_pb2.ReplyTiming:
-        """Where the time went."""
+        """Times of the reply."""
 
     def __init__(
         self,
@@ -371,7 +371,7 @@ Global___Parked: _TypeAlias = Parked  # noqa: Y015
 
 @_typing.final
 class DescribeDraftRequest(_message.Message):
-    """Asks what the draft is."""
+    """Request for the draft's description."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -403,25 +403,25 @@ class DraftProfile(_message.Message):
     LOOKUP_FIELD_NUMBER: _builtins.int
     LOOKUP_ALONE_FIELD_NUMBER: _builtins.int
     shape: _common_pb2.Shape.ValueType
-    """Form of the tree."""
+    """Shape of the tree."""
     stop: _common_pb2.StopPolicy.ValueType
     """Stop policy."""
     threshold: _builtins.float
-    """Of the stop policy, for greedy requests; unset takes the policy's default."""
+    """Threshold of the stop policy for greedy requests; unset: the policy's default."""
     max_depth: _builtins.int
     """Longest path."""
     max_nodes: _builtins.int
     """Largest tree."""
     step_cost: _builtins.float
-    """Time of a draft step over that of a plain round; 0: as measured where it runs."""
+    """Time of a draft step over that of a plain round; 0: as measured on its machine."""
     row_cost: _builtins.float
-    """Time of one more token to verify over that of a plain round; 0: as measured where it runs."""
+    """Time of one more token to verify over that of a plain round; 0: as measured on its machine."""
     threshold_sampled: _builtins.float
-    """Of the stop policy, for sampled requests; unset takes the policy's default."""
+    """Threshold of the stop policy for sampled requests; unset: the policy's default."""
     lookup: _builtins.int
-    """Shortest match behind which the text is copied, beside what the draft proposes; 0 for never."""
+    """Shortest match for prompt lookup beside the draft; 0 for no lookup."""
     lookup_alone: _builtins.float
-    """The draft is not asked where this many copied tokens are expected to be kept."""
+    """Number of copied tokens expected to be accepted above which the draft is skipped."""
     def __init__(
         self,
         *,
@@ -453,7 +453,7 @@ Global___DraftProfile: _TypeAlias = DraftProfile  # noqa: Y015
 
 @_typing.final
 class DescribeDraftResponse(_message.Message):
-    """What a draft is."""
+    """Description of a draft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -472,17 +472,17 @@ class DescribeDraftResponse(_message.Message):
     kind: _builtins.str
     """Kind of drafter: glide, vanilla or ngram."""
     target_model_id: _builtins.str
-    """Target it was made for; empty where any with the same tokenizer will do."""
+    """Target of the draft; empty for any target with the same tokenizer."""
     max_lag: _builtins.int
-    """Largest staleness + depth it was trained for; unset for no limit."""
+    """Largest staleness + depth of its training; unset for no limit."""
     has_decision_model: _builtins.bool
     """Whether it has a decision model."""
     max_sessions: _builtins.int
-    """Sessions it holds at most, parked ones included."""
+    """Maximum of sessions, parked ones included."""
     step_s: _builtins.float
-    """Seconds of a draft step, measured when it was loaded; unset: unknown."""
+    """Seconds of a draft step, measured at load; unset: unknown."""
     dtype: _builtins.str
-    """Element type of weights, such as bfloat16; empty for a draft that is no model."""
+    """Element type of weights, such as bfloat16; empty for a draft without a model."""
     @_builtins.property
     def identity(self) -> _common_pb2.ModelIdentity:
         """The draft's own identity; its model id names the drafter, such as glide."""
@@ -493,7 +493,7 @@ class DescribeDraftResponse(_message.Message):
 
     @_builtins.property
     def target_layout(self) -> _common_pb2.KvLayout:
-        """Shape of the target's keys and values it expects; unset where it reads none."""
+        """Expected layout of the target's keys and values; unset if it reads none."""
 
     @_builtins.property
     def profile(self) -> Global___DraftProfile:
@@ -501,7 +501,7 @@ class DescribeDraftResponse(_message.Message):
 
     @_builtins.property
     def memory(self) -> _common_pb2.Memory:
-        """Its memory; unset for a draft that is no model."""
+        """Memory; unset for a draft without a model."""
 
     def __init__(
         self,
@@ -536,7 +536,7 @@ Global___DescribeDraftResponse: _TypeAlias = DescribeDraftResponse  # noqa: Y015
 
 @_typing.final
 class GetDraftLoadRequest(_message.Message):
-    """Asks what the draft holds."""
+    """Request for the draft's load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -553,7 +553,7 @@ Global___GetDraftLoadRequest: _TypeAlias = GetDraftLoadRequest  # noqa: Y015
 
 @_typing.final
 class GetDraftLoadResponse(_message.Message):
-    """What the draft holds."""
+    """Load of the draft."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DraftServiceStub(object):
-    """Guesses how sessions go on.
+    """Proposes the next tokens of sessions.
     """
 
     def __init__(self, channel):
@@ -53,28 +53,28 @@ class DraftServiceStub(object):
 
 
 class DraftServiceServicer(object):
-    """Guesses how sessions go on.
+    """Proposes the next tokens of sessions.
     """
 
     def Speculate(self, request_iterator, context):
-        """One request of one session. The first message opens it, each other asks for a proposal, and
-        the stream's end frees what is held, unless the session was parked. Codes: INVALID_ARGUMENT for
-        what can't be honoured, FAILED_PRECONDITION for another model or a delta above the tokens held,
-        ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without room.
+        """One request of one session. The first message opens it, each other requests a proposal, and
+        the stream's end frees its memory, unless the session was parked. Codes: INVALID_ARGUMENT for
+        invalid requests, FAILED_PRECONDITION for another model or a delta above the tokens held,
+        ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without capacity.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeDraft(self, request, context):
-        """What the draft is, what it can be asked for, and its limits. Changes nothing.
+        """Description of the draft, its options and limits. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetDraftLoad(self, request, context):
-        """What the draft holds at the moment. Changes nothing.
+        """Present load of the draft. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,7 +107,7 @@ def add_DraftServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftService(object):
-    """Guesses how sessions go on.
+    """Proposes the next tokens of sessions.
     """
 
     @staticmethod

@@ -27,41 +27,41 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DraftServiceStub:
-    """Guesses how sessions go on."""
+    """Proposes the next tokens of sessions."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DraftServiceAsyncStub: ...
     Speculate: _grpc.StreamStreamMultiCallable[_draft_pb2.SpeculateRequest, _draft_pb2.SpeculateResponse]
-    """One request of one session. The first message opens it, each other asks for a proposal, and
-    the stream's end frees what is held, unless the session was parked. Codes: INVALID_ARGUMENT for
-    what can't be honoured, FAILED_PRECONDITION for another model or a delta above the tokens held,
-    ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without room.
+    """One request of one session. The first message opens it, each other requests a proposal, and
+    the stream's end frees its memory, unless the session was parked. Codes: INVALID_ARGUMENT for
+    invalid requests, FAILED_PRECONDITION for another model or a delta above the tokens held,
+    ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without capacity.
     """
     DescribeDraft: _grpc.UnaryUnaryMultiCallable[_draft_pb2.DescribeDraftRequest, _draft_pb2.DescribeDraftResponse]
-    """What the draft is, what it can be asked for, and its limits. Changes nothing."""
+    """Description of the draft, its options and limits. Changes nothing."""
     GetDraftLoad: _grpc.UnaryUnaryMultiCallable[_draft_pb2.GetDraftLoadRequest, _draft_pb2.GetDraftLoadResponse]
-    """What the draft holds at the moment. Changes nothing."""
+    """Present load of the draft. Changes nothing."""
 
 @_typing.type_check_only
 class DraftServiceAsyncStub(DraftServiceStub):
-    """Guesses how sessions go on."""
+    """Proposes the next tokens of sessions."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Speculate: _aio.StreamStreamMultiCallable[_draft_pb2.SpeculateRequest, _draft_pb2.SpeculateResponse]  # type: ignore[assignment]
-    """One request of one session. The first message opens it, each other asks for a proposal, and
-    the stream's end frees what is held, unless the session was parked. Codes: INVALID_ARGUMENT for
-    what can't be honoured, FAILED_PRECONDITION for another model or a delta above the tokens held,
-    ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without room.
+    """One request of one session. The first message opens it, each other requests a proposal, and
+    the stream's end frees its memory, unless the session was parked. Codes: INVALID_ARGUMENT for
+    invalid requests, FAILED_PRECONDITION for another model or a delta above the tokens held,
+    ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without capacity.
     """
     DescribeDraft: _aio.UnaryUnaryMultiCallable[_draft_pb2.DescribeDraftRequest, _draft_pb2.DescribeDraftResponse]  # type: ignore[assignment]
-    """What the draft is, what it can be asked for, and its limits. Changes nothing."""
+    """Description of the draft, its options and limits. Changes nothing."""
     GetDraftLoad: _aio.UnaryUnaryMultiCallable[_draft_pb2.GetDraftLoadRequest, _draft_pb2.GetDraftLoadResponse]  # type: ignore[assignment]
-    """What the draft holds at the moment. Changes nothing."""
+    """Present load of the draft. Changes nothing."""
 
 class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Guesses how sessions go on."""
+    """Proposes the next tokens of sessions."""
 
     @_abc_1.abstractmethod
     def Speculate(
@@ -69,10 +69,10 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_draft_pb2.SpeculateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_draft_pb2.SpeculateResponse], _abc.AsyncIterator[_draft_pb2.SpeculateResponse]]:
-        """One request of one session. The first message opens it, each other asks for a proposal, and
-        the stream's end frees what is held, unless the session was parked. Codes: INVALID_ARGUMENT for
-        what can't be honoured, FAILED_PRECONDITION for another model or a delta above the tokens held,
-        ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without room.
+        """One request of one session. The first message opens it, each other requests a proposal, and
+        the stream's end frees its memory, unless the session was parked. Codes: INVALID_ARGUMENT for
+        invalid requests, FAILED_PRECONDITION for another model or a delta above the tokens held,
+        ABORTED when another stream has taken the session over, RESOURCE_EXHAUSTED without capacity.
         """
 
     @_abc_1.abstractmethod
@@ -81,7 +81,7 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draft_pb2.DescribeDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draft_pb2.DescribeDraftResponse, _abc.Awaitable[_draft_pb2.DescribeDraftResponse]]:
-        """What the draft is, what it can be asked for, and its limits. Changes nothing."""
+        """Description of the draft, its options and limits. Changes nothing."""
 
     @_abc_1.abstractmethod
     def GetDraftLoad(
@@ -89,6 +89,6 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draft_pb2.GetDraftLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draft_pb2.GetDraftLoadResponse, _abc.Awaitable[_draft_pb2.GetDraftLoadResponse]]:
-        """What the draft holds at the moment. Changes nothing."""
+        """Present load of the draft. Changes nothing."""
 
 def add_DraftServiceServicer_to_server(servicer: DraftServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -72,8 +72,8 @@ class GenerationServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
-        what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
+        """Runs one request to its end. Codes: INVALID_ARGUMENT for invalid requests, UNIMPLEMENTED for
+        options that are not implemented, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
         session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
         request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
         DEADLINE_EXCEEDED, CANCELLED.
@@ -83,8 +83,8 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """The same, message by message as tokens become final. Every message carries whole tokens and all
-        of their text.
+        """Runs one request and streams its tokens as they become final. Every message carries whole tokens
+        and all of their text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,21 +98,21 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """What a model can be asked for, and its limits. Changes nothing.
+        """Supported options of a model, and its limits. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetServerInfo(self, request, context):
-        """The router and the replicas that it knows. Changes nothing.
+        """The router and its replicas. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Forgets a session and frees what is kept for its next turn. An unknown one is NOT_FOUND.
+        """Deletes a session and frees its keys and values. An unknown one is NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,24 +34,24 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
-    what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
+    """Runs one request to its end. Codes: INVALID_ARGUMENT for invalid requests, UNIMPLEMENTED for
+    options that are not implemented, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
     session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
     request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
     DEADLINE_EXCEEDED, CANCELLED.
     """
     GenerateStream: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]
-    """The same, message by message as tokens become final. Every message carries whole tokens and all
-    of their text.
+    """Runs one request and streams its tokens as they become final. Every message carries whole tokens
+    and all of their text.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     """Token ids of a prompt, as a request with it would use them. Changes nothing."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]
-    """What a model can be asked for, and its limits. Changes nothing."""
+    """Supported options of a model, and its limits. Changes nothing."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetServerInfoRequest, _generation_pb2.GetServerInfoResponse]
-    """The router and the replicas that it knows. Changes nothing."""
+    """The router and its replicas. Changes nothing."""
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DeleteSessionRequest, _generation_pb2.DeleteSessionResponse]
-    """Forgets a session and frees what is kept for its next turn. An unknown one is NOT_FOUND."""
+    """Deletes a session and frees its keys and values. An unknown one is NOT_FOUND."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -59,24 +59,24 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
-    what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
+    """Runs one request to its end. Codes: INVALID_ARGUMENT for invalid requests, UNIMPLEMENTED for
+    options that are not implemented, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
     session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
     request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
     DEADLINE_EXCEEDED, CANCELLED.
     """
     GenerateStream: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateStreamRequest, _generation_pb2.GenerateStreamResponse]  # type: ignore[assignment]
-    """The same, message by message as tokens become final. Every message carries whole tokens and all
-    of their text.
+    """Runs one request and streams its tokens as they become final. Every message carries whole tokens
+    and all of their text.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Token ids of a prompt, as a request with it would use them. Changes nothing."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]  # type: ignore[assignment]
-    """What a model can be asked for, and its limits. Changes nothing."""
+    """Supported options of a model, and its limits. Changes nothing."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetServerInfoRequest, _generation_pb2.GetServerInfoResponse]  # type: ignore[assignment]
-    """The router and the replicas that it knows. Changes nothing."""
+    """The router and its replicas. Changes nothing."""
     DeleteSession: _aio.UnaryUnaryMultiCallable[_generation_pb2.DeleteSessionRequest, _generation_pb2.DeleteSessionResponse]  # type: ignore[assignment]
-    """Forgets a session and frees what is kept for its next turn. An unknown one is NOT_FOUND."""
+    """Deletes a session and frees its keys and values. An unknown one is NOT_FOUND."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with a draft and a target."""
@@ -87,8 +87,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GenerateResponse, _abc.Awaitable[_generation_pb2.GenerateResponse]]:
-        """Runs one request to its end. Codes: INVALID_ARGUMENT for what can't be honoured, UNIMPLEMENTED for
-        what is not built, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
+        """Runs one request to its end. Codes: INVALID_ARGUMENT for invalid requests, UNIMPLEMENTED for
+        options that are not implemented, NOT_FOUND for an unknown model or session, FAILED_PRECONDITION for a busy
         session, ALREADY_EXISTS for an id that another session or request has, ABORTED when the same
         request runs elsewhere now, RESOURCE_EXHAUSTED when full, UNAVAILABLE without a target,
         DEADLINE_EXCEEDED, CANCELLED.
@@ -100,8 +100,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateStreamRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateStreamResponse], _abc.AsyncIterator[_generation_pb2.GenerateStreamResponse]]:
-        """The same, message by message as tokens become final. Every message carries whole tokens and all
-        of their text.
+        """Runs one request and streams its tokens as they become final. Every message carries whole tokens
+        and all of their text.
         """
 
     @_abc_1.abstractmethod
@@ -118,7 +118,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GetModelInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GetModelInfoResponse, _abc.Awaitable[_generation_pb2.GetModelInfoResponse]]:
-        """What a model can be asked for, and its limits. Changes nothing."""
+        """Supported options of a model, and its limits. Changes nothing."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -126,7 +126,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GetServerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GetServerInfoResponse, _abc.Awaitable[_generation_pb2.GetServerInfoResponse]]:
-        """The router and the replicas that it knows. Changes nothing."""
+        """The router and its replicas. Changes nothing."""
 
     @_abc_1.abstractmethod
     def DeleteSession(
@@ -134,6 +134,6 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.DeleteSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.DeleteSessionResponse, _abc.Awaitable[_generation_pb2.DeleteSessionResponse]]:
-        """Forgets a session and frees what is kept for its next turn. An unknown one is NOT_FOUND."""
+        """Deletes a session and frees its keys and values. An unknown one is NOT_FOUND."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

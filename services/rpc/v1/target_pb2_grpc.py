@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TargetServiceStub(object):
-    """Decides how sessions go on, and streams its keys and values.
+    """Verifies proposals, and streams keys and values of sessions.
     """
 
     def __init__(self, channel):
@@ -58,40 +58,40 @@ class TargetServiceStub(object):
 
 
 class TargetServiceServicer(object):
-    """Decides how sessions go on, and streams its keys and values.
+    """Verifies proposals, and streams keys and values of sessions.
     """
 
     def Verify(self, request_iterator, context):
         """One request of one session. The first message opens it, each other verifies a proposal (an
-        empty one is plain decoding and, with the prompt, prefill), and the stream's end frees what is
-        held, unless the session was parked. Codes: INVALID_ARGUMENT for what can't be honoured,
+        empty one is plain decoding and, with the prompt, prefill), and the stream's end frees its
+        memory, unless the session was parked. Codes: INVALID_ARGUMENT for invalid requests,
         FAILED_PRECONDITION for another model, another process or a delta above the tokens held, ABORTED
-        when another stream has taken the session over, RESOURCE_EXHAUSTED without room.
+        when another stream has taken the session over, RESOURCE_EXHAUSTED without capacity.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamKv(self, request, context):
-        """Keys and values of a session's final tokens: all there are from a position on, then more as they
-        become final. A snapshot that starts below what the reader holds replaces it from there on.
+        """Keys and values of a session's final tokens: all from a position on, then more as they become
+        final. A snapshot replaces those that the reader holds from its start on.
         Ends with the session's stream (OK). Codes: NOT_FOUND for no such session, FAILED_PRECONDITION
         for another process, PERMISSION_DENIED for a wrong credential, INVALID_ARGUMENT for unknown
-        layers, OUT_OF_RANGE for a start above what is held.
+        layers, OUT_OF_RANGE for a start above the tokens held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeTarget(self, request, context):
-        """What the target is, with its tokenizer if asked for. Changes nothing.
+        """Description of the target, optionally with its tokenizer. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTargetLoad(self, request, context):
-        """What the target holds at the moment. Changes nothing.
+        """Present load of the target. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,7 +129,7 @@ def add_TargetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TargetService(object):
-    """Decides how sessions go on, and streams its keys and values.
+    """Verifies proposals, and streams keys and values of sessions.
     """
 
     @staticmethod
