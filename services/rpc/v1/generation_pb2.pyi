@@ -55,11 +55,11 @@ class _TokenOrigin:
 class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrigin.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TOKEN_ORIGIN_UNSPECIFIED: _TokenOrigin.ValueType  # 0
-    """Not said: final before this call."""
+    """Unspecified: final before this call."""
     TOKEN_ORIGIN_DRAFT: _TokenOrigin.ValueType  # 1
     """The draft's best guess."""
     TOKEN_ORIGIN_RUNNER_UP: _TokenOrigin.ValueType  # 2
-    """A runner-up of the draft: a leaf of CaPE, or another branch of its tree."""
+    """Another candidate of the draft: a leaf of CaPE, or another branch of its tree."""
     TOKEN_ORIGIN_LOOKUP: _TokenOrigin.ValueType  # 3
     """Copied from the text by lookup, or forced by a grammar."""
     TOKEN_ORIGIN_TARGET: _TokenOrigin.ValueType  # 4
@@ -70,14 +70,14 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     """Copied from the text of an earlier request."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
-    """Where a token of the output came from."""
+    """Origin of a token of the output."""
 
 TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin.ValueType  # 0
-"""Not said: final before this call."""
+"""Unspecified: final before this call."""
 TOKEN_ORIGIN_DRAFT: TokenOrigin.ValueType  # 1
 """The draft's best guess."""
 TOKEN_ORIGIN_RUNNER_UP: TokenOrigin.ValueType  # 2
-"""A runner-up of the draft: a leaf of CaPE, or another branch of its tree."""
+"""Another candidate of the draft: a leaf of CaPE, or another branch of its tree."""
 TOKEN_ORIGIN_LOOKUP: TokenOrigin.ValueType  # 3
 """Copied from the text by lookup, or forced by a grammar."""
 TOKEN_ORIGIN_TARGET: TokenOrigin.ValueType  # 4
@@ -95,17 +95,17 @@ class _ReplicaRole:
 class _ReplicaRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaRole.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REPLICA_ROLE_UNSPECIFIED: _ReplicaRole.ValueType  # 0
-    """Not said."""
+    """Unspecified."""
     REPLICA_ROLE_DRAFT: _ReplicaRole.ValueType  # 1
     """Proposes."""
     REPLICA_ROLE_TARGET: _ReplicaRole.ValueType  # 2
     """Verifies."""
 
 class ReplicaRole(_ReplicaRole, metaclass=_ReplicaRoleEnumTypeWrapper):
-    """What a replica is there for."""
+    """Role of a replica."""
 
 REPLICA_ROLE_UNSPECIFIED: ReplicaRole.ValueType  # 0
-"""Not said."""
+"""Unspecified."""
 REPLICA_ROLE_DRAFT: ReplicaRole.ValueType  # 1
 """Proposes."""
 REPLICA_ROLE_TARGET: ReplicaRole.ValueType  # 2
@@ -119,29 +119,29 @@ class _ReplicaState:
 class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
-    """Not said."""
+    """Unspecified."""
     REPLICA_STATE_CONNECTING: _ReplicaState.ValueType  # 1
     """Not reached yet, or lost."""
     REPLICA_STATE_READY: _ReplicaState.ValueType  # 2
-    """Takes requests."""
+    """Accepts requests."""
     REPLICA_STATE_DRAINING: _ReplicaState.ValueType  # 3
-    """Finishes what it has, and takes nothing new."""
+    """Finishes its requests, and accepts no new ones."""
     REPLICA_STATE_UNFIT: _ReplicaState.ValueType  # 4
-    """Reached, but can't be used; `reason` says why."""
+    """Reached, but can't be used; see `reason`."""
 
 class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper):
-    """How the router sees a replica."""
+    """State of a replica at the router."""
 
 REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
-"""Not said."""
+"""Unspecified."""
 REPLICA_STATE_CONNECTING: ReplicaState.ValueType  # 1
 """Not reached yet, or lost."""
 REPLICA_STATE_READY: ReplicaState.ValueType  # 2
-"""Takes requests."""
+"""Accepts requests."""
 REPLICA_STATE_DRAINING: ReplicaState.ValueType  # 3
-"""Finishes what it has, and takes nothing new."""
+"""Finishes its requests, and accepts no new ones."""
 REPLICA_STATE_UNFIT: ReplicaState.ValueType  # 4
-"""Reached, but can't be used; `reason` says why."""
+"""Reached, but can't be used; see `reason`."""
 Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final
@@ -153,9 +153,9 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Who speaks: system, user or assistant."""
+    """Role: system, user or assistant."""
     content: _builtins.str
-    """What is said."""
+    """Text of the message."""
     def __init__(
         self,
         *,
@@ -220,7 +220,7 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
-    """What the model is to go on from."""
+    """Prompt of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -230,11 +230,11 @@ class Prompt(_message.Message):
     RAW_FIELD_NUMBER: _builtins.int
     ALLOW_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text: one user's message, or as it is where `raw`."""
+    """Text: one user's message, or as it is with `raw`."""
     raw: _builtins.bool
     """Take text as it is, without the chat template."""
     allow_special_tokens: _builtins.bool
-    """Have the names of special tokens in a raw text be these tokens; otherwise they are plain text."""
+    """Encode names of special tokens in a raw text as these tokens; otherwise they are plain text."""
     @_builtins.property
     def chat(self) -> Global___ChatMessages:
         """Messages, put through the model's chat template."""
@@ -264,7 +264,7 @@ Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
 
 @_typing.final
 class SessionRef(_message.Message):
-    """A conversation that goes on from request to request."""
+    """A conversation of several requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -273,7 +273,7 @@ class SessionRef(_message.Message):
     session_id: _builtins.str
     """Chosen by the client: 1 to 64 letters, digits, dots, dashes or underscores; must be hard to guess."""
     create: _builtins.bool
-    """Begin it: the first turn. Otherwise the session must exist."""
+    """Create the session: the first turn. Otherwise it must exist."""
     def __init__(
         self,
         *,
@@ -320,7 +320,7 @@ Global___StoppingCriteria: _TypeAlias = StoppingCriteria  # noqa: Y015
 
 @_typing.final
 class SpeculationOptions(_message.Message):
-    """How to speculate; what is unset is the draft's calibrated default."""
+    """Speculation options; unset fields take the draft's calibrated default."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -336,25 +336,25 @@ class SpeculationOptions(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     LOOKUP_FIELD_NUMBER: _builtins.int
     mode: Global___SpeculationMode.ValueType
-    """Whether to."""
+    """Whether to speculate."""
     max_draft_tokens: _builtins.int
     """Longest path drafted in a round, 1 to 40."""
     max_nodes: _builtins.int
     """Largest tree drafted in a round, 1 to 127."""
     shape: _common_pb2.Shape.ValueType
-    """Form of the tree."""
+    """Shape of the tree."""
     stop: _common_pb2.StopPolicy.ValueType
-    """When drafting ends within a round."""
+    """Stop policy."""
     threshold: _builtins.float
-    """Of `stop`."""
+    """Threshold of `stop`."""
     verification: _common_pb2.Verification.ValueType
     """How draft tokens are verified."""
     num_roots: _builtins.int
     """Target-initialised roots, for verification target-init."""
     drafter: _builtins.str
-    """Kind of drafter: glide, vanilla or ngram. Default: the best there is for the model."""
+    """Kind of drafter: glide, vanilla or ngram. Default: the best available for the model."""
     lookup: _builtins.bool
-    """Whether to copy what the text repeats, beside what the draft proposes; with verification exact."""
+    """Whether to use prompt lookup beside the draft; with verification exact."""
     @_builtins.property
     def widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Children per depth, for shape product."""
@@ -407,7 +407,7 @@ Global___SpeculationOptions: _TypeAlias = SpeculationOptions  # noqa: Y015
 
 @_typing.final
 class Generation(_message.Message):
-    """What a request for text says."""
+    """Parameters of a request for text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -426,18 +426,18 @@ class Generation(_message.Message):
     NUM_RECEIVED_TOKENS_FIELD_NUMBER: _builtins.int
     WITH_ORIGINS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Names the request in answers and errors; made up by the router when empty. The same request
-    again, under the same id, goes on where it was or is answered from what was kept; it never runs
-    twice. Another request under the id is ALREADY_EXISTS.
+    """Id of the request in answers and errors; generated by the router when empty. The same request
+    sent again with the same id is resumed or answered from the store; it never runs
+    twice. Another request with the id is ALREADY_EXISTS.
     """
     model: _builtins.str
-    """The model; may be empty where the router serves only one."""
+    """The model; may be empty if the router serves only one."""
     adapter_id: _builtins.str
-    """Not built yet; anything but empty is UNIMPLEMENTED. A LoRA adapter."""
+    """A LoRA adapter. Not implemented: anything but empty is UNIMPLEMENTED."""
     n: _builtins.int
-    """Not built yet; anything above 1 is UNIMPLEMENTED. Number of texts."""
+    """Number of texts. Not implemented: anything above 1 is UNIMPLEMENTED."""
     logprobs: _builtins.int
-    """How likely every token was, and as many of the likeliest of its slot; at most 20. Unset: neither.
+    """Return log probabilities, with this number of the likeliest tokens at each position; at most 20.
     Not with verification target-init.
     """
     json_schema: _builtins.str
@@ -445,22 +445,22 @@ class Generation(_message.Message):
     regex: _builtins.str
     """Regular expression that the whole text must match, at most 65,536 bytes; empty for none."""
     num_received_tokens: _builtins.int
-    """Tokens of this request's output that the caller holds already, from an answer that broke off;
-    only what follows them is sent. For GenerateStream, with the request_id and all else as before.
+    """Tokens of this request's output that the caller has already, from a broken stream; only the
+    following ones are sent. For GenerateStream, with the request_id and all else as before.
     """
     with_origins: _builtins.bool
-    """Have every token say where it came from."""
+    """Return the origin of every token."""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
-        """What to go on from."""
+        """The prompt."""
 
     @_builtins.property
     def session(self) -> Global___SessionRef:
-        """The conversation it belongs to; unset for a request on its own."""
+        """Its session; unset for a request without a session."""
 
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams:
-        """The law to sample from."""
+        """Sampling parameters."""
 
     @_builtins.property
     def stopping(self) -> Global___StoppingCriteria:
@@ -468,7 +468,7 @@ class Generation(_message.Message):
 
     @_builtins.property
     def speculation(self) -> Global___SpeculationOptions:
-        """How to speculate."""
+        """Speculation options."""
 
     def __init__(
         self,
@@ -512,7 +512,7 @@ class GenerateRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def generation(self) -> Global___Generation:
-        """What is asked for."""
+        """Parameters of the request."""
 
     def __init__(
         self,
@@ -536,7 +536,7 @@ class GenerateStreamRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def generation(self) -> Global___Generation:
-        """What is asked for."""
+        """Parameters of the request."""
 
     def __init__(
         self,
@@ -553,7 +553,7 @@ Global___GenerateStreamRequest: _TypeAlias = GenerateStreamRequest  # noqa: Y015
 
 @_typing.final
 class SpeculationStats(_message.Message):
-    """What speculation did for a request. Names are those of vLLM's metrics."""
+    """Speculation statistics of a request. Names are those of vLLM's metrics."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -640,17 +640,17 @@ class SpeculationStats(_message.Message):
     num_spec_steps: _builtins.int
     """Rounds in which something was drafted."""
     num_plain_steps: _builtins.int
-    """Rounds in which nothing was; the prompt's own is not counted."""
+    """Rounds in which nothing was drafted; prefill is not counted."""
     num_draft_tokens: _builtins.int
     """Draft tokens verified."""
     num_accepted_draft_tokens: _builtins.int
     """Draft tokens that became final."""
     num_spec_tokens: _builtins.int
-    """Largest number of draft tokens on a path that a round was allowed."""
+    """Largest number of draft tokens allowed on a path of a round."""
     lossless: _builtins.bool
-    """Whether the verification used keeps the target's law."""
+    """Whether the verification keeps the target's distribution."""
     mean_acceptance_length: _builtins.float
-    """Final tokens per step, the target's own included."""
+    """Final tokens per step, the bonus token included."""
     draft_acceptance_rate: _builtins.float
     """Accepted over drafted tokens."""
     num_lookup_tokens: _builtins.int
@@ -679,7 +679,7 @@ class SpeculationStats(_message.Message):
 
     @_builtins.property
     def stop_reasons(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """How often each thing ended the drafting of a step."""
+        """Steps by the reason that ended drafting."""
 
     @_builtins.property
     def fallbacks(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
@@ -723,9 +723,7 @@ Global___SpeculationStats: _TypeAlias = SpeculationStats  # noqa: Y015
 
 @_typing.final
 class RequestTimings(_message.Message):
-    """Where a request's time went, in seconds. The parts of rounds are sums over all rounds after the
-    first, which reads the prompt.
-    """
+    """Times of a request, in seconds. The parts of rounds are sums over all rounds after prefill."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -793,7 +791,7 @@ class Usage(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens before the output, earlier turns included."""
     num_cached_tokens: _builtins.int
-    """Those of them whose keys and values were there already."""
+    """Those of them in the prefix cache."""
     num_output_tokens: _builtins.int
     """Tokens of the output."""
     def __init__(
@@ -813,7 +811,7 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
 class PromptInfo(_message.Message):
-    """What is known when a request begins."""
+    """Facts at the beginning of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -847,7 +845,7 @@ Global___PromptInfo: _TypeAlias = PromptInfo  # noqa: Y015
 
 @_typing.final
 class Continuity(_message.Message):
-    """What became of a request that lived through losses."""
+    """Effects of failures on a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -856,13 +854,13 @@ class Continuity(_message.Message):
     NUM_UNKEPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_TARGET_LOSSES_FIELD_NUMBER: _builtins.int
     is_kept: _builtins.bool
-    """Whether the answer was kept, so that the same request again gets it."""
+    """Whether the answer is stored, so that the same request sent again gets it."""
     num_resumed_tokens: _builtins.int
     """Tokens of the output that were final before this call; statistics do not count their rounds."""
     num_unkept_tokens: _builtins.int
-    """Tokens that were sent before they could be kept."""
+    """Tokens that were sent before they were stored."""
     num_target_losses: _builtins.int
-    """Times that a target was lost, and another one went on."""
+    """Number of lost targets that another one replaced."""
     def __init__(
         self,
         *,
@@ -881,7 +879,7 @@ Global___Continuity: _TypeAlias = Continuity  # noqa: Y015
 
 @_typing.final
 class FinishInfo(_message.Message):
-    """What is known when a request has ended."""
+    """Facts at the end of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -891,22 +889,22 @@ class FinishInfo(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     CONTINUITY_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FinishReason.ValueType
-    """Why it ended."""
+    """Reason of its end."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Counts."""
 
     @_builtins.property
     def speculation(self) -> Global___SpeculationStats:
-        """What speculation did."""
+        """Speculation statistics."""
 
     @_builtins.property
     def timings(self) -> Global___RequestTimings:
-        """Where the time went."""
+        """Times of the request."""
 
     @_builtins.property
     def continuity(self) -> Global___Continuity:
-        """What became of it on the way."""
+        """Effects of failures."""
 
     def __init__(
         self,
@@ -945,19 +943,19 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
-        """What was known at the beginning."""
+        """Facts at the beginning."""
 
     @_builtins.property
     def finish(self) -> Global___FinishInfo:
-        """What was known at the end."""
+        """Facts at the end."""
 
     @_builtins.property
     def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
-        """Where each token came from; empty unless asked for."""
+        """Origin of each token; empty unless requested."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
-        """How likely each token was; empty unless asked for."""
+        """Log probability of each token; empty unless requested."""
 
     def __init__(
         self,
@@ -990,7 +988,7 @@ class GenerateStreamResponse(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text that follows what came before."""
+    """Text that follows the messages before."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its tokens."""
@@ -1005,11 +1003,11 @@ class GenerateStreamResponse(_message.Message):
 
     @_builtins.property
     def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
-        """Where each token came from; empty unless asked for."""
+        """Origin of each token; empty unless requested."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
-        """How likely each token was; empty unless asked for."""
+        """Log probability of each token; empty unless requested."""
 
     def __init__(
         self,
@@ -1031,14 +1029,14 @@ Global___GenerateStreamResponse: _TypeAlias = GenerateStreamResponse  # noqa: Y0
 
 @_typing.final
 class TokenizeRequest(_message.Message):
-    """Asks for the token ids of a prompt."""
+    """Request for the token ids of a prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """The model; may be empty where the router serves only one."""
+    """The model; may be empty if the router serves only one."""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """The prompt."""
@@ -1083,7 +1081,7 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class GetModelInfoRequest(_message.Message):
-    """Asks what a model can do."""
+    """Request for a model's options and limits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1105,7 +1103,7 @@ Global___GetModelInfoRequest: _TypeAlias = GetModelInfoRequest  # noqa: Y015
 
 @_typing.final
 class VerificationCapability(_message.Message):
-    """What goes with one verification mode."""
+    """Options that one verification mode supports."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1117,16 +1115,16 @@ class VerificationCapability(_message.Message):
     verification: _common_pb2.Verification.ValueType
     """The mode."""
     lossless: _builtins.bool
-    """Whether it keeps the target's law."""
+    """Whether it keeps the target's distribution."""
     note: _builtins.str
-    """In a few words."""
+    """Short description."""
     @_builtins.property
     def shapes(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.Shape.ValueType]:
-        """Forms of the tree it takes."""
+        """Supported shapes of the tree."""
 
     @_builtins.property
     def drafters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Kinds of drafters it takes."""
+        """Supported kinds of drafters."""
 
     def __init__(
         self,
@@ -1147,7 +1145,7 @@ Global___VerificationCapability: _TypeAlias = VerificationCapability  # noqa: Y0
 
 @_typing.final
 class DrafterCapability(_message.Message):
-    """What goes with one drafter."""
+    """Options that one drafter supports."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1160,18 +1158,18 @@ class DrafterCapability(_message.Message):
     kind: _builtins.str
     """Its kind."""
     max_draft_tokens: _builtins.int
-    """Longest path it can be asked for; unset for no limit of its own."""
+    """Longest path; unset for no limit of its own."""
     num_replicas: _builtins.int
-    """Replicas that serve it at the moment."""
+    """Replicas that serve it now."""
     lookup: _builtins.bool
-    """Whether lookup may stand beside it, in exact verification."""
+    """Whether it supports prompt lookup beside it, in exact verification."""
     @_builtins.property
     def shapes(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.Shape.ValueType]:
-        """Forms of the tree it makes."""
+        """Supported shapes of the tree."""
 
     @_builtins.property
     def stops(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.StopPolicy.ValueType]:
-        """Stop policies it can serve."""
+        """Supported stop policies."""
 
     def __init__(
         self,
@@ -1220,9 +1218,9 @@ class Limits(_message.Message):
     max_logit_bias: _builtins.int
     """Tokens with a bias."""
     max_logprobs: _builtins.int
-    """Likeliest tokens that logprobs can tell of a slot; unset: there are none."""
+    """Maximum of likeliest tokens of logprobs; unset: no log probabilities."""
     max_grammar_bytes: _builtins.int
-    """Bytes of a JSON schema or a regular expression; 0: the output can't be made to follow one."""
+    """Bytes of a JSON schema or a regular expression; 0: grammars are not supported."""
     def __init__(
         self,
         *,
@@ -1247,7 +1245,7 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class ModelInfo(_message.Message):
-    """A model and what it can be asked for."""
+    """A model with its options and limits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1267,7 +1265,7 @@ class ModelInfo(_message.Message):
     vocab_size: _builtins.int
     """Number of token ids."""
     tokenizer_hash: _builtins.str
-    """SHA-256 of the numbering of tokens."""
+    """SHA-256 of the tokenizer's ids."""
     has_chat_template: _builtins.bool
     """Whether text prompts go through a chat template."""
     numerics: _builtins.str
@@ -1275,7 +1273,7 @@ class ModelInfo(_message.Message):
     dtype: _builtins.str
     """Element type of the target's weights."""
     num_targets: _builtins.int
-    """Target replicas that serve it at the moment."""
+    """Target replicas that serve it now."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end a text."""
@@ -1286,11 +1284,11 @@ class ModelInfo(_message.Message):
 
     @_builtins.property
     def verifications(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerificationCapability]:
-        """Verification modes, with what they go with."""
+        """Verification modes, with their options."""
 
     @_builtins.property
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterCapability]:
-        """Drafters, with what they go with."""
+        """Drafters, with their options."""
 
     def __init__(
         self,
@@ -1317,7 +1315,7 @@ Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
 
 @_typing.final
 class GetModelInfoResponse(_message.Message):
-    """The models asked for."""
+    """The requested models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1341,7 +1339,7 @@ Global___GetModelInfoResponse: _TypeAlias = GetModelInfoResponse  # noqa: Y015
 
 @_typing.final
 class GetServerInfoRequest(_message.Message):
-    """Asks about the router."""
+    """Request for the router's state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1358,7 +1356,7 @@ Global___GetServerInfoRequest: _TypeAlias = GetServerInfoRequest  # noqa: Y015
 
 @_typing.final
 class ReplicaInfo(_message.Message):
-    """A replica as the router sees it."""
+    """A replica of the router."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1378,16 +1376,16 @@ class ReplicaInfo(_message.Message):
     state: Global___ReplicaState.ValueType
     """Its state."""
     reason: _builtins.str
-    """Why it is in that state, if there is more to say."""
+    """Reason of that state, if any."""
     model: _builtins.str
     """Model (target) or kind of drafter (draft); empty while unknown."""
     num_requests: _builtins.int
     """Requests that this router runs on it."""
     incarnation: _builtins.str
-    """Its process; empty while unknown."""
+    """Incarnation of its process; empty while unknown."""
     dtype: _builtins.str
-    """Element type of its weights, such as bfloat16; empty while unknown, and for a draft that is no
-    model.
+    """Element type of its weights, such as bfloat16; empty while unknown, and for a draft without
+    a model.
     """
     weights_digest: _builtins.str
     """SHA-256 of its weights; empty while unknown, and for a draft."""
@@ -1432,16 +1430,16 @@ class GetServerInfoResponse(_message.Message):
     uptime_s: _builtins.float
     """Seconds since the start."""
     num_requests: _builtins.int
-    """Requests that run at the moment."""
+    """Running requests."""
     num_sessions: _builtins.int
-    """Sessions that are remembered; 0 where nobody counts them, as in a shared store."""
+    """Stored sessions; 0 if they are not counted, as in a shared store."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaInfo]:
-        """The replicas it knows, by role and address."""
+        """Its replicas, by role and address."""
 
     @_builtins.property
     def shadow(self) -> Global___ShadowInfo:
-        """What has come of its shadow check."""
+        """Results of its shadow check."""
 
     def __init__(
         self,
@@ -1464,8 +1462,8 @@ Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
 
 @_typing.final
 class ShadowInfo(_message.Message):
-    """What has come of the shadow check since the start: finished requests, decoded again without
-    speculation and compared. Each of those drawn for it is in one of the counts, or waits.
+    """Results of the shadow check since the start: finished requests, decoded again without
+    speculation and compared. Each request drawn for it is in one of the counts, or waits.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1482,29 +1480,29 @@ class ShadowInfo(_message.Message):
     SMALLEST_MARGIN_FIELD_NUMBER: _builtins.int
     LARGEST_MARGIN_FIELD_NUMBER: _builtins.int
     rate: _builtins.float
-    """Share of finished requests that are drawn; 0 where the check is off."""
+    """Share of finished requests that are drawn; 0 if the check is off."""
     num_offered: _builtins.int
     """Requests drawn for it."""
     num_checked: _builtins.int
-    """Decoded again to their end, or to the first difference."""
+    """Requests decoded again to their end, or to the first difference."""
     num_checked_tokens: _builtins.int
-    """Output tokens compared, those of checks that were given up included."""
+    """Compared output tokens, those of cancelled checks included."""
     num_diverged: _builtins.int
-    """Of those checked, how many differed from plain decoding."""
+    """Checked requests that differed from plain decoding."""
     num_inconclusive: _builtins.int
-    """Nothing was drafted for them, so there was nothing to check."""
+    """Requests without drafted tokens, for which the check proves nothing."""
     num_incomparable: _builtins.int
-    """Their verification keeps a law rather than tokens, or nothing."""
+    """Requests whose verification does not keep the tokens."""
     num_skipped: _builtins.int
-    """No target had room for them, or the router had none left."""
+    """Requests skipped for lack of capacity of targets or the router."""
     num_dropped: _builtins.int
-    """Too many waited already."""
+    """Requests dropped because the queue was full."""
     smallest_margin: _builtins.float
-    """Of all differences, by how much less the token scored that should not be there; unset without
-    any that is known.
+    """Smallest margin of all differences between the expected and the actual token; unset without
+    a known one.
     """
     largest_margin: _builtins.float
-    """The largest of them: far above 0, it is no rounding."""
+    """Largest of these margins: far above 0, rounding is not the cause."""
     def __init__(
         self,
         *,
@@ -1537,7 +1535,7 @@ Global___ShadowInfo: _TypeAlias = ShadowInfo  # noqa: Y015
 
 @_typing.final
 class DeleteSessionRequest(_message.Message):
-    """Asks to forget a session."""
+    """Request to delete a session."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1559,7 +1557,7 @@ Global___DeleteSessionRequest: _TypeAlias = DeleteSessionRequest  # noqa: Y015
 
 @_typing.final
 class DeleteSessionResponse(_message.Message):
-    """The session is forgotten."""
+    """The session is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
