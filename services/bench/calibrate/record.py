@@ -90,6 +90,7 @@ class Recorder:
             request.max_tokens,
             request.prompt,
             request.stop_token_ids,
+            request.sampling.seed,
         )
 
     def _answer(self, session: Session, prompt: tuple[int, ...]) -> tuple[int, ...]:

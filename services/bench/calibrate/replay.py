@@ -36,7 +36,7 @@ def replayed(profile: Profile, trace: Trace) -> Iterator[Outcome]:
     settings = resolve(
         options, profile, drafter=_DRAFTER, has_decision_model=True, temperature=trace.temperature
     )
-    sampling = SamplingParams(temperature=trace.temperature)
+    sampling = SamplingParams(temperature=trace.temperature, seed=trace.seed)
     session = Session(
         "replay",
         len(trace.prompt),

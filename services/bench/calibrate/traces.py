@@ -41,6 +41,7 @@ class Trace:
     max_tokens: int
     prompt: tuple[int, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if len(self.chains) != len(self.tokens) - 1:
