@@ -36,7 +36,7 @@ class Stage:
 
 
 def stages(request: Span) -> tuple[Stage, ...]:
-    """What the span of a request says of its stages; ones that are not known here come last."""
+    """Return the stages of the span of a request; unknown ones come last."""
     found = {
         key.removeprefix(_PREFIX).removesuffix(_SUFFIX): float(value)
         for key, value in request.attributes.items()
@@ -47,7 +47,7 @@ def stages(request: Span) -> tuple[Stage, ...]:
 
 
 def explained(trace: Trace) -> float:
-    """The share of the request's wall time that is accounted for, from 0 to 1.
+    """Return the share of the request's wall time that is accounted for, from 0 to 1.
 
     That is the larger of two durations, over the wall time:
     the union of all spans below the request's that are of its own process, clipped to it, and
@@ -64,7 +64,7 @@ def explained(trace: Trace) -> float:
 
 
 def covered_ns(trace: Trace) -> int:
-    """For how long at least one span below the request's, and of its process, was open."""
+    """Return how long at least one span below the request's, and of its process, was open."""
     request = trace.request
     place = (request.service, request.process)
     own = (span for span in trace.descendants(request) if (span.service, span.process) == place)
@@ -74,13 +74,8 @@ def covered_ns(trace: Trace) -> int:
 
 
 def orphans(trace: Trace) -> tuple[Span, ...]:
-    """Spans whose parent is not in the trace: somebody's spans are missing, or not there yet."""
+    """Return spans whose parent is not in the trace: it is missing, or not there yet."""
     return tuple(span for span in trace.tops() if span.parent_id is not None)
-
-
-def roots(trace: Trace) -> tuple[Span, ...]:
-    """Spans that have no parent. A trace that is whole has one."""
-    return tuple(span for span in trace.spans if span.parent_id is None)
 
 
 def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:
