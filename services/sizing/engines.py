@@ -7,6 +7,7 @@ takes all sessions that are there along in every pass.
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 
 from slipstream.engine.gathering import Gathering
@@ -58,8 +59,8 @@ class SimTarget:
 
     def __init__(self, clock: Clock, times: DeviceTimes, max_tokens: int) -> None:
         self._clock = clock
-        self._curve = times.curve()
-        budget = RowBudget(max_tokens, seconds=self._curve.seconds)
+        self._seconds = cache(times.curve().seconds)
+        budget = RowBudget(max_tokens, seconds=self._seconds)
         self._schedule: Schedule[Job] = Schedule(budget)
         self._gathering: Gathering[int] = Gathering()
         self._arrivals: list[Job] = []
@@ -67,7 +68,7 @@ class SimTarget:
         self._timer = 0
         """Number of the current wait; a timer of an earlier one is ignored."""
         self.busy_s = 0.0
-        self.num_steps = self.num_tokens = 0
+        self.num_steps = self.num_tokens = self.num_running = self.last_request = 0
         self.spent = TimeSpent(lambda: clock.now)
 
     def verify(self, work: Verification, done: Callback) -> None:
@@ -78,6 +79,7 @@ class SimTarget:
 
     def leave(self, session: int) -> None:
         """Forget a session whose request has ended."""
+        self.num_running -= 1
         self._gathering.gone(session)
         self._account()
 
@@ -108,7 +110,7 @@ class SimTarget:
         self._arrivals.clear()
         portions = self._schedule.next(has_company=self._gathering.has_company)
         num_tokens = sum(at.num_pending + (at.key[0].nodes if at.is_last else 0) for at in portions)
-        seconds = self._curve.seconds(num_tokens, len(portions))
+        seconds = self._seconds(num_tokens, len(portions))
         jobs = [at.key for at in portions if at.is_last]
         self._is_stepping = True
         self._account()
@@ -154,6 +156,8 @@ class SimDraft:
     clock: Clock
     times: DeviceTimes
     busy_s: float = 0.0
+    num_running: int = 0
+    last_request: int = 0
     _running: list[tuple[Drafting, Callback]] = field(default_factory=list)
     _waiting: list[tuple[Drafting, Callback]] = field(default_factory=list)
     _is_passing: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.sizing.engines import Callback, Clock, Drafting, SimDraft, SimTarget, Verification
@@ -79,31 +79,18 @@ def simulate(recording: Recording, fleet: Fleet, load: Load) -> SimResult:
     return _Simulation(recording, fleet, load).run()
 
 
-Engine = TypeVar("Engine")
+Engine = TypeVar("Engine", SimTarget, SimDraft)
 Wait = Callable[[Callback], None]
 Arrivals = list[tuple[float, int]]
 """When how many tokens of an answer came; first when it was asked for, with none."""
 
 
-class _Pool(Generic[Engine]):
-    """Replicas of one role."""
-
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self.engines = engines
-        self._load = [(0, 0, at) for at in range(len(engines))]
-        """Running requests, the number of the last one, and the replica's own."""
-        self._num_requests = 0
-
-    def acquire(self) -> int:
-        """Return the least loaded; among equals the one whose last request began first."""
-        running, _, at = min(self._load)
-        self._num_requests += 1
-        self._load[at] = (running + 1, self._num_requests, at)
-        return at
-
-    def release(self, at: int) -> None:
-        running, last, _ = self._load[at]
-        self._load[at] = (running - 1, last, at)
+def _acquired(engines: Sequence[Engine], number: int) -> Engine:
+    """Return the least loaded; among equals the one whose last request began first."""
+    engine = min(engines, key=lambda engine: (engine.num_running, engine.last_request))
+    engine.num_running += 1
+    engine.last_request = number
+    return engine
 
 
 class _Simulation:
@@ -111,12 +98,10 @@ class _Simulation:
         self._clock, self._times = Clock(), recording.times
         self._fleet, self._load = fleet, load
         clock, times = self._clock, self._times
-        targets = [SimTarget(clock, times, fleet.max_tokens) for _ in range(fleet.targets)]
-        self._targets = _Pool(targets)
-        self._drafts = _Pool([SimDraft(clock, times) for _ in range(fleet.drafts)])
-        self._requests = enumerate(islice(cycle(recording.requests), load.num_requests))
+        self._targets = [SimTarget(clock, times, fleet.max_tokens) for _ in range(fleet.targets)]
+        self._drafts = [SimDraft(clock, times) for _ in range(fleet.drafts)]
+        self._requests = enumerate(islice(cycle(recording.requests), load.num_requests), 1)
         self._answers: list[Arrivals] = []
-        self._rounds = 0
 
     def run(self) -> SimResult:
         rng, at_s = random.Random(self._load.seed), 0.0
@@ -140,16 +125,15 @@ class _Simulation:
         """Run a request through its rounds, yielding what it waits for."""
         clock, times, rounds = self._clock, self._times, iter(request.rounds)
         wire, in_router = (partial(clock.after, s) for s in (times.call_s / 2, times.router_s))
-        target_at = self._targets.acquire()
-        draft_at = self._drafts.acquire() if self._drafts.engines else None
-        target, left = self._targets.engines[target_at], request.num_tokens
+        target = _acquired(self._targets, number)
+        draft = _acquired(self._drafts, number) if self._drafts else None
+        left = request.num_tokens
         arrivals: Arrivals = [(clock.now, 0)]
         unread, round_, pending = request.num_prompt_tokens, PLAIN, request.num_prompt_tokens
         while left:
-            if round_.depth and draft_at is not None:
+            if draft is not None and round_.depth:
                 yield wire
-                drafting = Drafting(unread, round_.depth)
-                yield partial(self._drafts.engines[draft_at].propose, drafting)
+                yield partial(draft.propose, Drafting(unread, round_.depth))
                 yield wire
                 # A draft has read the path that it drew, but for its last token.
                 unread = 1 if round_.accepted == round_.depth else 0
@@ -158,27 +142,21 @@ class _Simulation:
             work = Verification(number, pending, round_.nodes, left == count)
             yield partial(target.verify, work)
             yield wire
-            left, unread, pending = left - count, unread + (1 if round_.depth else count), 1
+            left, unread, pending = left - count, unread + 1, 1
             arrivals.append((clock.now, count))
             if left:
                 yield in_router
-                recorded = next(rounds, PLAIN) if draft_at is not None else PLAIN
-                round_ = recorded.within(left)
-        self._end(number, target_at, draft_at, arrivals)
-
-    def _end(self, number: int, target: int, draft: int | None, arrivals: Arrivals) -> None:
-        self._targets.release(target)
-        self._targets.engines[target].leave(number)
+                round_ = next(rounds, PLAIN).within(left) if draft is not None else PLAIN
+        target.leave(number)
         if draft is not None:
-            self._drafts.release(draft)
+            draft.num_running -= 1
         self._answers.append(arrivals)
-        self._rounds += len(arrivals) - 2
         if self._load.rate is None:
             self._begin()
 
     def _result(self) -> SimResult:
         seconds, answers = self._clock.now, self._answers
-        targets, drafts = self._targets.engines, self._drafts.engines
+        targets, drafts = self._targets, self._drafts
         firsts = [at[1][0] - at[0][0] for at in answers]
         others = [(at[-1][0] - at[1][0]) / max(sum(n for _, n in at[2:]), 1) for at in answers]
         waited_s = sum(at.spent.totals()[Spending.WAITING] for at in targets)
@@ -186,7 +164,7 @@ class _Simulation:
             fleet=self._fleet,
             requests=len(answers),
             tokens=sum(count for at in answers for _, count in at),
-            rounds=self._rounds,
+            rounds=sum(len(at) - 2 for at in answers),
             seconds=seconds,
             tokens_per_s=tokens_per_s(answers),
             first_p50_s=percentile(firsts, 0.5),
