@@ -1,9 +1,8 @@
-"""How much of a request's time its trace accounts for, and whether the trace hangs together.
+"""The part of a request's time that its trace accounts for, and spans that are missing.
 
-Pure. Two things tell where a request's time went, both in the router's own process. Spans below
-that of the request say when something was done, but only some rounds have spans. The stages on
-the request's span (`slipstream.stage.*_ms`) say how long something was done in total, all rounds
-included; no two of them count the same moment.
+Both sources are of the router's own process. Spans below that of the request have positions in
+time, but only some rounds have spans. The stages on the request's span (`slipstream.stage.*_ms`)
+are totals over all rounds; no two of them count the same moment.
 """
 
 from collections.abc import Iterable
@@ -23,13 +22,13 @@ STAGES = (
     "park",
     "close",
 )
-"""In the order of a request."""
+"""Stages in the order of a request."""
 _PREFIX, _SUFFIX = "slipstream.stage.", "_ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of a request's time, in total."""
+    """A part of a request's time, over all rounds."""
 
     name: str
     duration_ms: float
@@ -59,8 +58,8 @@ def explained(trace: Trace) -> float:
     wall_ns = trace.request.end_ns - trace.request.start_ns
     if wall_ns <= 0:
         return 1.0
-    told_ns = sum(stage.duration_ms for stage in stages(trace.request)) * 1e6
-    return min(1.0, max(covered_ns(trace), told_ns) / wall_ns)
+    staged_ns = sum(stage.duration_ms for stage in stages(trace.request)) * 1e6
+    return min(1.0, max(covered_ns(trace), staged_ns) / wall_ns)
 
 
 def covered_ns(trace: Trace) -> int:
