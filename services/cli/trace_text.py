@@ -30,22 +30,22 @@ def show(trace: Trace, console: Console) -> None:
     console.print(_waterfall(trace, console))
     found = summary(trace)
     for name, value in found.facts:
-        console.print(Text(f"{name:<18}{value}"))
+        console.print(Text(f"{name:<19}{value}"))
     console.print(Text("\nwhere the time went", style="bold"))
     for part in found.parts:
-        console.print(Text(f"  {part.name:<16}{part.duration_ms:9.1f} ms {part.share:6.1%}"))
+        console.print(Text(f"  {part.name:<17}{part.duration_ms:9.1f} ms {part.share:6.1%}"))
     console.print(Text(f"{found.explained:.1%} of the wall time is accounted for.\n", style="dim"))
     for sentence in (*found.sentences, *(f"link: {link}" for link in found.links)):
         console.print(Text(sentence))
 
 
 def _waterfall(trace: Trace, console: Console) -> Table:
-    is_wide, mark = console.width >= _WIDE, "#" if console.options.ascii_only else "█"
-    cells = _BAR if is_wide else 6
+    has_service, is_wide = console.width >= _MEDIUM, console.width >= _WIDE
+    mark, cells = "#" if console.options.ascii_only else "█", _BAR if is_wide else 6
+    room = console.width - 2 * _NUMBER - cells - (10 if has_service else 2)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    room = console.width - cells - (2 * _NUMBER + 1 if console.width < _MEDIUM else 2 * _NUMBER + 9)
-    table.add_column("span", no_wrap=True, overflow="crop", max_width=min(room, 40) - 1)
-    if console.width >= _MEDIUM:
+    table.add_column("span", no_wrap=True, overflow="crop", max_width=min(room, 40))
+    if has_service:
         table.add_column("where", no_wrap=True, overflow="crop", width=7)
     for name in ("at ms", "took ms"):
         table.add_column(name, justify="right", no_wrap=True, width=_NUMBER - 1)
@@ -58,7 +58,7 @@ def _waterfall(trace: Trace, console: Console) -> Table:
         colour = "red" if row.has_failed else _COLOURS.get(row.service, "yellow")
         table.add_row(
             Text("  " * row.depth + row.name),
-            *([Text(row.service, style=colour)] if console.width >= _MEDIUM else []),
+            *([Text(row.service, style=colour)] if has_service else []),
             Text(f"{row.offset_ms:.1f}"),
             Text(f"{row.span.duration_ms:.1f}"),
             Text(" " * start + mark * length, style=colour),
