@@ -39,7 +39,7 @@ def dev(folder: Folder, host: Hosts = None, days: Days = 30, force: Force = Fals
     """Make an authority, and a certificate and key for router, target, draft, redis and client.
 
     They are for localhost, 127.0.0.1, ::1 and the hosts named, and carry their role's name. Keep
-    ca.key to yourself: whoever has it can be any of them.
+    ca.key to yourself: its holder can impersonate any of them.
     """
     try:
         from slipstream.cli.authority import CertificateOptions, make_certificates

@@ -127,7 +127,7 @@ def error_text(span: Span) -> str:
 
 
 def _about(span: Span) -> Iterator[str]:
-    """Return what a span's attributes say; zeros are left out."""
+    """Return the main attributes of a span; zeros are left out."""
     if span.status is Status.ERROR:
         yield error_text(span)
     for prefix, names in _ATTRIBUTES.items():

@@ -38,8 +38,8 @@ class Summary:
 
 def summary(trace: Trace) -> Summary:
     """Return the summary of a trace."""
-    said = trace.request.attributes
-    sentences = (*_speculation(trace), *_continuity(said), *_errors(trace), *_missing(trace))
+    about = trace.request.attributes
+    sentences = (*_speculation(trace), *_continuity(about), *_errors(trace), *_missing(trace))
     return Summary(
         tuple(_facts(trace.request)),
         tuple(_parts(trace)),
@@ -50,18 +50,18 @@ def summary(trace: Trace) -> Summary:
 
 
 def _facts(request: Span) -> Iterator[tuple[str, str]]:
-    said = request.attributes
-    yield "request", value_text(said.get(REQUEST_ID, "unknown"))
+    about = request.attributes
+    yield "request", value_text(about.get(REQUEST_ID, "unknown"))
     yield "trace", request.trace_id
-    if model := said.get("gen_ai.response.model", said.get("gen_ai.request.model")):
+    if model := about.get("gen_ai.response.model", about.get("gen_ai.request.model")):
         yield "model", value_text(model)
     usage = {"input_tokens": "in", "output_tokens": "out", "cache_read.input_tokens": "cached"}
-    counts = {what: said.get(f"gen_ai.usage.{name}") for name, what in usage.items()}
+    counts = {what: about.get(f"gen_ai.usage.{name}") for name, what in usage.items()}
     yield "tokens", ", ".join(f"{value_text(n)} {what}" for what, n in counts.items() if n)
-    if reasons := said.get("gen_ai.response.finish_reasons"):
+    if reasons := about.get("gen_ai.response.finish_reasons"):
         yield "finished by", value_text(reasons)
     yield "wall time", f"{request.duration_ms:.1f} ms"
-    if first_s := _number(said, "gen_ai.response.time_to_first_chunk"):
+    if first_s := _number(about, "gen_ai.response.time_to_first_chunk"):
         yield "first token after", f"{first_s * 1000:.1f} ms"
 
 
@@ -77,28 +77,28 @@ def _parts(trace: Trace) -> Iterator[Part]:
 
 
 def _speculation(trace: Trace) -> Iterator[str]:
-    said = trace.request.attributes
-    steps, plain = (int(_number(said, _SPECULATION + name)) for name in ("steps", "plain_steps"))
+    about = trace.request.attributes
+    steps, plain = (int(_number(about, _SPECULATION + name)) for name in ("steps", "plain_steps"))
     if steps:
         yield from _drafted(trace, steps, plain)
     elif plain:
         yield f"Nothing was drafted: all {_times(plain, 'round')} after the prompt were plain."
-    if fallbacks := _by_reason(said, "slipstream.fallbacks."):
+    if fallbacks := _by_reason(about, "slipstream.fallbacks."):
         times = _times(sum(fallbacks.values()), "round")
         yield f"In {times} no draft answered ({_counted(fallbacks)})."
-    if stops := _by_reason(said, "slipstream.stops."):
+    if stops := _by_reason(about, "slipstream.stops."):
         yield f"Drafting was ended by {_counted(stops)}."
-    if said.get(_SPECULATION + "lossless") is False:
+    if about.get(_SPECULATION + "lossless") is False:
         yield "Its verification is not lossless: the text may be another than without a draft."
 
 
 def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
-    said = trace.request.attributes
+    about = trace.request.attributes
     drafted, accepted, rejected = (
-        int(_number(said, _SPECULATION + name))
+        int(_number(about, _SPECULATION + name))
         for name in ("draft_tokens", "accepted_tokens", "rejected_steps")
     )
-    length = _number(said, _SPECULATION + "acceptance_length") or 1 + accepted / steps
+    length = _number(about, _SPECULATION + "acceptance_length") or 1 + accepted / steps
     others = f", {_times(plain, 'plain round')} one each" if plain else ""
     yield f"{_times(steps, 'round')} with a draft gave {length:.2f} tokens each{others}."
     share = accepted / max(drafted, 1)
@@ -112,7 +112,7 @@ def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
         waits = [f"{ms / (steps + plain):.1f} ms for its" for ms in (draft_ms, verify_ms)]
         yield (
             f"A round waited {waits[0]} draft and {waits[1]} target, {each_ms:.1f} ms a token:"
-            f" {_verdict(_number(said, _SPECULATION + 'plain_round_ms'), each_ms)}."
+            f" {_verdict(_number(about, _SPECULATION + 'plain_round_ms'), each_ms)}."
         )
 
 
@@ -124,9 +124,9 @@ def _verdict(plain_ms: float, each_ms: float) -> str:
     return f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
 
 
-def _continuity(said: Attributes) -> Iterator[str]:
+def _continuity(about: Attributes) -> Iterator[str]:
     losses, resumed, unkept = (
-        int(_number(said, f"slipstream.continuity.{name}"))
+        int(_number(about, f"slipstream.continuity.{name}"))
         for name in ("target_losses", "resumed_tokens", "unkept_tokens")
     )
     if losses:
@@ -163,15 +163,15 @@ def _links(trace: Trace) -> Iterator[str]:
     yield from (f"{pair} ({count} times)" if count > 1 else pair for pair, count in pairs.items())
 
 
-def _number(said: Attributes, name: str) -> float:
+def _number(about: Attributes, name: str) -> float:
     """Return a number, or 0 where there is none."""
-    value = said.get(name)
+    value = about.get(name)
     return value if isinstance(value, int | float) else 0
 
 
-def _by_reason(said: Attributes, prefix: str) -> Counter[str]:
-    keys = (key for key in said if key.startswith(prefix))
-    return Counter({key.removeprefix(prefix): int(_number(said, key)) for key in keys})
+def _by_reason(about: Attributes, prefix: str) -> Counter[str]:
+    keys = (key for key in about if key.startswith(prefix))
+    return Counter({key.removeprefix(prefix): int(_number(about, key)) for key in keys})
 
 
 def _counted(counts: Counter[str]) -> str:

@@ -1,6 +1,6 @@
 """Simulated engines: they batch as the real ones do, and take the time of a recording.
 
-A target's steps begin when the real rules say so, and hold what its real queue schedules. A draft
+A target's steps begin by the real rules, and hold what its real queue schedules. A draft
 takes all sessions that are there along in every pass.
 """
 

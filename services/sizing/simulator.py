@@ -82,7 +82,7 @@ def simulate(recording: Recording, fleet: Fleet, load: Load) -> SimResult:
 Engine = TypeVar("Engine", SimTarget, SimDraft)
 Wait = Callable[[Callback], None]
 Arrivals = list[tuple[float, int]]
-"""When how many tokens of an answer came; first when it was asked for, with none."""
+"""When how many tokens of an answer came; first the time of the request, with none."""
 
 
 def _acquired(engines: Sequence[Engine], number: int) -> Engine:

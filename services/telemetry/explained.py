@@ -51,7 +51,7 @@ def explained(trace: Trace) -> float:
     That is the larger of two durations, over the wall time:
     the union of all spans below the request's that are of its own process, clipped to it, and
     the sum of its stages.
-    Stages have no position in time, so what the one covers and the other doesn't can't be told
+    Stages have no position in time, so what only one of them covers can't be separated
     from what both cover. Taking the larger one never counts a moment twice: the true share is this
     or more. A request that took no time is accounted for.
     """
