@@ -4,7 +4,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cli.authority import AUTHORITY, Wanted, cert_path, key_path, make
+from slipstream.cli.authority import CertificateOptions, make_certificates
+from slipstream.cli.certs import AUTHORITY, cert_path, key_path
 from slipstream.rpc.security import ClientTls, ServerTls
 
 
@@ -47,5 +48,5 @@ class Certificates:
 
 def certificates(folder: Path) -> Certificates:
     """Those of a new authority."""
-    make(folder, Wanted())
+    make_certificates(folder, CertificateOptions())
     return Certificates(folder)

@@ -1,44 +1,38 @@
-"""A certificate authority of one's own, for a machine or a laboratory: no revocation, no renewal.
-
-Knows nothing of terminals, nor of what services do with certificates.
-"""
+"""Certificates for development, from an authority of their own: no revocation, no renewal."""
 
 import datetime
 import ipaddress
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from slipstream.cli.certs import AUTHORITY, ROLES, cert_path, key_path
 from slipstream.core.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-ROLES = ("router", "target", "draft", "redis", "client")
-AUTHORITY = "ca"
-HERE = ("localhost", "127.0.0.1", "::1")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 _HOST = re.compile(r"(?!-)[A-Za-z0-9*_-]+(\.[A-Za-z0-9_-]+)*")
-
-
-def cert_path(folder: Path, name: str) -> Path:
-    """Where the certificate of a role is, or that of the authority."""
-    return folder / f"{name}.pem"
-
-
-def key_path(folder: Path, name: str) -> Path:
-    """Where its private key is."""
-    return folder / f"{name}.key"
+_OTHER_USAGES = (
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "encipher_only",
+    "decipher_only",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What certificates are to say: the hosts besides this one, and for how many days."""
+class CertificateOptions:
+    """Hosts of the certificates besides this one, and the days that they are valid for."""
 
     hosts: tuple[str, ...] = ()
     days: int = 30
@@ -53,85 +47,83 @@ class Wanted:
                 raise InvalidRequest(f"{host!r} is neither a host's name nor an IP address")
 
 
-def make(folder: Path, wanted: Wanted, *, overwrite: bool = False) -> None:
-    """An authority, and a certificate and key for each role, in a folder that may be there.
+def make_certificates(
+    folder: Path, options: CertificateOptions, *, overwrite: bool = False
+) -> None:
+    """Write an authority, and a certificate and key for each role; the folder may exist.
 
-    Every file is complete or absent at any time, and keys are for their owner's eyes only. Raises
+    Every file is complete or absent at any time, and only their owner can read keys. Raises
     `InvalidRequest` where there are such files and they are not to be overwritten.
     """
-    _check_library()
     _check_folder(folder, overwrite)
-    authority = _Signer(wanted)
-    # A service that reads along sees a pair that does not match, and waits for the other half.
+    authority = _Authority(options)
+    # A service that reads meanwhile finds a pair that does not match, and waits for the rest.
     for role in ROLES:
-        cert, key = authority.sign(role)
-        _write(key_path(folder, role), key, 0o600)
-        _write(cert_path(folder, role), cert, 0o644)
-    _write(key_path(folder, AUTHORITY), _key_pem(authority.key), 0o600)
-    _write(cert_path(folder, AUTHORITY), _cert_pem(authority.cert), 0o644)
+        _write_pair(folder, role, *authority.sign(role))
+    _write_pair(folder, AUTHORITY, authority.cert, authority.key)
 
 
-class _Signer:
-    """An authority that lives as long as what it signs."""
+class _Authority:
+    """An authority that is valid for as long as what it signs."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        from cryptography import x509
-
-        self._hosts = (*HERE, *wanted.hosts)
+    def __init__(self, options: CertificateOptions) -> None:
+        self._hosts = (*_LOCAL, *options.hosts)
         self._from = datetime.datetime.now(datetime.UTC)
-        self._until = self._from + datetime.timedelta(days=wanted.days)
-        self.key = _new_key()
-        subject = _subject("slipstream development authority")
-        builder = self._builder(subject, subject, self.key)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        builder = builder.add_extension(_usage(signs_certificates=True), True)
-        self.cert = self._signed(builder)
+        self._until = self._from + datetime.timedelta(days=options.days)
+        self._subject = _subject("slipstream development authority")
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(self._subject, self.key, is_authority=True)
+        self.cert = builder.sign(self.key, hashes.SHA256())
 
-    def sign(self, role: str) -> tuple[bytes, bytes]:
-        """A role's certificate and private key. Every service both serves and calls."""
-        from cryptography import x509
-        from cryptography.x509.oid import ExtendedKeyUsageOID as Purpose
-
-        key = _new_key()
-        names = x509.SubjectAlternativeName(_names(dict.fromkeys((role, *self._hosts))))
-        purposes = x509.ExtendedKeyUsage([Purpose.SERVER_AUTH, Purpose.CLIENT_AUTH])
+    def sign(self, role: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        """Return a role's certificate and private key. Every service both serves and calls."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName(
+            [_name(host) for host in dict.fromkeys((role, *self._hosts))]
+        )
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        builder = self._builder(_subject(role), self.cert.subject, key)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
-        builder = builder.add_extension(_usage(signs_certificates=False), True)
-        builder = builder.add_extension(purposes, False).add_extension(names, False)
-        return _cert_pem(self._signed(builder.add_extension(issuer, False))), _key_pem(key)
+        builder = self._builder(_subject(role), key, is_authority=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), False)
+        builder = builder.add_extension(names, False).add_extension(issuer, False)
+        return builder.sign(self.key, hashes.SHA256()), key
 
     def _builder(
-        self, subject: "x509.Name", issuer: "x509.Name", key: "ec.EllipticCurvePrivateKey"
-    ) -> "x509.CertificateBuilder":
-        from cryptography import x509
-
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, is_authority: bool
+    ) -> x509.CertificateBuilder:
+        basic = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+        usage = x509.KeyUsage(
+            digital_signature=not is_authority,
+            key_cert_sign=is_authority,
+            crl_sign=is_authority,
+            **dict.fromkeys(_OTHER_USAGES, False),
+        )
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key.public_key())
+            x509.CertificateBuilder(self._subject, subject, key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(self._from - _CLOCK_SKEW)
             .not_valid_after(self._until)
             .add_extension(identifier, False)
+            .add_extension(basic, True)
+            .add_extension(usage, True)
         )
 
-    def _signed(self, builder: "x509.CertificateBuilder") -> "x509.Certificate":
-        from cryptography.hazmat.primitives import hashes
 
-        return builder.sign(self.key, hashes.SHA256())
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _check_library() -> None:
+def _name(host: str) -> x509.GeneralName:
+    address = _address(host)
+    return x509.DNSName(host) if address is None else x509.IPAddress(address)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        import cryptography.x509  # noqa: F401
-    except ImportError:
-        raise InvalidRequest(
-            "certificates need the cryptography package: pip install 'slipstream[serve]'"
-        ) from None
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
@@ -145,63 +137,17 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
         raise InvalidRequest(f"{folder} has {there[0]} already; --force makes all of them anew")
 
 
-def _new_key() -> "ec.EllipticCurvePrivateKey":
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _subject(name: str) -> "x509.Name":
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _usage(*, signs_certificates: bool) -> "x509.KeyUsage":
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _names(hosts: Iterable[str]) -> Sequence["x509.GeneralName"]:
-    from cryptography import x509
-
-    found = ((host, _address(host)) for host in hosts)
-    return [x509.DNSName(host) if at is None else x509.IPAddress(at) for host, at in found]
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
-
-
-def _cert_pem(cert: "x509.Certificate") -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return cert.public_bytes(Encoding.PEM)
-
-
-def _key_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
-    from cryptography.hazmat.primitives import serialization as form
-
-    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+def _write_pair(
+    folder: Path, name: str, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> None:
+    pem = form.Encoding.PEM
+    secret = key.private_bytes(pem, form.PrivateFormat.PKCS8, form.NoEncryption())
+    _write(key_path(folder, name), secret, 0o600)
+    _write(cert_path(folder, name), cert.public_bytes(pem), 0o644)
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Beside it first, readable for its owner alone until it is complete."""
+    """Write it beside the path first, readable for its owner alone until it is complete."""
     try:
         handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

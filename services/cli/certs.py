@@ -1,4 +1,4 @@
-"""`slipstream certs`: certificates to try TLS with, from an authority of one's own."""
+"""`slipstream certs`: certificates to try TLS with, from an authority of their own."""
 
 import shlex
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.authority import AUTHORITY, ROLES, Wanted, cert_path, key_path, make
+from slipstream.core.errors import InvalidRequest
+
+ROLES = ("router", "target", "draft", "redis", "client")
+AUTHORITY = "ca"
 
 app = typer.Typer(help="Make certificates for TLS between services.", no_args_is_help=True)
 
@@ -18,7 +21,7 @@ Hosts = Annotated[
 Days = Annotated[int, typer.Option(help="How long the certificates are valid.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite, with a new authority.")]
 
-# Who may call whom: routers call targets and drafts, and drafts read keys and values at targets.
+# Allowed clients: routers call targets and drafts, and drafts read keys and values at targets.
 _CALLERS = {
     "target": "--tls-client-names router --tls-draft-names draft",
     "draft": "--tls-client-names router",
@@ -36,16 +39,32 @@ def dev(folder: Folder, host: Hosts = None, days: Days = 30, force: Force = Fals
     """Make an authority, and a certificate and key for router, target, draft, redis and client.
 
     They are for localhost, 127.0.0.1, ::1 and the hosts named, and carry their role's name. Keep
-    ca.key to yourself: whoever has it can be any of them.
+    ca.key to yourself: its holder can impersonate any of them.
     """
-    make(folder, Wanted(tuple(host or ()), days), overwrite=force)
+    try:
+        from slipstream.cli.authority import CertificateOptions, make_certificates
+    except ImportError:
+        raise InvalidRequest(
+            "certificates need the cryptography package: pip install 'slipstream[serve]'"
+        ) from None
+    make_certificates(folder, CertificateOptions(tuple(host or ()), days), overwrite=force)
     typer.echo(f"Certificates for {days} days are in {folder}. With these options all is mutual:")
     for role in ROLES:
         typer.echo(f"\n{role}: {' '.join(options(folder, role))}")
 
 
+def cert_path(folder: Path, name: str) -> Path:
+    """Return the path of the certificate of a role, or of the authority."""
+    return folder / f"{name}.pem"
+
+
+def key_path(folder: Path, name: str) -> Path:
+    """Return the path of its private key."""
+    return folder / f"{name}.key"
+
+
 def options(folder: Path, role: str) -> list[str]:
-    """What a role is to be told, as it is typed."""
+    """Return the options of a role, as they are typed."""
     files = cert_path(folder, AUTHORITY), cert_path(folder, role), key_path(folder, role)
     ca, cert, key = (shlex.quote(str(path)) for path in files)
     if role == "client":

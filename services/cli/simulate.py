@@ -1,9 +1,8 @@
-"""`slipstream simulate`: drafts and targets, event by event. Knows only options and printing."""
+"""`slipstream simulate`: drafts and targets, event by event."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -11,89 +10,97 @@ from typer import Option
 
 from slipstream.cli.bench_output import figures_console
 from slipstream.cli.flags import with_flags
-from slipstream.cli.size_flags import RoundFlags, counts
-from slipstream.sizing.calculator import KNEE
-from slipstream.sizing.simulator import MAX_ROWS, Crowd, Fleet, Simulated, simulate
+from slipstream.cli.size import RoundFlags
+from slipstream.core.errors import InvalidRequest
+from slipstream.sizing.formula import KNEE
+from slipstream.sizing.simulator import Fleet, Load, SimResult, simulate
+
+_HEADS = (
+    "drafts",
+    "tokens/s",
+    "first token p50/p95 ms",
+    "per token p50/p95 ms",
+    "targets busy",
+    "wait for drafts",
+    "drafts busy",
+    "tokens a step",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetFlags:
-    """How many of what, and who asks."""
+    """Numbers of replicas, and their load."""
 
     drafts: Annotated[
         str, Option(help="Draft replicas: one or several numbers, as 0-4 or 1,2.")
     ] = "0-4"
     targets: Annotated[int, Option(help="Target replicas.")] = 1
-    sessions: Annotated[int, Option(help="Users, who ask again when they are answered.")] = 8
+    sessions: Annotated[int, Option(help="Users who send the next request when answered.")] = 8
     rate: Annotated[
-        float | None, Option(help="Requests a second that come whoever waits, in place of users.")
+        float | None, Option(help="Requests a second that come at random, in place of users.")
     ] = None
     requests: Annotated[
-        int | None, Option(help="In all; unset, 8 of each user, or 10 seconds of the rate.")
+        int | None,
+        Option(help="Requests in all; unset, 8 of each user, or 10 seconds of the rate."),
     ] = None
-    max_rows: Annotated[int, Option(help="Of a target's step.")] = MAX_ROWS
+    max_rows: Annotated[int, Option(help="Most batched tokens of a target's step.")] = 256
     json: Annotated[bool, Option("--json", help="Print JSON.")] = False
 
-    def crowd(self, seed: int) -> Crowd:
-        """Raises `InvalidRequest` for nobody."""
+    def load(self, seed: int) -> Load:
+        """Return the requests. Raises `InvalidRequest` where there are none."""
         usual = 8 * self.sessions if self.rate is None else max(round(10 * self.rate), 1)
-        return Crowd(self.requests or usual, self.sessions, self.rate, seed)
+        return Load(self.requests or usual, self.sessions, self.rate, seed)
 
 
 @with_flags
 def run(rounds: RoundFlags, flags: FleetFlags) -> None:
-    """Play recorded or imagined rounds over so many drafts and targets; no engine runs.
+    """Simulate drafts and targets that serve recorded or random rounds; no engine runs.
 
     The knee is the fewest drafts with 95% of the most tokens a second among those tried.
     """
-    recording, crowd = rounds.rounds(), flags.crowd(rounds.seed)
+    recording, load = rounds.recording(), flags.load(rounds.seed)
     runs = [
-        simulate(recording, Fleet(drafts, flags.targets, flags.max_rows), crowd)
-        for drafts in counts(flags.drafts, "drafts")
+        simulate(recording, Fleet(drafts, flags.targets, flags.max_rows), load)
+        for drafts in _counts(flags.drafts)
     ]
+    enough = KNEE * max(run.tokens_per_s for run in runs)
+    knee = min(run.fleet.drafts for run in runs if run.tokens_per_s >= enough)
     if flags.json:
-        values = {"knee": knee(runs), "runs": [asdict(run) for run in runs]}
+        values = {"knee": knee, "runs": [asdict(run) for run in runs]}
         typer.echo(json.dumps(values, indent=2, allow_nan=False))
         return
-    console = figures_console()
-    console.print(_table(runs))
-    console.print(f"knee: {knee(runs)} drafts for {flags.targets} targets")
-
-
-def knee(runs: Sequence[Simulated]) -> int:
-    """The fewest drafts that are nearly as good as any."""
-    enough = KNEE * max(run.tokens_per_s for run in runs)
-    return min(run.fleet.drafts for run in runs if run.tokens_per_s >= enough)
-
-
-def _table(runs: Sequence[Simulated]) -> Table:
     shown = Table(box=None)
-    for name in (
-        "drafts",
-        "targets",
-        "tokens/s",
-        "first token p50/p95 ms",
-        "per token p50/p95 ms",
-        "targets at work",
-        "wait for drafts",
-        "drafts at work",
-        "rows a step",
-    ):
+    for name in _HEADS:
         shown.add_column(name, justify="right")
     for run in runs:
         shown.add_row(*_cells(run))
-    return shown
+    console = figures_console()
+    console.print(shown)
+    console.print(f"knee: {knee} drafts for {flags.targets} targets")
 
 
-def _cells(run: Simulated) -> list[Any]:
-    return [
+def _cells(run: SimResult) -> tuple[str, ...]:
+    return (
         str(run.fleet.drafts),
-        str(run.fleet.targets),
         f"{run.tokens_per_s:.1f}",
         f"{run.first_p50_s * 1000:.0f}/{run.first_p95_s * 1000:.0f}",
         f"{run.per_token_p50_s * 1000:.1f}/{run.per_token_p95_s * 1000:.1f}",
         f"{run.target_utilisation:.0%}",
         f"{run.draft_wait:.0%}",
         f"{run.draft_utilisation:.0%}",
-        f"{run.rows_per_step:.1f}",
-    ]
+        f"{run.tokens_per_step:.1f}",
+    )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as 1,2,4 or 1-8. Raises `InvalidRequest`."""
+    found: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise InvalidRequest(f"drafts is {text!r}, but must be like 1,2,4 or 1-8") from None
+    if not found or len(found) > 10_000:
+        raise InvalidRequest(f"drafts is {text!r}, which names {len(found)} numbers")
+    return tuple(sorted(found))

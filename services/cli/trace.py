@@ -36,7 +36,7 @@ class TraceFlags:
     json: Annotated[bool, typer.Option("--json", help="Print spans and summary as JSON.")] = False
 
     def check(self) -> None:
-        """Raises `InvalidRequest` unless one request is meant."""
+        """Raise `InvalidRequest` unless one request is meant."""
         if self.last and self.request_id is not None:
             raise InvalidRequest(f"both request {self.request_id} and --last are asked for")
         if not self.last and self.request_id is None:
@@ -54,7 +54,7 @@ def trace(flags: TraceFlags) -> None:
         _write(flags.html, page(found))
         typer.echo(f"written to {flags.html}", err=flags.json)
     if flags.json:
-        typer.echo(json.dumps(_object(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(_json_values(found), indent=2, allow_nan=False))
     elif flags.html is None:
         from slipstream.cli.trace_text import show, trace_console
 
@@ -65,45 +65,41 @@ def _found(flags: TraceFlags) -> "Trace":
     from slipstream.telemetry.read_traces import read_spans
     from slipstream.telemetry.traces import last_trace, trace_of
 
-    directory = flags.dir or traces_dir()
+    directory, wanted = flags.dir or traces_dir(), flags.request_id
     if not directory.is_dir():
         raise InvalidRequest(f"there are no traces at {directory}: {_HOW}")
     spans = read_spans(directory)
-    last = last_trace(spans)
-    if last is None:
+    found = last_trace(spans) if wanted is None else trace_of(spans, wanted)
+    if found is not None:
+        return found
+    if wanted is None:
         raise InvalidRequest(f"no request has left a trace in {directory} yet: {_HOW}")
-    if flags.request_id is None:
-        return last
-    found = trace_of(spans, flags.request_id)
-    if found is None:
-        raise InvalidRequest(
-            f"{directory} has no trace of request {flags.request_id!r}: it was not sampled, has "
-            f"not ended, or its trace is gone with older ones; {_HOW}"
-        )
-    return found
+    raise InvalidRequest(
+        f"{directory} has no trace of request {wanted!r}: it was not sampled, has not ended, or"
+        f" its trace is gone with older ones; {_HOW}"
+    )
 
 
-def _object(trace: "Trace") -> dict[str, Any]:
+def _json_values(trace: "Trace") -> dict[str, Any]:
     from slipstream.cli.trace_summary import summary
     from slipstream.telemetry.explained import orphans
 
-    said = summary(trace)
-    values = {
-        "trace_id": trace.request.trace_id,
-        "request_span": trace.request.span_id,
-        "explained": said.explained,
-        "orphans": [span.span_id for span in orphans(trace)],
-        "facts": dict(said.facts),
-        "parts": [asdict(part) for part in said.parts],
-        "sentences": said.sentences,
-        "spans": [asdict(span) for span in trace.spans],
-    }
-    plain: dict[str, Any] = _plain(values)
-    return plain
+    found = summary(trace)
+    values: dict[str, Any] = _plain(
+        {
+            "trace_id": trace.request.trace_id,
+            "request_span": trace.request.span_id,
+            "orphans": [span.span_id for span in orphans(trace)],
+            **asdict(found),
+            "facts": dict(found.facts),
+            "spans": [asdict(span) for span in trace.spans],
+        }
+    )
+    return values
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for as text."""
+    """Return the value with text for what JSON does not have."""
     match value:
         case dict():
             return {key: _plain(item) for key, item in value.items()}
@@ -117,7 +113,7 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole file or nothing."""
+    """Write the whole file or nothing."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8", errors="replace")

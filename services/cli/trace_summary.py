@@ -1,29 +1,28 @@
-"""What a trace says of its request: figures, where the time went, and what drafting gave.
+"""The summary of a request's trace: figures, where the time went, and the effect of speculation.
 
-Knows neither terminals nor pages. What nobody wrote down is not said.
+Only what the trace holds is stated.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cli.trace_rows import name_of, printable, service_of, value_text
+from slipstream.cli.trace_rows import error_text, name_of, printable, service_of, value_text
 from slipstream.telemetry.explained import explained, orphans, stages
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
-SPECULATION = "slipstream.speculation."
-_FIRST_TOKEN_S = "gen_ai.response.time_to_first_chunk"
+_SPECULATION = "slipstream.speculation."
+Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where some of the time went."""
+    """A stage of the request, or the rest as `unexplained`; `share` is that of the wall time."""
 
     name: str
     duration_ms: float
     share: float
-    """Of the request's wall time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,136 +30,103 @@ class Summary:
     """A request in short."""
 
     facts: tuple[tuple[str, str], ...]
-    """What, and its value."""
     parts: tuple[Part, ...]
-    """Stages of the request, and what is left as `unexplained`."""
     explained: float
     sentences: tuple[str, ...]
     links: tuple[str, ...]
 
 
 def summary(trace: Trace) -> Summary:
-    """What there is to say."""
+    """Return the summary of a trace."""
+    about = trace.request.attributes
+    sentences = (*_speculation(trace), *_continuity(about), *_errors(trace), *_missing(trace))
     return Summary(
-        facts=tuple(_facts(trace)),
-        parts=tuple(_parts(trace)),
-        explained=explained(trace),
-        sentences=(*_speculation(trace), *_continuity(trace), *_errors(trace), *_missing(trace)),
-        links=tuple(_links(trace)),
+        tuple(_facts(trace.request)),
+        tuple(_parts(trace)),
+        explained(trace),
+        sentences,
+        tuple(_links(trace)),
     )
 
 
-def _facts(trace: Trace) -> Iterator[tuple[str, str]]:
-    request, said = trace.request, trace.request.attributes
-    yield "request", value_text(said.get(REQUEST_ID, "unknown"))
+def _facts(request: Span) -> Iterator[tuple[str, str]]:
+    about = request.attributes
+    yield "request", value_text(about.get(REQUEST_ID, "unknown"))
     yield "trace", request.trace_id
-    if model := said.get("gen_ai.response.model", said.get("gen_ai.request.model")):
+    if model := about.get("gen_ai.response.model", about.get("gen_ai.request.model")):
         yield "model", value_text(model)
-    counts = [
-        f"{value_text(said[key])} {what}"
-        for key, what in (
-            ("gen_ai.usage.input_tokens", "in"),
-            ("gen_ai.usage.output_tokens", "out"),
-            ("gen_ai.usage.cache_read.input_tokens", "cached"),
-        )
-        if key in said
-    ]
-    if counts:
-        yield "tokens", ", ".join(counts)
-    if reasons := said.get("gen_ai.response.finish_reasons"):
+    usage = {"input_tokens": "in", "output_tokens": "out", "cache_read.input_tokens": "cached"}
+    counts = {what: about.get(f"gen_ai.usage.{name}") for name, what in usage.items()}
+    yield "tokens", ", ".join(f"{value_text(n)} {what}" for what, n in counts.items() if n)
+    if reasons := about.get("gen_ai.response.finish_reasons"):
         yield "finished by", value_text(reasons)
     yield "wall time", f"{request.duration_ms:.1f} ms"
-    first = said.get(_FIRST_TOKEN_S)
-    if isinstance(first, int | float):
-        yield "first token after", f"{first * 1000:.1f} ms"
+    if first_s := _number(about, "gen_ai.response.time_to_first_chunk"):
+        yield "first token after", f"{first_s * 1000:.1f} ms"
 
 
 def _parts(trace: Trace) -> Iterator[Part]:
-    wall_ms = trace.request.duration_ms
-    if wall_ms <= 0:
+    wall_ms, found = trace.request.duration_ms, stages(trace.request)
+    if wall_ms <= 0 or not found:
         return
-    told_ms = 0.0
-    for stage in stages(trace.request):
-        told_ms += stage.duration_ms
+    for stage in found:
         yield Part(printable(stage.name), stage.duration_ms, stage.duration_ms / wall_ms)
     rest = 1 - explained(trace)
-    if told_ms and rest > 0:
+    if rest > 0:
         yield Part("unexplained", rest * wall_ms, rest)
 
 
 def _speculation(trace: Trace) -> Iterator[str]:
-    """Why speculation did or did not help."""
-    said = trace.request.attributes
-    steps, plain = (_count(said.get(SPECULATION + name)) for name in ("steps", "plain_steps"))
+    about = trace.request.attributes
+    steps, plain = (int(_number(about, _SPECULATION + name)) for name in ("steps", "plain_steps"))
     if steps:
-        yield from _what_drafting_gave(trace, steps, plain or 0)
+        yield from _drafted(trace, steps, plain)
     elif plain:
         yield f"Nothing was drafted: all {_times(plain, 'round')} after the prompt were plain."
-    if fallbacks := _by_reason(trace, "slipstream.fallbacks."):
+    if fallbacks := _by_reason(about, "slipstream.fallbacks."):
         times = _times(sum(fallbacks.values()), "round")
-        yield f"In {times} no draft answered ({_told(fallbacks)})."
-    if stops := _by_reason(trace, "slipstream.stops."):
-        yield f"Drafting was ended by {_told(stops)}."
-    if said.get(SPECULATION + "lossless") is False:
+        yield f"In {times} no draft answered ({_counted(fallbacks)})."
+    if stops := _by_reason(about, "slipstream.stops."):
+        yield f"Drafting was ended by {_counted(stops)}."
+    if about.get(_SPECULATION + "lossless") is False:
         yield "Its verification is not lossless: the text may be another than without a draft."
 
 
-def _what_drafting_gave(trace: Trace, steps: int, plain: int) -> Iterator[str]:
-    said = trace.request.attributes
-    drafted, accepted = (
-        _count(said.get(f"{SPECULATION}{name}_tokens")) for name in ("draft", "accepted")
+def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
+    about = trace.request.attributes
+    drafted, accepted, rejected = (
+        int(_number(about, _SPECULATION + name))
+        for name in ("draft_tokens", "accepted_tokens", "rejected_steps")
     )
-    length = said.get(SPECULATION + "acceptance_length")
-    if not isinstance(length, int | float):
-        length = 1 + (accepted or 0) / steps
+    length = _number(about, _SPECULATION + "acceptance_length") or 1 + accepted / steps
     others = f", {_times(plain, 'plain round')} one each" if plain else ""
     yield f"{_times(steps, 'round')} with a draft gave {length:.2f} tokens each{others}."
-    if drafted is not None and accepted is not None:
-        share = accepted / max(1, drafted)
-        yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
-    if rejected := _count(said.get("slipstream.speculation.rejected_steps", 0)):
+    share = accepted / max(drafted, 1)
+    yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
+    if rejected:
         yield f"{_times(rejected, 'round')} kept nothing of what was drafted."
-    yield from _whether_it_paid(trace, steps + plain, steps * length + plain)
-
-
-def _whether_it_paid(trace: Trace, rounds: int, tokens: float) -> Iterator[str]:
-    """A token's time against that of a plain round, which gives one."""
     spent = {stage.name: stage.duration_ms for stage in stages(trace.request)}
     draft_ms, verify_ms = spent.get("draft", 0.0), spent.get("verify", 0.0)
-    if not verify_ms:
-        return
-    each_ms = (draft_ms + verify_ms) / tokens
-    yield (
-        f"A round waited {draft_ms / rounds:.1f} ms for its draft and {verify_ms / rounds:.1f} ms "
-        f"for its target, {each_ms:.1f} ms a token: {_verdict(_plain_ms(trace), each_ms)}."
-    )
-    if draft_ms > verify_ms:
-        yield "Most of a round was spent waiting for the draft, not for the target."
+    if verify_ms:
+        each_ms = (draft_ms + verify_ms) / (steps * length + plain)
+        waits = [f"{ms / (steps + plain):.1f} ms for its" for ms in (draft_ms, verify_ms)]
+        yield (
+            f"A round waited {waits[0]} draft and {waits[1]} target, {each_ms:.1f} ms a token:"
+            f" {_verdict(_number(about, _SPECULATION + 'plain_round_ms'), each_ms)}."
+        )
 
 
-def _verdict(plain_ms: float | None, each_ms: float) -> str:
-    if plain_ms is None:
+def _verdict(plain_ms: float, each_ms: float) -> str:
+    """Compare a token's time with that of a plain round, as the router knew it."""
+    if not plain_ms:
         return "speculation helped if a plain round takes longer than that"
     helped = "helped" if each_ms < plain_ms else "did not help"
     return f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
 
 
-def _plain_ms(trace: Trace) -> float | None:
-    """How long a plain round took then, as the router knew it; None where it did not."""
-    known = trace.request.attributes.get("slipstream.speculation.plain_round_ms")
-    return known if isinstance(known, float) else None
-
-
-def _by_reason(trace: Trace, prefix: str) -> Counter[str]:
-    said = trace.request.attributes
-    told = {key.removeprefix(prefix): _count(said[key]) for key in said if key.startswith(prefix)}
-    return Counter({reason: count for reason, count in told.items() if count})
-
-
-def _continuity(trace: Trace) -> Iterator[str]:
-    said = trace.request.attributes
+def _continuity(about: Attributes) -> Iterator[str]:
     losses, resumed, unkept = (
-        _count(said.get(f"slipstream.continuity.{name}"))
+        int(_number(about, f"slipstream.continuity.{name}"))
         for name in ("target_losses", "resumed_tokens", "unkept_tokens")
     )
     if losses:
@@ -174,48 +140,43 @@ def _continuity(trace: Trace) -> Iterator[str]:
 def _errors(trace: Trace) -> Iterator[str]:
     for span in trace.spans:
         if span.status is Status.ERROR:
-            kind = value_text(span.attributes.get("error.type", "an error"))
-            text = f": {printable(span.error)}" if span.error else ""
-            yield f"{name_of(span)} of {service_of(span)} ended in {kind}{text}."
+            yield f"{name_of(span)} of {service_of(span)} ended in {error_text(span)}."
 
 
 def _missing(trace: Trace) -> Iterator[str]:
-    lost = [span for span in orphans(trace) if span is not trace.request]
+    found = orphans(trace)
+    lost = [span for span in found if span is not trace.request]
     if lost:
-        yield (
-            f"{_times(len(lost), 'span')} hang in the air: what they are a part of has not been "
-            "written to these files, or not yet."
-        )
-    if trace.request in orphans(trace):
-        yield "Whoever asked keeps the span of the call elsewhere."
+        yield f"{_times(len(lost), 'span')} have parents that are not in these files, or not yet."
+    if trace.request in found:
+        yield "The span of the caller is kept elsewhere."
 
 
 def _links(trace: Trace) -> Iterator[str]:
     by_id = {span.span_id: span for span in trace.spans}
-    pairs: Counter[tuple[str, str]] = Counter(
-        (name_of(span), _linked(by_id.get(link.span_id), link.span_id))
-        for span in trace.spans
-        for link in span.links
-    )
-    for (name, other), count in pairs.items():
-        times = f" ({count} times)" if count > 1 else ""
-        yield f"{name} -> {other}{times}"
+    pairs: Counter[str] = Counter()
+    for span in trace.spans:
+        for link in span.links:
+            other = by_id.get(link.span_id)
+            where = "another trace" if other is None else f"{name_of(other)} of {service_of(other)}"
+            pairs[f"{name_of(span)} -> {where}"] += 1
+    yield from (f"{pair} ({count} times)" if count > 1 else pair for pair, count in pairs.items())
 
 
-def _linked(span: Span | None, span_id: str) -> str:
-    if span is None:
-        return f"span {span_id}, which is not in this trace"
-    return f"{name_of(span)} of {service_of(span)}"
+def _number(about: Attributes, name: str) -> float:
+    """Return a number, or 0 where there is none."""
+    value = about.get(name)
+    return value if isinstance(value, int | float) else 0
 
 
-def _told(counts: Counter[str]) -> str:
+def _by_reason(about: Attributes, prefix: str) -> Counter[str]:
+    keys = (key for key in about if key.startswith(prefix))
+    return Counter({key.removeprefix(prefix): int(_number(about, key)) for key in keys})
+
+
+def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{printable(reason)} {count}x" for reason, count in counts.most_common())
 
 
 def _times(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _count(value: Any) -> int | None:
-    is_count = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_count else None

@@ -1,42 +1,33 @@
-"""A recording: what rounds were, and what engines and wires took. Values, and a file of them.
+"""Rounds of requests, and the times of the engines that ran them: input of formula and simulator.
 
-What was drafted and kept is of the requests, what it took is of the machines: either can be
-replaced without the other. Knows no traces, no services and no clock.
+Rounds belong to the requests, times to the machines: either can be replaced without the other.
 """
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any
+import random
+from dataclasses import dataclass, field
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One round after the prompt's own: `depth` levels were drafted, `nodes` proposed, and
-    `accepted` of them kept. Depth 0 is a plain round."""
+class RoundShape:
+    """A round after the prompt's own: levels drafted, nodes proposed, nodes accepted."""
 
     depth: int
     nodes: int
     accepted: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.accepted <= self.depth <= self.nodes or (self.nodes and not self.depth):
-            raise InvalidRequest(
-                f"no round drafts {self.depth} levels of {self.nodes} nodes and keeps"
-                f" {self.accepted}"
-            )
-
-    def within(self, remaining: int) -> "Round":
-        """The same where only so many tokens may still come: the last one is never drafted."""
+    def within(self, remaining: int) -> "RoundShape":
+        """Return the round cut to the tokens that may still come: the last is never drafted."""
         depth = min(self.depth, remaining - 1)
         if depth == self.depth:
             return self
-        return Round(depth, depth, min(self.accepted, depth))
+        return RoundShape(depth, depth, min(self.accepted, depth))
+
+
+PLAIN = RoundShape(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,137 +35,85 @@ class RecordedRequest:
     """A prompt's length, and the rounds that followed the first token."""
 
     num_prompt_tokens: int
-    rounds: tuple[Round, ...]
-
-    def __post_init__(self) -> None:
-        if self.num_prompt_tokens < 1:
-            raise InvalidRequest("a recorded prompt has no tokens")
+    rounds: tuple[RoundShape, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Of the answer."""
-        return 1 + sum(at.accepted + 1 for at in self.rounds)
+        """Tokens of the answer."""
+        return 1 + sum(each.accepted + 1 for each in self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
-    """Seconds that engines take, and calls between them.
+class DeviceTimes:
+    """Seconds of engines, and of calls between them.
 
-    `verify` are (rows, seconds) of one session's forwards on the target, ascending from 1 row;
-    every further session of a step adds `verify_session_s`. A pass of the draft takes `level_s`,
-    and `level_row_s` more for every row beyond the first: a pass is a level of the trees of all
-    sessions that are drafted for at the time. `wire_s` is what a call to an engine and back takes
-    beside the engine, `router_s` what a round takes in the router.
+    `verify` are (batched tokens, seconds) of one session's forwards on the target, ascending from
+    1; every further session of a step adds `verify_session_s`. A pass of the draft, one level of
+    the trees of all its sessions, takes `level_s`, and `level_token_s` for every batched token
+    beyond the first. `call_s` is a call to an engine and back beside the engine's own time,
+    `router_s` a round's time in the router.
     """
 
     verify: tuple[tuple[int, float], ...]
     level_s: float
-    level_row_s: float = 0.0
+    level_token_s: float = 0.0
     verify_session_s: float = 0.0
-    tile: int | None = None
-    wire_s: float = 0.001
+    call_s: float = 0.001
     router_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("level_row_s", "verify_session_s", "router_s"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise InvalidRequest(f"{name} is {value}, but must be 0 or more")
-        for name in ("level_s", "wire_s"):  # who is back at once is never waited for
-            if not 0 < getattr(self, name) < math.inf:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
+        for name in ("level_s", "call_s", "level_token_s", "verify_session_s", "router_s"):
+            seconds, is_needed = getattr(self, name), name in {"level_s", "call_s"}
+            if not 0 <= seconds < math.inf or (is_needed and not seconds):
+                raise InvalidRequest(f"{name} is {seconds}, which is no time of an engine or call")
         self.curve()
 
     def curve(self) -> CostCurve:
-        """What a step of the target takes by rows and sessions."""
-        return CostCurve(self.verify, tile=self.tile, session_s=self.verify_session_s)
+        """Return the time of a step of the target by batched tokens and sessions."""
+        return CostCurve(self.verify, session_s=self.verify_session_s)
 
-    def level(self, rows: int) -> float:
-        """What a pass of the draft takes."""
-        return self.level_s + self.level_row_s * (rows - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """An average round: levels drafted, nodes proposed, tokens that became final.
-
-    `prompt` are the tokens of prompts that come to be read with it: a prompt's, shared out among
-    the rounds of its answer.
-    """
-
-    depth: float
-    nodes: float
-    final: float
-    prompt: float = 0.0
-
-    def __post_init__(self) -> None:
-        is_known = 0 <= self.depth <= self.nodes < math.inf and 0 <= self.prompt < math.inf
-        if not (is_known and 1 <= self.final <= 1 + self.depth):
-            raise InvalidRequest(
-                f"no round drafts {self.depth:g} levels of {self.nodes:g} nodes and makes"
-                f" {self.final:g} tokens final"
-            )
+    def level(self, num_tokens: float) -> float:
+        """Return the time of a pass of the draft over so many batched tokens."""
+        return self.level_s + self.level_token_s * (num_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Requests, and the machines that they ran on."""
+    """Requests, and the times of the machines that they ran on."""
 
-    devices: Devices
+    times: DeviceTimes
     requests: tuple[RecordedRequest, ...] = field(repr=False)
 
+
+@dataclass(frozen=True, slots=True)
+class RandomRounds:
+    """Chains of `depth` tokens; each is accepted with this probability if all before it are."""
+
+    acceptance: float = 0.8
+    depth: int = 4
+    num_tokens: int = 128
+    num_prompt_tokens: int = 64
+
     def __post_init__(self) -> None:
-        if not any(request.rounds for request in self.requests):
-            raise InvalidRequest("a recording has no round after a prompt's own")
+        if not (0 <= self.acceptance <= 1 and 0 <= self.depth <= 127):
+            raise InvalidRequest(
+                f"acceptance is {self.acceptance:g} and depth {self.depth}, but must be from 0 to 1"
+                " and from 0 to 127"
+            )
+        if self.num_tokens < 2 or self.num_prompt_tokens < 1:
+            raise InvalidRequest("answers need 2 tokens, prompts 1, or more")
 
-    def work(self) -> Work:
-        """The average of all rounds."""
-        rounds = [at for request in self.requests for at in request.rounds]
-        count = len(rounds)
-        return Work(
-            sum(at.depth for at in rounds) / count,
-            sum(at.nodes for at in rounds) / count,
-            1 + sum(at.accepted for at in rounds) / count,
-            sum(request.num_prompt_tokens for request in self.requests) / count,
-        )
+    def requests(self, count: int, seed: int) -> tuple[RecordedRequest, ...]:
+        """Return that many requests; the same seed gives the same ones."""
+        rng = random.Random(seed)
+        return tuple(self._request(rng) for _ in range(count))
 
-
-def write_recording(path: Path, recording: Recording) -> None:
-    """JSON lines: the devices, then a request each. The whole file or nothing."""
-    devices = {at.name: getattr(recording.devices, at.name) for at in fields(Devices)}
-    lines: list[dict[str, Any]] = [{"devices": devices}]
-    for request in recording.requests:
-        rounds = [[at.depth, at.nodes, at.accepted] for at in request.rounds]
-        lines.append({"prompt_tokens": request.num_prompt_tokens, "rounds": rounds})
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None
-
-
-def read_recording(path: Path) -> Recording:
-    """What `write_recording` wrote. Raises `InvalidRequest`, which names the file."""
-    try:
-        head, *rest = path.read_text(encoding="utf-8").splitlines()
-        devices = devices_from_values(json.loads(head)["devices"])
-        return Recording(devices, tuple(map(_request, rest)))
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be read ({error.strerror})") from None
-    except (ValueError, TypeError, LookupError, AttributeError, InvalidRequest) as error:
-        raise InvalidRequest(f"{path} holds no recording ({error})") from None
-
-
-def devices_from_values(values: dict[str, Any]) -> Devices:
-    """Devices as JSON has them. Raises `InvalidRequest`, or what unknown values lead to."""
-    verify: Sequence[Sequence[float]] = values["verify"]
-    points = tuple((int(rows), float(seconds)) for rows, seconds in verify)
-    return Devices(**{**values, "verify": points})
-
-
-def _request(line: str) -> RecordedRequest:
-    values = json.loads(line)
-    rounds = tuple(Round(*map(int, at)) for at in values["rounds"])
-    return RecordedRequest(int(values["prompt_tokens"]), rounds)
+    def _request(self, rng: random.Random) -> RecordedRequest:
+        rounds, left = [], self.num_tokens - 1
+        while left > 0:
+            accepted = 0
+            while accepted < self.depth and rng.random() < self.acceptance:
+                accepted += 1
+            rounds.append(RoundShape(self.depth, self.depth, accepted).within(left))
+            left -= rounds[-1].accepted + 1
+        return RecordedRequest(self.num_prompt_tokens, tuple(rounds))

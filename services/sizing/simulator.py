@@ -1,32 +1,29 @@
-"""Many drafts and targets, event by event: recorded rounds replayed by a crowd of sessions.
+"""Discrete-event simulation of drafts and targets that serve recorded rounds.
 
-The time of engines and wires is the recording's; who waits for whom, and who shares a step, comes
-out. Placement is the routers': to the least loaded, for the whole request. Routers are never busy,
-memory never runs out, and nobody fails. The same seed gives the same run.
+Engines and calls take the times of the recording; waits and batches come out. Requests go to the
+least loaded replicas, as routers place them. Routers are never busy, memory never runs out and no
+process fails. The same seed gives the same run.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.sizing.events import Events
-from slipstream.sizing.outcome import Answer, percentile, tokens_per_s
-from slipstream.sizing.recording import RecordedRequest, Recording, Round
-from slipstream.sizing.replicas import Drafting, SimDraft, SimTarget, Verification
+from slipstream.sizing.engines import Callback, Clock, Drafting, SimDraft, SimTarget, Verification
+from slipstream.sizing.recording import PLAIN, RecordedRequest, Recording
 from slipstream.target.waiting import Spending
 
-MAX_ROWS = 256
+_WINDOW = (0.1, 0.9)
+"""Part of a run that throughput is taken from: neither its beginning nor its end is typical."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
-    """Who asks: `users` who ask again when answered, or, with a `rate`, as many a second as come.
-
-    There are `num_requests` in all.
-    """
+class Load:
+    """`num_requests` of `users` who send the next one when answered, or `rate` per second."""
 
     num_requests: int
     users: int = 1
@@ -35,42 +32,33 @@ class Crowd:
 
     def __post_init__(self) -> None:
         if self.num_requests < 1 or self.users < 1:
-            raise InvalidRequest(f"{self.users} users can't ask {self.num_requests} requests")
+            raise InvalidRequest(f"{self.users} users can't send {self.num_requests} requests")
         if self.rate is not None and not self.rate > 0:
             raise InvalidRequest(f"the rate is {self.rate:g} a second, but must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Replicas; without drafts every round is plain. `max_rows` are those of a target's step."""
+    """Numbers of replicas; without drafts every round is plain."""
 
     drafts: int
     targets: int
-    max_rows: int = MAX_ROWS
+    max_tokens: int = 256
+    """Most batched tokens of a target's step."""
 
     def __post_init__(self) -> None:
-        if self.drafts < 0 or self.targets < 1 or self.max_rows < 1:
+        if self.drafts < 0 or self.targets < 1 or self.max_tokens < 1:
             raise InvalidRequest(f"there can't be {self.drafts} drafts and {self.targets} targets")
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """What happened in all. A run of services has the same counts as its simulation."""
-
-    requests: int = 0
-    tokens: int = 0
-    rounds: int = 0
-    """After the prompts' own."""
-    drafted: int = 0
-    accepted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """What came of a run. Utilisations and waiting are shares of the time it took."""
+class SimResult:
+    """Result of a run. Utilisations and `draft_wait` are shares of its time."""
 
     fleet: Fleet
-    counts: Counts
+    requests: int
+    tokens: int
+    rounds: int
     seconds: float
     tokens_per_s: float
     first_p50_s: float
@@ -80,185 +68,138 @@ class Simulated:
     target_utilisation: float
     draft_utilisation: float
     draft_wait: float
-    """Share of time that targets did nothing but wait for drafts."""
-    rows_per_step: float
-    num_events: int
+    """Share of time that targets only waited for drafts."""
+    tokens_per_step: float
 
 
-def simulate(recording: Recording, fleet: Fleet, crowd: Crowd) -> Simulated:
-    """Run until everybody is answered."""
-    return _Simulation(recording, fleet, crowd).run()
+def simulate(recording: Recording, fleet: Fleet, load: Load) -> SimResult:
+    """Run until all requests are answered. Raises `InvalidRequest` where there are none."""
+    if not recording.requests:
+        raise InvalidRequest("there is no request to simulate")
+    return _Simulation(recording, fleet, load).run()
 
 
-E = TypeVar("E")
+Engine = TypeVar("Engine", SimTarget, SimDraft)
+Wait = Callable[[Callback], None]
+Arrivals = list[tuple[float, int]]
+"""When how many tokens of an answer came; first the time of the request, with none."""
 
 
-class _Pool(Generic[E]):
-    """Replicas of a role, and how much each has been given."""
-
-    def __init__(self, engines: Sequence[E]) -> None:
-        self.engines = engines
-        self._running = [0] * len(engines)
-        self._began = [0] * len(engines)
-        self._num_requests = 0
-
-    def choose(self) -> int:
-        """The least loaded; among equals the one whose last request began first, as in
-        `placement.py`."""
-        running, began = self._running, self._began
-        at = min(range(len(running)), key=lambda at: (running[at], began[at], at))
-        self._num_requests += 1
-        running[at] += 1
-        began[at] = self._num_requests
-        return at
-
-    def leave(self, at: int) -> None:
-        self._running[at] -= 1
-
-
-class _Session:
-    """A request on its way through its rounds."""
-
-    def __init__(self, sim: "_Simulation", number: int, request: RecordedRequest) -> None:
-        self._sim = sim
-        self._number = number
-        self._request = request
-        self._rounds = iter(request.rounds)
-        self._target = sim.targets.choose()
-        self._draft = sim.drafts.choose() if sim.drafts.engines else None
-        self._left = request.num_tokens
-        self._is_told = False
-        """Whether the draft has the prompt."""
-        self._new_tokens = 0
-        """What it has not."""
-        self.answer = Answer(sim.events.now)
-        self._ask(request.num_prompt_tokens, Round(0, 0, 0))
-
-    def _next(self) -> None:
-        """The next round: a proposal first, if one is to be drafted."""
-        recorded = next(self._rounds, None) if self._draft is not None else None
-        at = Round(0, 0, 0) if recorded is None else recorded.within(self._left)
-        if not at.depth:
-            self._ask(1, at)
-            return
-        assert self._draft is not None
-        draft = self._sim.drafts.engines[self._draft]
-        drafting = Drafting(self._pending(), at.depth, lambda: self._sim.wire(self._asker(at)))
-        self._is_told = True
-        self._sim.wire(lambda: draft.propose(drafting))
-
-    def _asker(self, at: Round) -> Callable[[], None]:
-        return lambda: self._ask(1, at)
-
-    def _pending(self) -> int:
-        """Tokens that the draft computes before it has a first guess."""
-        if not self._is_told:
-            return self._request.num_prompt_tokens + self.answer.num_tokens
-        return max(self._new_tokens, 1)
-
-    def _ask(self, pending: int, at: Round) -> None:
-        """Have the target verify."""
-        count = at.accepted + 1
-        target = self._sim.targets.engines[self._target]
-        work = Verification(
-            self._number,
-            pending,
-            at.nodes,
-            self._left == count,
-            lambda: self._sim.wire(lambda: self._verified(at)),
-        )
-        self._sim.wire(lambda: target.verify(work))
-
-    def _verified(self, at: Round) -> None:
-        sim, count = self._sim, at.accepted + 1
-        if self.answer.marks:
-            sim.count(at)
-        # A draft holds the path it drew, but for its last token.
-        self._new_tokens = 2 if at.depth and at.accepted == at.depth else 1
-        self._left -= count
-        self.answer.marks.append((sim.events.now, count))
-        if self._left:
-            sim.events.after(sim.devices.router_s, self._next)
-            return
-        sim.targets.leave(self._target)
-        sim.targets.engines[self._target].leave(self._number)
-        if self._draft is not None:
-            sim.drafts.leave(self._draft)
-        sim.ended(self.answer)
+def _acquired(engines: Sequence[Engine], number: int) -> Engine:
+    """Return the least loaded; among equals the one whose last request began first."""
+    engine = min(engines, key=lambda engine: (engine.num_running, engine.last_request))
+    engine.num_running += 1
+    engine.last_request = number
+    return engine
 
 
 class _Simulation:
-    """A run: the replicas, who asks, and what is counted."""
+    def __init__(self, recording: Recording, fleet: Fleet, load: Load) -> None:
+        self._clock, self._times = Clock(), recording.times
+        self._fleet, self._load = fleet, load
+        clock, times = self._clock, self._times
+        self._targets = [SimTarget(clock, times, fleet.max_tokens) for _ in range(fleet.targets)]
+        self._drafts = [SimDraft(clock, times) for _ in range(fleet.drafts)]
+        self._requests = enumerate(islice(cycle(recording.requests), load.num_requests), 1)
+        self._answers: list[Arrivals] = []
 
-    def __init__(self, recording: Recording, fleet: Fleet, crowd: Crowd) -> None:
-        self.events = Events()
-        self.devices = recording.devices
-        self._fleet, self._crowd = fleet, crowd
-        events, devices = self.events, self.devices
-        self.targets = _Pool(
-            [SimTarget(events, devices, max_rows=fleet.max_rows) for _ in range(fleet.targets)]
-        )
-        self.drafts = _Pool([SimDraft(events, devices) for _ in range(fleet.drafts)])
-        self._requests = enumerate(islice(cycle(recording.requests), crowd.num_requests))
-        self._answers: list[Answer] = []
-        self._rounds = self._drafted = self._accepted = 0
-
-    def run(self) -> Simulated:
-        """Until everybody is answered."""
-        crowd = self._crowd
-        if crowd.rate is None:
-            for _ in range(crowd.users):
-                self.events.after(0.0, self._come)
+    def run(self) -> SimResult:
+        rng, at_s = random.Random(self._load.seed), 0.0
+        if self._load.rate is None:
+            for _ in range(self._load.users):
+                self._clock.after(0.0, self._begin)
         else:
-            rng = random.Random(crowd.seed)
-            at_s = 0.0
-            for _ in range(crowd.num_requests):
-                at_s += rng.expovariate(crowd.rate)
-                self.events.after(at_s, self._come)
-        self.events.run()
+            for _ in range(self._load.num_requests):
+                at_s += rng.expovariate(self._load.rate)
+                self._clock.after(at_s, self._begin)
+        self._clock.run()
         return self._result()
 
-    def wire(self, arrive: Callable[[], None]) -> None:
-        """One way of a call."""
-        self.events.after(self.devices.wire_s / 2, arrive)
+    def _begin(self) -> None:
+        """Begin the next request, if one is left."""
+        found = next(self._requests, None)
+        if found is not None:
+            _resume(self._request(*found))
 
-    def count(self, at: Round) -> None:
-        """A round after a prompt's own."""
-        self._rounds += 1
-        self._drafted += at.nodes
-        self._accepted += at.accepted
+    def _request(self, number: int, request: RecordedRequest) -> Iterator[Wait]:
+        """Run a request through its rounds, yielding what it waits for."""
+        clock, times, rounds = self._clock, self._times, iter(request.rounds)
+        wire, in_router = (partial(clock.after, s) for s in (times.call_s / 2, times.router_s))
+        target = _acquired(self._targets, number)
+        draft = _acquired(self._drafts, number) if self._drafts else None
+        left = request.num_tokens
+        arrivals: Arrivals = [(clock.now, 0)]
+        unread, round_, pending = request.num_prompt_tokens, PLAIN, request.num_prompt_tokens
+        while left:
+            if draft is not None and round_.depth:
+                yield wire
+                yield partial(draft.propose, Drafting(unread, round_.depth))
+                yield wire
+                # A draft has read the path that it drew, but for its last token.
+                unread = 1 if round_.accepted == round_.depth else 0
+            count = round_.accepted + 1
+            yield wire
+            work = Verification(number, pending, round_.nodes, left == count)
+            yield partial(target.verify, work)
+            yield wire
+            left, unread, pending = left - count, unread + 1, 1
+            arrivals.append((clock.now, count))
+            if left:
+                yield in_router
+                round_ = next(rounds, PLAIN).within(left) if draft is not None else PLAIN
+        target.leave(number)
+        if draft is not None:
+            draft.num_running -= 1
+        self._answers.append(arrivals)
+        if self._load.rate is None:
+            self._begin()
 
-    def ended(self, answer: Answer) -> None:
-        """A request has: its user may ask again."""
-        self._answers.append(answer)
-        if self._crowd.rate is None:
-            self._come()
-
-    def _come(self) -> None:
-        for number, request in self._requests:  # the next one, if any is left
-            _Session(self, number, request)
-            return
-
-    def _result(self) -> Simulated:
-        answers, seconds = self._answers, self.events.now
-        targets, drafts = self.targets.engines, self.drafts.engines
-        firsts = [at.first_s for at in answers]
-        others = [at.per_token_s for at in answers]
+    def _result(self) -> SimResult:
+        seconds, answers = self._clock.now, self._answers
+        targets, drafts = self._targets, self._drafts
+        firsts = [at[1][0] - at[0][0] for at in answers]
+        others = [(at[-1][0] - at[1][0]) / max(sum(n for _, n in at[2:]), 1) for at in answers]
         waited_s = sum(at.spent.totals()[Spending.WAITING] for at in targets)
-        num_steps = sum(at.num_steps for at in targets)
-        tokens = sum(at.num_tokens for at in answers)
-        return Simulated(
-            self._fleet,
-            Counts(len(answers), tokens, self._rounds, self._drafted, self._accepted),
-            seconds,
-            tokens_per_s(answers),
-            percentile(firsts, 0.5),
-            percentile(firsts, 0.95),
-            percentile(others, 0.5),
-            percentile(others, 0.95),
-            sum(at.busy_s for at in targets) / seconds / len(targets),
-            sum(at.busy_s for at in drafts) / seconds / max(len(drafts), 1),
-            waited_s / seconds / len(targets),
-            sum(at.num_rows for at in targets) / num_steps,
-            self.events.num_passed,
+        return SimResult(
+            fleet=self._fleet,
+            requests=len(answers),
+            tokens=sum(count for at in answers for _, count in at),
+            rounds=sum(len(at) - 2 for at in answers),
+            seconds=seconds,
+            tokens_per_s=tokens_per_s(answers),
+            first_p50_s=percentile(firsts, 0.5),
+            first_p95_s=percentile(firsts, 0.95),
+            per_token_p50_s=percentile(others, 0.5),
+            per_token_p95_s=percentile(others, 0.95),
+            target_utilisation=sum(at.busy_s for at in targets) / seconds / len(targets),
+            draft_utilisation=sum(at.busy_s for at in drafts) / seconds / max(len(drafts), 1),
+            draft_wait=waited_s / seconds / len(targets),
+            tokens_per_step=sum(at.num_tokens for at in targets)
+            / sum(at.num_steps for at in targets),
         )
+
+
+def _resume(request: Iterator[Wait]) -> None:
+    wait = next(request, None)
+    if wait is not None:
+        wait(lambda: _resume(request))
+
+
+def tokens_per_s(answers: Sequence[Arrivals]) -> float:
+    """Return the throughput within the middle of a run; tokens count as if they came evenly."""
+    start = min(at[0][0] for at in answers)
+    whole_s = max(at[-1][0] for at in answers) - start
+    low, high = (start + share * whole_s for share in _WINDOW)
+    total = 0.0
+    for arrivals in answers:
+        before = arrivals[0][0]
+        for at, count in arrivals[1:]:
+            within = min(at, high) - max(before, low)
+            total += count * max(within, 0.0) / (at - before) if at > before else 0.0
+            before = at
+    return total / (high - low)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that `share` of all do not exceed."""
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]

@@ -1,9 +1,8 @@
-"""How much of a request's time its trace accounts for, and whether the trace hangs together.
+"""The part of a request's time that its trace accounts for, and spans that are missing.
 
-Pure. Two things tell where a request's time went, both in the router's own process. Spans below
-that of the request say when something was done, but only some rounds have spans. The stages on
-the request's span (`slipstream.stage.*_ms`) say how long something was done in total, all rounds
-included; no two of them count the same moment.
+Both sources are of the router's own process. Spans below that of the request have positions in
+time, but only some rounds have spans. The stages on the request's span (`slipstream.stage.*_ms`)
+are totals over all rounds; no two of them count the same moment.
 """
 
 from collections.abc import Iterable
@@ -23,20 +22,20 @@ STAGES = (
     "park",
     "close",
 )
-"""In the order of a request."""
+"""Stages in the order of a request."""
 _PREFIX, _SUFFIX = "slipstream.stage.", "_ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of a request's time, in total."""
+    """A part of a request's time, over all rounds."""
 
     name: str
     duration_ms: float
 
 
 def stages(request: Span) -> tuple[Stage, ...]:
-    """What the span of a request says of its stages; ones that are not known here come last."""
+    """Return the stages of the span of a request; unknown ones come last."""
     found = {
         key.removeprefix(_PREFIX).removesuffix(_SUFFIX): float(value)
         for key, value in request.attributes.items()
@@ -47,24 +46,24 @@ def stages(request: Span) -> tuple[Stage, ...]:
 
 
 def explained(trace: Trace) -> float:
-    """The share of the request's wall time that is accounted for, from 0 to 1.
+    """Return the share of the request's wall time that is accounted for, from 0 to 1.
 
     That is the larger of two durations, over the wall time:
     the union of all spans below the request's that are of its own process, clipped to it, and
     the sum of its stages.
-    Stages have no position in time, so what the one covers and the other doesn't can't be told
+    Stages have no position in time, so what only one of them covers can't be separated
     from what both cover. Taking the larger one never counts a moment twice: the true share is this
     or more. A request that took no time is accounted for.
     """
     wall_ns = trace.request.end_ns - trace.request.start_ns
     if wall_ns <= 0:
         return 1.0
-    told_ns = sum(stage.duration_ms for stage in stages(trace.request)) * 1e6
-    return min(1.0, max(covered_ns(trace), told_ns) / wall_ns)
+    staged_ns = sum(stage.duration_ms for stage in stages(trace.request)) * 1e6
+    return min(1.0, max(covered_ns(trace), staged_ns) / wall_ns)
 
 
 def covered_ns(trace: Trace) -> int:
-    """For how long at least one span below the request's, and of its process, was open."""
+    """Return how long at least one span below the request's, and of its process, was open."""
     request = trace.request
     place = (request.service, request.process)
     own = (span for span in trace.descendants(request) if (span.service, span.process) == place)
@@ -74,13 +73,8 @@ def covered_ns(trace: Trace) -> int:
 
 
 def orphans(trace: Trace) -> tuple[Span, ...]:
-    """Spans whose parent is not in the trace: somebody's spans are missing, or not there yet."""
+    """Return spans whose parent is not in the trace: it is missing, or not there yet."""
     return tuple(span for span in trace.tops() if span.parent_id is not None)
-
-
-def roots(trace: Trace) -> tuple[Span, ...]:
-    """Spans that have no parent. A trace that is whole has one."""
-    return tuple(span for span in trace.spans if span.parent_id is None)
 
 
 def _union_ns(intervals: Iterable[tuple[int, int]]) -> int:

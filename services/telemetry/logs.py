@@ -1,9 +1,8 @@
-"""Logs of a service: lines of text or of JSON, with the ids of what they are about.
+"""Logs of a service: lines of text or of JSON, with the ids of request, session and span.
 
-A record is one line in both formats: what came from elsewhere can't begin another one. Knows
-nothing of what is logged. No line quotes a caller: of an error, only those say what went
-wrong whose texts are made here or by the system; `ValueError: could not convert 'MY SECRET'` is
-told as its class and its place.
+A record is one line in both formats: text from elsewhere can't begin another one. No line quotes a
+caller: only errors whose texts are made here or by the system are logged with their texts;
+`ValueError: could not convert 'MY SECRET'` is logged as its class and its place.
 """
 
 import json
@@ -20,11 +19,11 @@ from opentelemetry import trace
 from slipstream.core.errors import SlipstreamError
 
 _OURS = "slipstream"
-_TOLD = (SlipstreamError, OSError, RuntimeError, MemoryError)
-"""Errors whose texts don't quote what callers say. What is raised for a value may quote it."""
+_SAFE_ERRORS = (SlipstreamError, OSError, RuntimeError, MemoryError)
+"""Errors whose texts don't quote callers; errors that are raised for a value may."""
 _GRPC = "grpc._cython.cygrpc"
 _QUOTE = "Invalid encoding on %s"
-"""What gRPC logs, with a traceback, of a header that is no UTF-8: a token, it may be."""
+"""Message of gRPC, with a traceback, about a header that is no UTF-8; it may be a bearer token."""
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
@@ -39,21 +38,20 @@ _BOUND: ContextVar[_Bound | None] = ContextVar("slipstream_log_ids", default=Non
 
 
 def bind(*, request_id: str | None = None, session_id: str | None = None) -> None:
-    """Have this task's lines, and those of tasks that it starts from now on, carry the ids.
+    """Add the ids to the lines of this task, and of tasks that it starts from now on.
 
     An id that is None stays as it was.
     """
-    said = {"request_id": request_id, "session_id": session_id}
-    known = {name: value for name, value in said.items() if value is not None}
+    ids = {"request_id": request_id, "session_id": session_id}
+    known = {name: value for name, value in ids.items() if value is not None}
     _BOUND.set(replace(_BOUND.get() or _Bound(), **known))
 
 
 def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
-    """Have everything that this process logs on standard error, from `level` on, such as `info`.
+    """Write the logs of this process to standard error, from `level` on, such as `info`.
 
-    Once a process: where there are handlers already, they and their levels stay. Libraries never
-    say more than `info`: their finer words may quote what they were given. Python's warnings are
-    lines, too.
+    Handlers that are there already stay as they are. Libraries never log more than `info`: finer
+    messages may quote what they were given. Python's warnings are lines, too.
     """
     logging.getLogger(_GRPC).addFilter(_is_no_quote)
     root = logging.getLogger()
@@ -73,7 +71,7 @@ def _is_no_quote(record: logging.LogRecord) -> bool:
 
 
 class TextLines(logging.Formatter):
-    """One line for people for each record; ids come last, as `name=value`, before an error."""
+    """Lines of text: ids come last, as `name=value`, before an error."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
@@ -84,10 +82,10 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, whatever is logged."""
+    """Lines of one JSON object each, whatever is logged."""
 
     def __init__(self, role: str) -> None:
-        """`role` is the service's."""
+        """Format the lines of the service of this role."""
         super().__init__()
         self._service = f"{_OURS}-{role}"
 
@@ -102,22 +100,22 @@ class JsonLines(logging.Formatter):
             **_ids(),
             **_details(record),
         }
-        # ASCII alone: nothing in it ends a line for anybody, and half a character is none.
+        # ASCII alone: no reader takes a part of it for the end of a line.
         return json.dumps({name: _unicode(value) for name, value in values.items()})
 
 
 def _details(record: logging.LogRecord) -> dict[str, str]:
-    """What a record carries beside its message, by name: an error, and the stack."""
+    """Return a record's error and stack, by name."""
     details = {}
     if record.exc_info and record.exc_info[1] is not None:
-        details["exception"] = _told(record.exc_info[1])
+        details["exception"] = "\n".join(_error_lines(record.exc_info[1], set()))
     if record.stack_info:
         details["stack"] = record.stack_info
     return details
 
 
 def _ids() -> dict[str, str]:
-    """What is known of where the current task stands."""
+    """Return the ids of the current span, request and session."""
     ids = {}
     at = trace.get_current_span().get_span_context()
     if at.is_valid and at.trace_flags.sampled:
@@ -131,22 +129,22 @@ def _ids() -> dict[str, str]:
 
 
 def _timestamp(seconds: float) -> str:
-    """RFC 3339, in UTC."""
+    """Return the time as RFC 3339 has it, in UTC."""
     at = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return at.replace("+00:00", "Z")
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The message, or what there is of it: a mistake in logging must not cost the line."""
+    """Return the message, or its format where it can't be made: the line must not be lost."""
     try:
         return record.getMessage()
     except Exception as error:
-        said = record.msg if isinstance(record.msg, str) else type(record.msg).__qualname__
-        return f"a message that can't be made of its values ({type(error).__name__}): {said}"
+        text = record.msg if isinstance(record.msg, str) else type(record.msg).__qualname__
+        return f"a message that can't be made of its values ({type(error).__name__}): {text}"
 
 
 def _one_line(text: str) -> str:
-    """The text with an escape for each character that ends a line, moves a cursor or is unseen."""
+    """Return the text with escapes for line ends, control and invisible characters."""
     if text.isprintable():
         return text
     shown = (at if at.isprintable() else at.encode("unicode_escape").decode() for at in text)
@@ -157,26 +155,21 @@ def _unicode(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _told(error: BaseException) -> str:
-    """An error, what it came of, and where."""
-    return "\n".join(_lines(error, set()))
-
-
-def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:
-    """As Python tells it; `seen` are errors that have been told: each is once."""
+def _error_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
+    """Return an error with its causes, as Python prints them; errors of `seen` are left out."""
     chain = [(error, "")]
     seen.add(id(error))
-    while (before := _before(chain[-1][0])) and id(before[0]) not in seen:
+    while (before := _cause(chain[-1][0])) and id(before[0]) not in seen:
         chain.append(before)
         seen.add(id(before[0]))
     for at, what_follows in reversed(chain):
-        yield from _alone(at, seen)
+        yield from _one_error(at, seen)
         if what_follows:
             yield f"\n{what_follows}\n"
 
 
-def _before(error: BaseException) -> tuple[BaseException, str] | None:
-    """What an error came of, and how Python says so."""
+def _cause(error: BaseException) -> tuple[BaseException, str] | None:
+    """Return the cause of an error, and Python's words for it."""
     if error.__cause__ is not None:
         return error.__cause__, _CAUSED
     if error.__context__ is not None and not error.__suppress_context__:
@@ -184,8 +177,8 @@ def _before(error: BaseException) -> tuple[BaseException, str] | None:
     return None
 
 
-def _alone(error: BaseException, seen: set[int]) -> Iterator[str]:
-    """One error; those of a group come after it."""
+def _one_error(error: BaseException, seen: set[int]) -> Iterator[str]:
+    """Return the lines of an error, and of those of a group."""
     if error.__traceback__ is not None:
         yield "Traceback (most recent call last):"
         yield from (line.rstrip("\n") for line in traceback.format_tb(error.__traceback__))
@@ -193,7 +186,9 @@ def _alone(error: BaseException, seen: set[int]) -> Iterator[str]:
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    yield f"{name}: {error}" if isinstance(error, _TOLD) else name
+    yield f"{name}: {error}" if isinstance(error, _SAFE_ERRORS) else name
     for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         if id(inner) not in seen:
-            yield from (f"  | {line}" for text in _lines(inner, seen) for line in text.split("\n"))
+            yield from (
+                f"  | {line}" for text in _error_lines(inner, seen) for line in text.split("\n")
+            )

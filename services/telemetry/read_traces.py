@@ -1,7 +1,4 @@
-"""Reads the spans of a directory of trace files: OTLP/JSON lines, of whoever wrote them.
-
-Needs no OpenTelemetry. Knows nothing of what the spans say.
-"""
+"""Spans of a directory of trace files: OTLP/JSON lines of any exporter. Needs no OpenTelemetry."""
 
 import base64
 import json
@@ -17,10 +14,10 @@ _STATUSES = tuple(Status)
 
 
 def read_spans(directory: Path) -> list[Span]:
-    """Every span in the directory's *.jsonl files, in order of writing within each.
+    """Return every span in the directory's *.jsonl files, in order of writing within each.
 
-    What a running process has only half written is left out. Raises `InvalidRequest` for a
-    directory or file that can't be read, and for a line that is no line of traces.
+    A last line that is only half written is left out. Raises `InvalidRequest` for a directory or
+    file that can't be read, and for a line that is no line of traces.
     """
     if not directory.is_dir():
         raise InvalidRequest(f"there is no directory {directory}")
@@ -29,33 +26,21 @@ def read_spans(directory: Path) -> list[Span]:
 
 def _spans_of(file: Path) -> Iterator[Span]:
     try:
-        text = file.read_bytes()
+        lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:  # renamed since it was listed
         return
     except OSError as error:
         raise InvalidRequest(f"{file} can't be read ({error.strerror})") from None
-    *lines, rest = text.split(b"\n")
-    if _is_whole(rest):
-        lines.append(rest)
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
-            yield from _spans(json.loads(line))
+            yield from _spans(json.loads(line.strip() or b"{}"))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
+            if number == len(lines) and isinstance(error, json.JSONDecodeError):
+                return  # it is being written
             what = f"{type(error).__name__}: {error}"
             raise InvalidRequest(
                 f"line {number} of {file} holds no traces in OTLP/JSON ({what})"
             ) from None
-
-
-def _is_whole(rest: bytes) -> bool:
-    """Whether what no line break ends is a line all the same, not one that is being written."""
-    try:
-        json.loads(rest)
-    except ValueError:
-        return False
-    return True
 
 
 def _spans(data: Any) -> Iterator[Span]:
@@ -92,7 +77,7 @@ def _link(values: Mapping[str, Any]) -> Link:
 
 
 def _id(text: str, num_bytes: int) -> str:
-    """An id in small letters. Raises `ValueError` for anything else."""
+    """Return an id in lower case. Raises `ValueError` for anything else."""
     if len(bytes.fromhex(text)) != num_bytes:
         raise ValueError(f"an id is {text!r}, but must be {num_bytes} bytes in hex")
     return text.lower()
@@ -103,7 +88,7 @@ def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Mapping[str, Any]) -> Any:
-    """None for a value of no kind, as for one of a kind that came up since."""
+    """Return the value; None for one of no kind, or of a kind that is not known here."""
     for kind, held in value.items():
         if kind in _READERS:
             return _READERS[kind](held)

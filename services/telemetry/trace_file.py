@@ -1,9 +1,10 @@
 """Spans appended to a file, as OTLP/JSON lines: what any collector, and `slipstream trace`, reads.
 
 (OpenTelemetry protocol file exporter: a TracesData message per line.) A full file is kept under
-a second name until the next one is full. Knows nothing of what the spans say.
+a second name until the next one is full.
 """
 
+import base64
 import fcntl
 import json
 import logging
@@ -11,20 +12,35 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.otlp_json import traces_data
 
 MAX_BYTES = 16 << 20
-"""Of each of the two files."""
+"""Size of each of the two files."""
+_IDS = ("traceId", "spanId", "parentSpanId")
 _LOG = logging.getLogger("slipstream.telemetry")
 
 
+def traces_data(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
+    """Return the spans as a TracesData message in OTLP/JSON."""
+    data = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
+    scopes = (scope for resource in data["resourceSpans"] for scope in resource["scopeSpans"])
+    for span in (span for scope in scopes for span in scope["spans"]):
+        for values in (span, *span.get("links", ())):  # OTLP has ids in hex, Protobuf in base64
+            values |= {
+                name: base64.b64decode(values[name]).hex() for name in _IDS if name in values
+            }
+    return data
+
+
 class FileSpanExporter(SpanExporter):
-    """Appends every batch to DIRECTORY/NAME.jsonl; any number of processes may share the file.
+    """Append every batch to DIRECTORY/NAME.jsonl; any number of processes may share the file.
 
     Before a line that would take it past `max_bytes` the file is renamed to NAME.1.jsonl,
     in place of the one before. Only the user who wrote them can read files and directory.
@@ -47,10 +63,13 @@ class FileSpanExporter(SpanExporter):
             ) from None
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Append the spans. A disk that is full is told once to the log, not to who is traced."""
+        """Append the spans. The first failure of several is logged."""
         line = json.dumps(traces_data(spans), separators=(",", ":")).encode() + b"\n"
         try:
-            self._append(line)
+            with _locked(self._path.parent):
+                if _size(self._path) > 0 and _size(self._path) + len(line) > self._max_bytes:
+                    self._path.rename(self._full)
+                _append(self._path, line)
         except OSError as error:
             if not self._is_failing:
                 _LOG.warning("traces can't be written to %s: %s", self._path, error.strerror)
@@ -59,64 +78,40 @@ class FileSpanExporter(SpanExporter):
         self._is_failing = False
         return SpanExportResult.SUCCESS
 
-    def shutdown(self) -> None:
-        """Nothing is held open."""
 
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is held back."""
-        return True
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def _append(self, line: bytes) -> None:
-        with _locked(self._path) as file:
-            size = os.fstat(file).st_size
-            if not size or size + len(line) <= self._max_bytes:
-                return _write(file, line)
-            self._path.rename(self._full)
-        with _locked(self._path) as file:
-            _write(file, line)
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """The file for appending, while nobody else appends to it."""
-    while True:
-        file = _opened(path)
+def _locked(directory: Path) -> Iterator[None]:
+    """Keep other processes and threads from writing in the directory."""
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Write the whole line or nothing, in place of what a killed process left half-written."""
+    file = _opened(path)
+    try:
+        end = os.fstat(file).st_size
+        if end and os.pread(file, 1, end - 1) != b"\n":
+            end = os.pread(file, end, 0).rfind(b"\n") + 1
+            os.ftruncate(file, end)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(path, file):  # nobody has renamed it meanwhile
-                yield file
-                return
-        finally:
-            os.close(file)
-
-
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-
-
-def _is_at(path: Path, file: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file))
-    except FileNotFoundError:
-        return False
-
-
-def _write(file: int, line: bytes) -> None:
-    """The whole line or nothing. What a process left half-written when it was killed goes."""
-    end = _end_of_lines(file)
-    os.ftruncate(file, end)
-    try:
-        done = 0
-        while done < len(line):
-            done += os.write(file, line[done:])
-    except OSError:
-        os.ftruncate(file, end)
-        raise
-
-
-def _end_of_lines(file: int) -> int:
-    """Where the last whole line ends."""
-    size = os.fstat(file).st_size
-    if not size or os.pread(file, 1, size - 1) == b"\n":
-        return size
-    return os.pread(file, size, 0).rfind(b"\n") + 1
+            done = 0
+            while done < len(line):
+                done += os.pwrite(file, line[done:], end + done)
+        except OSError:
+            os.ftruncate(file, end)
+            raise
+    finally:
+        os.close(file)

@@ -1,4 +1,4 @@
-"""Spans and traces as plain values, whoever has written them down. Knows no file and no SDK."""
+"""Spans and traces as plain values, without files and without an SDK."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ _REQUESTS = "slipstream.rpc.v1.GenerationService/Generate"
 
 
 class SpanKind(StrEnum):
-    """Which side of a call a span is of, if any."""
+    """The side of a call that a span is of, if any."""
 
     UNSPECIFIED = "unspecified"
     INTERNAL = "internal"
@@ -21,7 +21,7 @@ class SpanKind(StrEnum):
 
 
 class Status(StrEnum):
-    """How a span ended."""
+    """The way a span ended."""
 
     UNSET = "unset"
     OK = "ok"
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Another span that has to do with one, in whichever trace."""
+    """A related span, of the same or another trace."""
 
     trace_id: str
     span_id: str
@@ -39,7 +39,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time. Ids are in hex; times are nanoseconds since 1970."""
+    """A span. Ids are in hex; times are nanoseconds since 1970."""
 
     trace_id: str
     span_id: str
@@ -47,38 +47,38 @@ class Span:
     name: str
     kind: SpanKind
     service: str
-    """Which service it is of, such as slipstream-router."""
+    """Name of its service, such as slipstream-router."""
     process: str
-    """Which process of that service."""
+    """Process of that service."""
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
     status: Status = Status.UNSET
     error: str | None = None
-    """What the status says beside being one."""
+    """Message of the status."""
 
     @property
     def duration_ms(self) -> float:
-        """How long it took."""
+        """Return its duration."""
         return (self.end_ns - self.start_ns) / 1e6
 
     @property
     def is_request(self) -> bool:
-        """Whether it is a router's span of a whole request."""
+        """Return whether it is a router's span of a whole request."""
         return self.kind is SpanKind.SERVER and self.name.startswith(_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A request and all that is known to have to do with it, in order of beginning."""
+    """A request and all spans that belong to it, in order of beginning."""
 
     request: Span
-    """The router's span of the request."""
+    """Router's span of the request."""
     spans: tuple[Span, ...]
 
     def children(self) -> dict[str, list[Span]]:
-        """Spans by the id of their parent, in order."""
+        """Return spans by the id of their parent, in order."""
         found: dict[str, list[Span]] = {}
         for span in self.spans:
             if span.parent_id is not None:
@@ -86,12 +86,12 @@ class Trace:
         return found
 
     def tops(self) -> list[Span]:
-        """Where trees begin: spans without a parent, and those whose parent is not known."""
+        """Return spans without a parent, and those whose parent is not known."""
         ids = {span.span_id for span in self.spans}
         return [span for span in self.spans if span.parent_id not in ids]
 
     def descendants(self, of: Span) -> list[Span]:
-        """Children, their children and so on, in no order of meaning."""
+        """Return children, their children and so on, in no particular order."""
         children, waiting = self.children(), [of]
         found: dict[str, Span] = {}
         while waiting:
@@ -102,13 +102,13 @@ class Trace:
 
 
 def trace_of(spans: Iterable[Span], request_id: str) -> Trace | None:
-    """The trace of a request; of its last attempt where there were several."""
+    """Return the trace of a request; of its last attempt where there were several."""
     spans = tuple(spans)
     return _last(spans, [span for span in _requests(spans) if _id_of(span) == request_id])
 
 
 def last_trace(spans: Iterable[Span]) -> Trace | None:
-    """The trace of the request that was the last one to end."""
+    """Return the trace of the request that ended last."""
     spans = tuple(spans)
     return _last(spans, _requests(spans))
 
@@ -128,9 +128,9 @@ def _last(spans: Sequence[Span], requests: Sequence[Span]) -> Trace | None:
     known = {span.span_id: span for span in spans if span.trace_id == request.trace_id}
     same = sorted(known.values(), key=lambda span: (span.start_ns, -span.end_ns))
     whole = Trace(request, tuple(same))
-    # A caller may ask for several things within one trace of its own.
+    # A caller may send several requests within one trace of its own.
     others = [span for span in same if span.is_request and span is not request]
     foreign = {span.span_id for other in others for span in (other, *whole.descendants(other))}
-    if request.span_id in foreign:  # a router asked through another one
+    if request.span_id in foreign:  # a router called through another one
         return whole
     return Trace(request, tuple(span for span in same if span.span_id not in foreign))

