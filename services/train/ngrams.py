@@ -158,10 +158,12 @@ def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return what is taken off each count, by how many counts there are of 1 to 4."""
     of = [int((counts == number).sum()) for number in range(1, 5)]
     share = of[0] / max(of[0] + 2 * of[1], 1)
-    taken = [
-        min(max(n - (n + 1) * share * of[n] / max(of[n - 1], 1), 0.1), 0.9 * n) for n in (1, 2, 3)
-    ]
-    return np.asarray([0.0, *taken])[np.minimum(counts, 3)]
+    taken = [0.0]
+    for n in (1, 2, 3):
+        estimate = n - (n + 1) * share * of[n] / max(of[n - 1], 1)
+        # A larger count keeps more than a smaller one.
+        taken.append(min(max(estimate, 0.1), taken[-1] + 0.9))
+    return np.asarray(taken)[np.minimum(counts, 3)]
 
 
 def _packed(parts: Sequence[Counted], vocab_size: int) -> Arrays:
