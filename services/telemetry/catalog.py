@@ -109,6 +109,20 @@ TOKENS_DRAFTED = _counter(
 TOKENS_ACCEPTED = _counter(
     "slipstream.tokens.accepted", "{token}", "Draft tokens that became final.", (ROUTER,)
 )
+TOKENS_COPIED = _counter(
+    "slipstream.tokens.copied",
+    "{token}",
+    "Draft tokens that no model proposed, by where they were found.",
+    (ROUTER,),
+    "source",
+)
+TOKENS_COPIED_ACCEPTED = _counter(
+    "slipstream.tokens.copied.accepted",
+    "{token}",
+    "Of those, the ones that became final.",
+    (ROUTER,),
+    "source",
+)
 TOKENS_FINAL = _counter(
     "slipstream.tokens.final", "{token}", "Output tokens, the target's own included.", (ROUTER,)
 )

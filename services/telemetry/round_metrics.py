@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from slipstream.core.stats import copies_accepted
 from slipstream.core.types import Verdict
 from slipstream.telemetry import catalog
 from slipstream.telemetry.gain import Gain
@@ -68,6 +69,11 @@ class RoundMetrics:
         self._instruments.record(catalog.ROUND_ACCEPTED, at.num_accepted)
         self._count(catalog.TOKENS_DRAFTED, amount=at.num_nodes)
         self._count(catalog.TOKENS_ACCEPTED, amount=at.num_accepted)
+        for source in at.proposal.sources:
+            self._count(catalog.TOKENS_COPIED, source.value)
+        if at.verdict is not None:
+            for source in copies_accepted(at.proposal, at.verdict):
+                self._count(catalog.TOKENS_COPIED_ACCEPTED, source.value)
         self._count(catalog.STOPS, at.proposal.stopped_by)
         for metric, reached in (
             (catalog.POSITION_DRAFTED, at.depth),

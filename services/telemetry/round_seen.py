@@ -1,5 +1,6 @@
 """One round as its request saw it: when, what was proposed, what came of it; and as attributes."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Verdict
@@ -99,6 +100,8 @@ def proposal_attributes(at: RoundSeen) -> Attributes:
         return said
     said.update(proposed_attributes(proposal))
     said["slipstream.proposal.copied"] = proposal.num_copied
+    for source, count in Counter(proposal.sources).items():
+        said[f"slipstream.proposal.sources.{source.value}"] = count
     if proposal.fallback is not None:
         said["slipstream.proposal.fallback"] = proposal.fallback
     if proposal.timing is not None:
