@@ -1,12 +1,36 @@
 """Giving up speculation while it does not pay. Knows no clock: it counts rounds."""
 
 
+class Experience:
+    """What drafting gained in all requests to one draft: what the next one begins with."""
+
+    WEIGHT = 0.02
+    """Of a round in the long run."""
+    PRIOR_ROUNDS = 6
+
+    def __init__(self) -> None:
+        self._gain: float | None = None
+        self._num_rounds = self.PRIOR_ROUNDS
+
+    def gain(self, first: float) -> float:
+        """Return the average gain; `first` is what is assumed before there was any round."""
+        if self._gain is None:
+            self._gain = first
+        return self._gain
+
+    def record(self, gain: float) -> None:
+        """Take in a round that drafted."""
+        self._num_rounds += 1
+        before = self.gain(gain)
+        self._gain = before + max(self.WEIGHT, 1 / self._num_rounds) * (gain - before)
+
+
 class Backoff:
     """Turns speculation off while it does not pay, and tries again at growing intervals.
 
-    The gain of a round is its tokens over its time in plain rounds; where the average of it is
-    clearly below 1, plain decoding is faster. Near 1 speculation goes on: sessions that share
-    steps wait for each other, so that some of them giving up is worse than either.
+    The gain of a round is its tokens over its time, beside those of rounds without a draft; where
+    the average of it is clearly below 1, these are faster. Near 1 speculation goes on: sessions
+    that share steps wait for each other, so that some of them giving up is worse than either.
     """
 
     FIRST_GAIN = 2.0
@@ -17,6 +41,8 @@ class Backoff:
     TOLERANCE = 0.96
     FIRST_PAUSE = 4
     LONGEST_PAUSE = 64
+    LATE = 16
+    """Rounds before the first try where drafting is not expected to pay."""
 
     def __init__(self) -> None:
         self._gain = self.FIRST_GAIN
@@ -28,6 +54,12 @@ class Backoff:
     def gain(self) -> float:
         """Average of tokens per round over cost per round, the last ones counting more."""
         return self._gain
+
+    def expect(self, gain: float) -> None:
+        """Begin with this gain, before any round."""
+        self._gain = gain
+        if gain < self.TOLERANCE:
+            self._plain_rounds_left = self.LATE
 
     def record(self, gain: float) -> None:
         """Take in a round that speculated."""

@@ -5,8 +5,9 @@ Knows what a model and a draft say of themselves; nothing of where they live, or
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from slipstream.core.backoff import Experience
 from slipstream.core.errors import (
     InvalidRequest,
     NotBuilt,
@@ -58,6 +59,8 @@ class DraftFacts:
     has_decision_model: bool = False
     max_lag: int | None = None
     step_s: float | None = None
+    experience: Experience = field(default_factory=Experience, compare=False)
+    """What it gained in the requests so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,7 @@ def draft_settings(
         options = SpeculationOptions(mode=Mode.OFF)
     kind = "ngram" if draft.kind == NO_DRAFTER else draft.kind
     _check_lag(options, draft)
-    return resolve(
+    settings = resolve(
         options,
         draft.profile,
         drafter=kind,
@@ -197,6 +200,7 @@ def draft_settings(
         temperature=temperature,
         step_s=draft.step_s,
     )
+    return replace(settings, experience=draft.experience)
 
 
 def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:

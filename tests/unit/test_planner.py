@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.backoff import Backoff
+from slipstream.core.backoff import Backoff, Experience
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.ngram_sources import CopySource
@@ -133,7 +133,7 @@ def test_speculation_that_pays_again_is_taken_up_again():
     assert all(planner.plan(1000, PREFILL).max_depth > 0 for _ in range(20))
 
 
-COPIES = Profile(step_cost=0.2, row_cost=0.02, lookup=2, lookup_alone=3.0, max_nodes=20)
+COPIES = Profile(step_cost=0.02, row_cost=0.02, lookup=2, lookup_alone=3.0, max_nodes=20)
 
 
 def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
@@ -193,12 +193,38 @@ def num_asked(planner, proposal, verdict, rounds=60):
 
 
 def test_a_draft_that_pays_against_plain_decoding_is_spared_where_copies_bring_as_much():
+    profile = replace(COPIES, step_cost=0.1)
     drafted, kept = chain(3), Verdict((1, 1, 1, 9), 3)
     better = replace(drafted, instead=TokenTree.chain((2,)))
     equal = replace(drafted, instead=TokenTree.chain(drafted.tree.tokens))
-    assert num_asked(planner_of(COPIES, mode=Mode.AUTO), better, kept) == 60
+    assert num_asked(planner_of(profile, mode=Mode.AUTO), better, kept) == 60
     kept = Verdict((*drafted.tree.tokens, 9), 3)
-    assert num_asked(planner_of(COPIES, mode=Mode.AUTO), equal, kept) < 30
+    assert num_asked(planner_of(profile, mode=Mode.AUTO), equal, kept) < 30
+
+
+def test_where_draft_steps_are_dear_copies_come_first_and_the_draft_is_tried_later():
+    planner = planner_of(replace(COPIES, step_cost=0.3), mode=Mode.AUTO)
+    asked = []
+    for _ in range(40):
+        asked.append(planner.plan(1000, PREFILL).lookup.alone > 0)
+        planner.record(chain(3) if asked[-1] else Proposal(), verdict_of(0))
+    assert asked.index(True) == Backoff.LATE
+
+
+@pytest.mark.parametrize("num_accepted", [0, 7])
+def test_a_request_begins_with_what_earlier_ones_gained_by_the_draft(num_accepted):
+    experience = Experience()
+    profile = replace(COPIES, step_cost=0.12)
+
+    def begun():
+        settings = planner_of(profile, mode=Mode.AUTO).settings
+        planner = Planner(replace(settings, experience=experience))
+        return planner, planner.plan(1000, PREFILL).lookup.alone > 0
+
+    for _ in range(60):
+        planner, _ = begun()
+        planner.record(chain(7), verdict_of(num_accepted))
+    assert begun()[1] == (num_accepted == 7)
 
 
 def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
