@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from background import LoopThread
-from slipstream.telemetry.receiver import receiver
+from otlp_receiver import receiver
 from slipstream.telemetry.traces import Link, Span, SpanKind, Status
 
 LIMIT_S = 30.0

@@ -5,9 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slipstream.bench.methods import Method
-from slipstream.core.errors import InvalidRequest
 from slipstream.core.results import Timings
-from slipstream.core.stats import MAX_PER_STEP, SpeculationStats
+from slipstream.core.stats import SpeculationStats
 
 Key = tuple[int | str, int]
 """question_id and turn: what was said."""
@@ -137,35 +136,12 @@ def figures(comparison: Comparison) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rounds of a method: how deep they drafted, and how far they got."""
+    """Rounds of a method, the tokens that were drafted in them, and those that were accepted."""
 
     rounds: int
     plain_rounds: int
     nodes: int
     accepted: int
-    steps: tuple[tuple[int, int], ...]
-    """Accepted tokens and the longest path of each round that statistics have one by one."""
-
-    @property
-    def depth(self) -> int:
-        """Positions on the longest paths. Raises `InvalidRequest` where rounds are missing."""
-        return sum(depth for _, depth in self._all_steps())
-
-    @property
-    def tested(self) -> int:
-        """Positions that the target looked at: the accepted ones and the first rejected one.
-
-        Raises `InvalidRequest` where rounds are missing.
-        """
-        return sum(min(accepted + 1, depth) for accepted, depth in self._all_steps())
-
-    def _all_steps(self) -> tuple[tuple[int, int], ...]:
-        if len(self.steps) != self.rounds:
-            raise InvalidRequest(
-                f"an answer has more than {MAX_PER_STEP} rounds, and statistics have only so many"
-                " one by one: use fewer max_tokens"
-            )
-        return self.steps
 
 
 def count(outputs: Sequence[Output]) -> Counts:
@@ -176,11 +152,6 @@ def count(outputs: Sequence[Output]) -> Counts:
         sum(part.num_plain_steps for part in parts),
         sum(part.num_draft_tokens for part in parts),
         sum(part.num_accepted_draft_tokens for part in parts),
-        tuple(
-            step
-            for part in parts
-            for step in zip(part.per_step_accepted, part.per_step_depth, strict=True)
-        ),
     )
 
 

@@ -7,7 +7,6 @@ import typer
 
 from slipstream.bench import report
 from slipstream.bench.methods import Method
-from slipstream.cli.bench_breakeven import breakeven
 from slipstream.cli.bench_flags import (
     CostFlags,
     ModelFlags,
@@ -16,18 +15,11 @@ from slipstream.cli.bench_flags import (
     RunFlags,
     Turns,
 )
-from slipstream.cli.bench_kv import kv
-from slipstream.cli.bench_leaks import leaks
 from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
-from slipstream.cli.bench_papers import papers
 from slipstream.cli.bench_peers import peers
 from slipstream.cli.bench_quality import quality
 from slipstream.cli.bench_rounds import rounds
-from slipstream.cli.bench_scaling import scaling
 from slipstream.cli.bench_serve import serve
-from slipstream.cli.bench_store import store
-from slipstream.cli.bench_structured import structured
-from slipstream.cli.bench_telemetry import telemetry
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.types import SamplingParams
@@ -41,16 +33,8 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 
 app.command()(rounds)
 app.command()(peers)
-app.command()(kv)
 app.command()(serve)
-app.command()(leaks)
 app.command()(quality)
-app.command()(store)
-app.command()(telemetry)
-app.command()(scaling)
-app.command()(breakeven)
-app.command()(papers)
-app.command()(structured)
 
 
 @app.callback()

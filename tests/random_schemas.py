@@ -1,7 +1,4 @@
-"""Random JSON schemas, each of which every text that follows it comes to an end of.
-
-Drawn by seed alone. Knows neither models nor the library that grammars are compiled by.
-"""
+"""Random JSON schemas, drawn by seed alone: every text that follows one comes to an end."""
 
 import random
 from collections.abc import Callable
