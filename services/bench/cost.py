@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from slipstream.bench.contenders import Contenders
+from slipstream.bench.harness import require_at_least
 from slipstream.bench.methods import Method, parse_method
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
@@ -55,10 +56,7 @@ class CostPlan:
             raise InvalidRequest(f"rows are {list(self.rows)}, but must ascend from 1")
         if self.rows[-1] > MAX_ROWS:
             raise InvalidRequest(f"rows go up to {self.rows[-1]}, but must be at most {MAX_ROWS}")
-        for name, least in (("context", 2), ("rounds", 1), ("plain_tokens", 2)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+        require_at_least(self, context=2, rounds=1, plain_tokens=2)
 
 
 def measure_cost(

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from slipstream.bench.identity import differences
 from slipstream.bench.methods import Method
+from slipstream.bench.statistics import quotient
 from slipstream.core.results import Timings
 from slipstream.core.stats import SpeculationStats
 
@@ -83,23 +85,10 @@ class Comparison:
         )
 
 
-def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Index of the first token that differs or is missing on one side; None when all agree."""
-    if tuple(tokens) == tuple(reference):
-        return None
-    pairs = enumerate(zip(tokens, reference, strict=False))
-    shorter = min(len(tokens), len(reference))
-    return next((index for index, (a, b) in pairs if a != b), shorter)
-
-
 def divergences(outputs: Sequence[Output], reference: Sequence[Output]) -> list[Divergence]:
     """Every output that is not the reference's; the earliest difference of its repeats."""
     expected = {output.key: output.reply.token_ids for output in reversed(reference)}
-    found: dict[Key, int] = {}
-    for output in outputs:
-        at = first_difference(output.reply.token_ids, expected[output.key])
-        if at is not None:
-            found[output.key] = min(at, found.get(output.key, at))
+    found = differences(((output.key, output.reply.token_ids) for output in outputs), expected)
     return [Divergence(question_id, turn, at) for (question_id, turn), at in found.items()]
 
 
@@ -119,18 +108,18 @@ def figures(comparison: Comparison) -> dict[str, Any]:
     decode_s = _sum(outputs, lambda reply: reply.timings.decode_s)
     return {
         "tokens_per_s": _total_rate(outputs),
-        "ratio": _quotient(_total_rate(outputs), _total_rate(plain)),
-        "ratio_decode": _quotient(_decode_rate(outputs), _decode_rate(plain)),
-        "mean_acceptance_length": 1 + (_quotient(counts.accepted, counts.rounds) or 0.0),
-        "draft_acceptance_rate": _quotient(counts.accepted, counts.nodes) or 0.0,
+        "ratio": quotient(_total_rate(outputs), _total_rate(plain)),
+        "ratio_decode": quotient(_decode_rate(outputs), _decode_rate(plain)),
+        "mean_acceptance_length": 1 + (quotient(counts.accepted, counts.rounds) or 0.0),
+        "draft_acceptance_rate": quotient(counts.accepted, counts.nodes) or 0.0,
         "drafted_tokens": counts.nodes,
         "outputs": len({output.key for output in outputs}),
         **_identity(comparison, counts.nodes),
         "tokens": int(_sum(outputs, lambda reply: len(reply.token_ids))),
         "rounds": counts.rounds,
         "plain_rounds": counts.plain_rounds,
-        "draft_share": _quotient(_sum(outputs, lambda reply: reply.timings.draft_s), decode_s),
-        "verify_share": _quotient(_sum(outputs, lambda reply: reply.timings.verify_s), decode_s),
+        "draft_share": quotient(_sum(outputs, lambda reply: reply.timings.draft_s), decode_s),
+        "verify_share": quotient(_sum(outputs, lambda reply: reply.timings.verify_s), decode_s),
     }
 
 
@@ -187,14 +176,10 @@ def _sum(outputs: Sequence[Output], value: Callable[[Reply], float]) -> float:
 def _total_rate(outputs: Sequence[Output]) -> float | None:
     """Tokens per second, prefill included."""
     seconds = _sum(outputs, lambda reply: reply.timings.prefill_s + reply.timings.decode_s)
-    return _quotient(_sum(outputs, lambda reply: len(reply.token_ids)), seconds)
+    return quotient(_sum(outputs, lambda reply: len(reply.token_ids)), seconds)
 
 
 def _decode_rate(outputs: Sequence[Output]) -> float | None:
     """Tokens after the first, which is prefill's, per second of decoding."""
     tokens = _sum(outputs, lambda reply: max(len(reply.token_ids) - 1, 0))
-    return _quotient(tokens, _sum(outputs, lambda reply: reply.timings.decode_s))
-
-
-def _quotient(value: float | None, by: float | None) -> float | None:
-    return value / by if value is not None and by else None
+    return quotient(tokens, _sum(outputs, lambda reply: reply.timings.decode_s))

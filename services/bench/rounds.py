@@ -4,17 +4,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_at_least, rotated
 from slipstream.bench.questions import Question
 from slipstream.bench.rounds_figures import Sample
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.timing import Clock
-
-Advance = Callable[[str], None]
-"""Told the name of whoever has answered a question."""
-
-WARMUP_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +22,7 @@ class RoundsPlan:
     warmup: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 2), ("warmup", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+        require_at_least(self, max_new_tokens=2, warmup=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +65,7 @@ def run_rounds(
     samples: dict[str, list[Sample]] = {name: [] for name in answerers}
     names = tuple(answerers)
     for number, question in enumerate(plan.questions):
-        start = number % len(names)
-        for name in (*names[start:], *names[:start]):
+        for name in rotated(names, number):
             samples[name].append(_ask(answerers[name], question, plan.max_new_tokens, clock))
             advance(name)
     return samples

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.bench.figures import first_difference
+from slipstream.bench.identity import differences, positions
+from slipstream.bench.statistics import quotient
 from slipstream.core.results import Result, Timings
 
 EMBEDDED = "embedded"
@@ -56,24 +57,24 @@ def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
 
 def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]:
     num_rounds = sum(sample.num_rounds for sample in of)
-    differences = _differences(of, embedded)
+    different = _different(of, embedded)
     timings = [sample.result.stats.timings for sample in of]
     parts = embedded_parts(timings) if name == EMBEDDED else distributed_parts(timings)
     return {
         "tokens_per_s": _rate(of),
-        "ratio": _quotient(_rate(of), _rate(embedded)),
+        "ratio": quotient(_rate(of), _rate(embedded)),
         "decode_tokens_per_s": _decode_rate(of),
-        "ratio_decode": _quotient(_decode_rate(of), _decode_rate(embedded)),
+        "ratio_decode": quotient(_decode_rate(of), _decode_rate(embedded)),
         "requests": len(of),
         "tokens": sum(len(sample.result.token_ids) for sample in of),
         "rounds": num_rounds,
         "drafted_tokens": sum(at.result.stats.speculation.num_draft_tokens for at in of),
         "fallbacks": _fallbacks(of),
-        "identical": len(of) - len(differences),
-        "differences": differences,
+        "identical": len(of) - len(different),
+        "differences": different,
         "prefill_ms": 1000 * sum(at.prefill_s for at in timings) / len(of),
         "outside_ms": 1000 * sum(map(_outside_s, of)) / len(of),
-        "others_cpu_share": _quotient(_sum_others(of), sum(at.wall_s for at in of)),
+        "others_cpu_share": quotient(_sum_others(of), sum(at.wall_s for at in of)),
         "round_ms": {part: 1000 * s / max(num_rounds, 1) for part, s in parts.items()},
     }
 
@@ -112,16 +113,13 @@ def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
     }
 
 
-def _differences(of: Sequence[Sample], embedded: Sequence[Sample]) -> list[dict[str, Any]]:
+def _different(of: Sequence[Sample], embedded: Sequence[Sample]) -> list[dict[str, Any]]:
     """Questions whose tokens are not those of the embedded engine, and where they part."""
-    expected = {sample.question_id: sample.result.token_ids for sample in embedded}
-    found = []
-    for sample in of:
-        tokens = sample.result.token_ids
-        at = first_difference(tokens, expected[sample.question_id])
-        if at is not None:
-            found.append({"question_id": sample.question_id, "position": at})
-    return found
+    outputs, expected = (
+        [(sample.question_id, sample.result.token_ids) for sample in samples]
+        for samples in (of, embedded)
+    )
+    return positions(differences(outputs, dict(expected)))
 
 
 def _fallbacks(of: Sequence[Sample]) -> dict[str, int]:
@@ -141,13 +139,13 @@ def _outside_s(sample: Sample) -> float:
 def _rate(of: Sequence[Sample]) -> float | None:
     """Tokens per second as callers see it, prefill included."""
     tokens = sum(len(sample.result.token_ids) for sample in of)
-    return _quotient(tokens, sum(sample.wall_s for sample in of))
+    return quotient(tokens, sum(sample.wall_s for sample in of))
 
 
 def _decode_rate(of: Sequence[Sample]) -> float | None:
     """Tokens after the first, which is prefill's, per second of decoding."""
     tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in of)
-    return _quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
+    return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
 
 
 def _sum_others(of: Sequence[Sample]) -> float | None:
@@ -157,7 +155,3 @@ def _sum_others(of: Sequence[Sample]) -> float | None:
 
 def _sum(timings: Sequence[Timings], name: str) -> float:
     return float(sum(getattr(at, name) for at in timings))
-
-
-def _quotient(value: float | None, by: float | None) -> float | None:
-    return value / by if value is not None and by else None

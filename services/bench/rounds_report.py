@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from slipstream.bench.identity import position_text
 from slipstream.bench.report import fixed, table
 from slipstream.bench.rounds_figures import EMBEDDED, PARTS
 
@@ -72,9 +73,9 @@ def remarks(figures: Figures) -> list[str]:
     """What went another way than it should: other tokens, rounds without a draft."""
     lines = []
     for name, of in figures.items():
-        places = [f"{at['question_id']} at token {at['position']}" for at in of["differences"]]
-        if places:
-            lines.append(f"{name}: other tokens than {EMBEDDED} in question {'; '.join(places)}")
+        if places := of["differences"]:
+            where = position_text(places)
+            lines.append(f"{name}: other tokens than {EMBEDDED} in question {where}")
         if of["fallbacks"]:
             reasons = ", ".join(f"{count} {reason}" for reason, count in of["fallbacks"].items())
             lines.append(f"{name}: rounds without a draft: {reasons}")

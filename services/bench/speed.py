@@ -3,7 +3,7 @@
 Knows nothing of options, files and terminals.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,20 +15,21 @@ from slipstream.bench.figures import (
     divergences,
     method_figures,
 )
+from slipstream.bench.harness import (
+    WARMUP_TOKENS,
+    Advance,
+    require_at_least,
+    require_room,
+    rotated,
+)
 from slipstream.bench.margin import margin
 from slipstream.bench.methods import PLAIN, Method
 from slipstream.bench.questions import Question
-from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.types import SamplingParams
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 Outputs = Mapping[str, Sequence[Output]]
 """By the name of the method."""
-
-Advance = Callable[[str], None]
-"""Told the name of a method whenever it has finished a conversation."""
-
-WARMUP_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,7 @@ class SpeedPlan:
     all_turns: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("repeats", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+        require_at_least(self, max_new_tokens=1, repeats=1, warmup=0)
 
     @property
     def num_conversations(self) -> int:
@@ -75,12 +73,6 @@ def run_speed(plan: SpeedPlan, contenders: Contenders, *, advance: Advance) -> O
             outputs[method.name] += _converse(plan, contenders, method, question)
             advance(method.name)
     return outputs
-
-
-def rotated(methods: Sequence[Method], by: int) -> tuple[Method, ...]:
-    """`methods` beginning with another one for each `by`."""
-    start = by % len(methods)
-    return (*methods[start:], *methods[:start])
 
 
 def compare(plan: SpeedPlan, contenders: Contenders, outputs: Outputs) -> dict[str, Any]:
@@ -158,8 +150,4 @@ def _check_lengths(plan: SpeedPlan, contenders: Contenders) -> None:
     limit = engine.model.context_length
     for question in plan.questions:
         length = len(encode_prompt(engine.text, question.turns[0]))
-        if length + plan.max_new_tokens > limit:
-            raise PromptTooLong(
-                f"question {question.question_id} has {length} tokens, which with"
-                f" {plan.max_new_tokens} new ones exceed the context of {limit}"
-            )
+        require_room(question.question_id, length, plan.max_new_tokens, limit)

@@ -98,8 +98,8 @@ class AskFlags:
 
     def plan(self, load: LoadFlags) -> "ServePlan":
         """Raises `InvalidRequest` for what makes no sense."""
-        from slipstream.bench.serve.arms import parse_arms
-        from slipstream.bench.serve.plan import IntruderPlan, ServePlan, parse_points
+        from slipstream.bench.serve.configurations import parse_configurations
+        from slipstream.bench.serve.plan import LongPromptPlan, ServePlan, parse_points
         from slipstream.bench.serve.sample import Limits
 
         asks_nothing = not (load.concurrency.strip() or load.rates.strip())
@@ -108,7 +108,7 @@ class AskFlags:
             raise UnsupportedCombination("--plot draws loads, but --intruder-tokens measures none")
         return ServePlan(
             parse_points("1,2,4,8" if asks_nothing else load.concurrency, load.rates),
-            parse_arms(self.methods),
+            parse_configurations(self.methods),
             self.prompt_flags().questions(),
             SamplingParams(temperature=self.temperature, seed=self.seed),
             load.amount(),
@@ -117,7 +117,7 @@ class AskFlags:
             load.warmup,
             Limits(self.slo_ttft_ms, self.slo_tpot_ms),
             self.check_identity,
-            None if tokens is None else IntruderPlan(tokens),
+            None if tokens is None else LongPromptPlan(tokens),
         )
 
 
@@ -140,7 +140,7 @@ def serve(load: LoadFlags, ask: AskFlags, place: PlaceFlags, output: OutputFlags
     if ask.plot is not None:
         _draw(figures, ask.plot)
     environment = {**_environment(place, about), **_facts(ask, load, plan)}
-    name = "serve" if plan.intruder is None else "intruder"
+    name = "serve" if plan.long_prompt is None else "intruder"
     write(output, {"environment": environment, name: figures})
 
 
@@ -158,12 +158,12 @@ async def _measure(
 
 async def _figures(load: "Load") -> dict[str, Any]:
     from slipstream.bench.serve.figures import serve_figures
-    from slipstream.bench.serve.intruder import intruder_figures
-    from slipstream.bench.serve.run import find_references, run_intruders, run_serve
+    from slipstream.bench.serve.interference_figures import interference_figures
+    from slipstream.bench.serve.run import find_references, run_interference, run_serve
 
     plan = load.plan
-    if plan.intruder is not None:
-        return intruder_figures(await run_intruders(load, plan.intruder))
+    if plan.long_prompt is not None:
+        return interference_figures(await run_interference(load, plan.long_prompt))
     runs = await run_serve(load)
     references = await find_references(load, runs) if plan.checks_identity else None
     return serve_figures(plan, runs, references)
@@ -196,7 +196,7 @@ def _show(figures: dict[str, Any], plan: "ServePlan") -> None:
 
     console = figures_console()
     tables = [report.load_table, report.latency_table, report.ratio_table]
-    for make in tables if plan.intruder is None else [report.intruder_table]:
+    for make in tables if plan.long_prompt is None else [report.interference_table]:
         console.print(make(figures))
         console.print()
     for line in report.remarks(figures):

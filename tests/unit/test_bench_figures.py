@@ -11,9 +11,9 @@ from slipstream.bench.figures import (
     Reply,
     divergences,
     figures,
-    first_difference,
     method_figures,
 )
+from slipstream.bench.identity import first_difference
 from slipstream.bench.methods import parse_method
 from slipstream.core.results import Timings
 from slipstream.core.stats import Outcomes

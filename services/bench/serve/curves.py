@@ -1,4 +1,4 @@
-"""The figures under load as plots: one line an arm, over concurrency and over rate."""
+"""Figures under load as plots: one line a configuration, over concurrency and over rate."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +21,7 @@ _LATENCIES = {"ttft": "ttft_ms", "tpot": "tpot_ms"}
 
 
 def check_folder(folder: Path) -> None:
-    """Raises `InvalidRequest` for what can't become a folder, and what `check_plot` does."""
+    """Raise `InvalidRequest` for what can't become a folder, and what `check_plot` does."""
     if folder.exists() and not folder.is_dir():
         raise InvalidRequest(f"{folder} is a file, but plots go into a directory")
     check_plot(folder / "plot.png")
@@ -42,13 +42,13 @@ def save_curves(figures: Figures, folder: Path) -> list[Path]:
 
 
 def lines(points: Sequence[Figures], name: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Load and value of every point that has one, by the label of the line."""
+    """Return load and value of every point that has one, by the label of the line."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for label, value in _values(name).items():
-        for arm in points[0]["arms"]:
-            pairs = [(point["value"], value(point["arms"][arm])) for point in points]
+        for configuration in points[0]["arms"]:
+            pairs = [(point["value"], value(point["arms"][configuration])) for point in points]
             known = sorted((x, y) for x, y in pairs if y is not None)
-            found[f"{arm}{label}"] = ([x for x, _ in known], [y for _, y in known])
+            found[f"{configuration}{label}"] = ([x for x, _ in known], [y for _, y in known])
     return found
 
 
@@ -65,8 +65,10 @@ def _ranked(key: str, rank: str, of: Figures) -> float | None:
 
 
 def _draw(points: Sequence[Figures], name: str, axes: Any) -> None:
-    """Both percentiles of an arm have its colour; loads are usually doubled, so is the axis."""
-    colours = {arm: f"C{number}" for number, arm in enumerate(points[0]["arms"])}
+    """Draw one colour a configuration; loads are usually doubled, and so is the axis."""
+    colours = {
+        configuration: f"C{number}" for number, configuration in enumerate(points[0]["arms"])
+    }
     for label, (x, y) in lines(points, name).items():
         style = "--" if label.endswith(" p99") else "-"
         colour = colours[label.partition(" ")[0]]

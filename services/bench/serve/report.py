@@ -1,14 +1,15 @@
-"""The figures under load as tables for people. The numbers are made elsewhere."""
+"""Tables of the figures under load."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
+from slipstream.bench.identity import position_text
 from slipstream.bench.report import fixed, table
-from slipstream.bench.serve.distributions import PERCENTS
+from slipstream.bench.serve.figures import BETTER
 from slipstream.bench.serve.plan import Point
-from slipstream.bench.serve.ratios import BETTER
+from slipstream.bench.statistics import PERCENTS
 
 Figures = Mapping[str, Any]
 
@@ -23,7 +24,7 @@ _BASELINES = {BETTER: "the better, each time"}
 
 
 def load_table(figures: Figures) -> Table:
-    """One row for each point and arm: how much was done, and what it cost a user."""
+    """Return throughput and latency, one row for each point and configuration."""
     shown = table(
         "load",
         "method",
@@ -40,10 +41,10 @@ def load_table(figures: Figures) -> Table:
         "identical",
         "errors",
     )
-    for name, arm, of in _rows(figures):
+    for name, configuration, of in _rows(figures):
         shown.add_row(
             name,
-            arm,
+            configuration,
             fixed(of["tokens_per_s"], 1),
             fixed(of["steady_tokens_per_s"], 1),
             fixed((of["over_one_plain"] or {}).get("median"), 2, "x"),
@@ -61,17 +62,19 @@ def load_table(figures: Figures) -> Table:
 
 
 def latency_table(figures: Figures) -> Table:
-    """Every latency of each point and arm, in milliseconds."""
+    """Return every latency of each point and configuration, in milliseconds."""
     shown = table("ms", "load", "method", *(f"p{percent}" for percent in PERCENTS), "mean")
     for measure, label in _MEASURES.items():
-        for name, arm, of in _rows(figures):
+        for name, configuration, of in _rows(figures):
             if of[measure] is not None:
-                shown.add_row(label, name, arm, *(fixed(ms, 1) for ms in of[measure].values()))
+                shown.add_row(
+                    label, name, configuration, *(fixed(ms, 1) for ms in of[measure].values())
+                )
     return shown
 
 
 def ratio_table(figures: Figures) -> Table:
-    """Tokens per second of arms over those of others, run by run."""
+    """Return tokens per second of configurations over those of others, run by run."""
     shown = table("ratio", "load", "over", "median", "interval", "confidence", "pairs")
     for point in figures["points"]:
         for subject, against in point["ratios"].items():
@@ -81,8 +84,8 @@ def ratio_table(figures: Figures) -> Table:
     return shown
 
 
-def intruder_table(figures: Figures) -> Table:
-    """One row for each point and arm: what the running sessions felt of the long prompt."""
+def interference_table(figures: Figures) -> Table:
+    """Return how a long prompt slowed the running sessions, one row for each configuration."""
     windows = ("before", "during", "after")
     shown = table(
         "load",
@@ -93,13 +96,13 @@ def intruder_table(figures: Figures) -> Table:
         "confidence",
         "pairs",
         *(f"longest gap {window} ms" for window in windows),
-        "intruder's first token ms",
+        "long prompt's first token ms",
         "errors",
     )
-    for name, arm, of in _rows(figures):
+    for name, configuration, of in _rows(figures):
         shown.add_row(
             name,
-            arm,
+            configuration,
             *(fixed(of[f"{window}_ms"], 1) for window in windows),
             *_interval(of["ratio"]),
             *(fixed(of[f"{window}_gap_ms"], 1) for window in windows),
@@ -110,24 +113,24 @@ def intruder_table(figures: Figures) -> Table:
 
 
 def remarks(figures: Figures) -> list[str]:
-    """What went another way than it should: errors, other tokens, rounds without a draft."""
+    """Return what went wrong: errors, other tokens, rounds without a draft."""
     lines = []
-    for name, arm, of in _rows(figures):
+    for name, configuration, of in _rows(figures):
         for kind, count in of["errors"].items():
-            lines.append(f"{name}, {arm}: {count} {kind}: {of['error_examples'][kind]}")
+            lines.append(f"{name}, {configuration}: {count} {kind}: {of['error_examples'][kind]}")
         if reasons := of.get("fallbacks"):
             said = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            lines.append(f"{name}, {arm}: rounds without a draft: {said}")
+            lines.append(f"{name}, {configuration}: rounds without a draft: {said}")
         if places := (of.get("identity") or {}).get("differences"):
-            said = "; ".join(f"{at['question_id']} at token {at['position']}" for at in places)
-            lines.append(f"{name}, {arm}: other tokens than alone in question {said}")
+            said = position_text(places)
+            lines.append(f"{name}, {configuration}: other tokens than alone in question {said}")
     return lines
 
 
 def _rows(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
     for point in figures["points"]:
-        for arm, of in point["arms"].items():
-            yield _name(point), arm, of
+        for configuration, of in point["arms"].items():
+            yield _name(point), configuration, of
 
 
 def _name(point: Figures) -> str:

@@ -1,4 +1,4 @@
-"""Open-loop load: users come when they come, answered or not. Clock and chance are arguments."""
+"""Open and closed loops of load. The clock and random numbers are arguments."""
 
 import asyncio
 import random
@@ -12,19 +12,23 @@ from slipstream.bench.serve.sample import Sample
 from slipstream.core.timing import Clock
 
 Send = Callable[[Question, float], Awaitable[Sample]]
-"""Sends a question whose user came at that time, and reads the answer to its end."""
+"""Sends a question that was due at that time, and reads the answer to its end."""
+
+
+AFTER_FAILURE_S = 0.1
+"""Pause of a user whose request failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How time passes: what the clock shows in seconds, and how to wait for some."""
+    """Clock in seconds, and how to wait for some."""
 
     clock: Clock = time.perf_counter
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
 
 def poisson_times(rate: float, rng: random.Random) -> Iterator[float]:
-    """Seconds at which users come, ascending without an end: `rate` a second, independently."""
+    """Yield the seconds at which users come, without end: `rate` a second, independently."""
     now = 0.0
     while True:
         now += rng.expovariate(rate)
@@ -34,7 +38,7 @@ def poisson_times(rate: float, rng: random.Random) -> Iterator[float]:
 def schedule(
     rate: float, rng: random.Random, *, count: int | None = None, seconds: float | None = None
 ) -> list[float]:
-    """The first `count` of the times, or those within `seconds`."""
+    """Return the first `count` of the times, or those within `seconds`."""
     times = poisson_times(rate, rng)
     if seconds is not None:
         return list(takewhile(lambda at: at < seconds, times))
@@ -66,3 +70,33 @@ async def _until(at_s: float, pace: Pace) -> None:
     # Once more where the sleep was short: it may end a little before the clock is there.
     while (left_s := at_s - pace.clock()) > 0:
         await pace.sleep(left_s)
+
+
+async def closed_loop(
+    concurrency: int,
+    asked: Iterator[Question],
+    send: Send,
+    *,
+    pace: Pace,
+    seconds: float | None = None,
+) -> list[Sample]:
+    """Have so many users send the next question when the last is answered.
+
+    Ends after all that is asked, or takes no more after `seconds`.
+    """
+    samples: list[Sample] = []
+    begun = pace.clock()
+
+    async def work() -> None:
+        for question in asked:  # which all workers take from
+            now = pace.clock()
+            if seconds is not None and now - begun >= seconds:
+                return
+            samples.append(sample := await send(question, now))
+            if sample.failure is not None:
+                await pace.sleep(AFTER_FAILURE_S)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+    return samples

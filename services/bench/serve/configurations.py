@@ -1,4 +1,4 @@
-"""What is compared under load: ways to speculate that one engine or router takes per request.
+"""Configurations under load: ways to speculate that one engine or router takes per request.
 
 Pure. Names are those of `bench speed`, and `auto` (the default) and `forced` (the same in every
 round); what needs another engine, another draft model or other numerics is refused.
@@ -14,7 +14,7 @@ from slipstream.core.options import SpeculationOptions
 AUTO = "auto"
 FORCED = "forced"
 BASELINES = (PLAIN, FORCED)
-"""What the others are measured against, where they are asked for."""
+"""Configurations that others are measured against."""
 
 _MEANING = {AUTO: "best", FORCED: "best+forced"}
 _NUMERICS = frozenset({"fast", "invariant"})
@@ -22,31 +22,31 @@ _NEEDS_ENGINE = frozenset({"hf", "vanilla"})
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """One way to speculate, under the name it was asked for by."""
+class Configuration:
+    """Way to speculate, and its name on the command line."""
 
     name: str
     options: SpeculationOptions
     method: Method
 
     def is_comparable(self, *, is_greedy: bool) -> bool:
-        """Whether the tokens of plain decoding are to be expected."""
+        """Return whether the tokens of plain decoding are to be expected."""
         return self.method.is_comparable(is_greedy=is_greedy)
 
 
-def parse_arms(text: str) -> tuple[Arm, ...]:
-    """The arms in a list with commas. Raises `InvalidRequest` for what no request can ask for."""
+def parse_configurations(text: str) -> tuple[Configuration, ...]:
+    """Parse a list with commas. Raises `InvalidRequest` for what no request can ask for."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequest(f"method {name!r} is named twice")
-    return tuple(map(parse_arm, names))
+    return tuple(map(parse_configuration, names))
 
 
-def parse_arm(name: str) -> Arm:
-    """One arm by name. See `parse_arms`."""
+def parse_configuration(name: str) -> Configuration:
+    """Parse one configuration by name. See `parse_configurations`."""
     head, *modifiers = name.split("+")
     if numerics := sorted(_NUMERICS.intersection(modifiers)):
         raise UnsupportedCombination(
@@ -62,11 +62,11 @@ def parse_arm(name: str) -> Arm:
     options = method.options
     if method.base in ("glide", "ngram"):
         options = replace(options, drafter=method.base)
-    return Arm(name, options, method)
+    return Configuration(name, options, method)
 
 
 def baselines(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Who is measured against whom: subjects, and baselines among these arms.
+    """Return the subjects of ratios, and their baselines, among these configurations.
 
     `forced` is a subject where there is no other.
     """

@@ -1,6 +1,6 @@
-"""Keeps sessions running, lets a long prompt come among them, and goes on for a while.
+"""Interference of a long prompt: sessions run, the prompt comes among them, and they go on.
 
-How long is said in tokens, so that it means the same on any machine. Knows no figures.
+Durations are in tokens, so that they mean the same on any machine.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ from itertools import cycle, islice
 from typing import Protocol
 
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.intruder import Intrusion
-from slipstream.bench.serve.request import GoesOn
+from slipstream.bench.serve.interference_figures import InterferenceRun
+from slipstream.bench.serve.load import GoesOn
 from slipstream.bench.serve.sample import Sample
 from slipstream.core.timing import Clock
 
@@ -19,22 +19,22 @@ _STRIDE = 101
 """A prime, so that the numbers take many turns before one begins where another did."""
 
 
-class Asked(Protocol):
+class Ask(Protocol):
     """Sends a question now, and reads on while `goes_on` says so."""
 
     async def __call__(self, question: Question, *, goes_on: GoesOn) -> Sample: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
-    """So many sessions, and how many tokens each gets on average before the intruder and after."""
+class RunningSessions:
+    """Number of sessions, and the tokens each gets on average before the long prompt and after."""
 
     size: int
     window_tokens: int
 
 
-def intruder_prompt(words: Sequence[int], num_tokens: int, *, number: int) -> tuple[int, ...]:
-    """A prompt of so many of these token ids, over and over; each number begins elsewhere.
+def long_prompt(words: Sequence[int], num_tokens: int, *, number: int) -> tuple[int, ...]:
+    """Return so many of these token ids, over and over; each number begins elsewhere.
 
     So no prompt has been read before, unless there are more numbers than words.
     """
@@ -42,45 +42,45 @@ def intruder_prompt(words: Sequence[int], num_tokens: int, *, number: int) -> tu
     return tuple(islice(cycle(words), start, start + num_tokens))
 
 
-async def intrude(
-    crowd: Crowd,
-    asked: Iterator[Question],
-    ask: Asked,
-    come: Callable[[], Awaitable[Sample]],
+async def interfere(
+    running: RunningSessions,
+    questions: Iterator[Question],
+    ask: Ask,
+    send_prompt: Callable[[], Awaitable[Sample]],
     *,
     clock: Clock,
-) -> Intrusion:
-    """Run the sessions until the intruder has had its first token and they theirs after it.
+) -> InterferenceRun:
+    """Run sessions until the long prompt has had its first token, and they theirs after it.
 
-    `asked` has no end. A session whose request fails ends there.
+    `questions` has no end. A session whose request fails ends there.
     """
-    sessions = _Sessions(crowd.size)
+    sessions = _Sessions(running.size)
     samples: list[Sample] = []
-    intruder = None
+    prompt = None
     async with asyncio.TaskGroup() as group:
-        for number in range(crowd.size):
-            group.create_task(_work(number, sessions, asked, ask, samples))
+        for number in range(running.size):
+            group.create_task(_work(number, sessions, questions, ask, samples))
         begun_s = ended_s = clock()
         if await sessions.all_begun():
             begun_s = clock()
-            if await sessions.more(crowd.size * crowd.window_tokens):
-                intruder = await come()
-                await sessions.more(crowd.size * crowd.window_tokens)
+            if await sessions.more(running.size * running.window_tokens):
+                prompt = await send_prompt()
+                await sessions.more(running.size * running.window_tokens)
             ended_s = clock()
         sessions.is_over = True
-    return Intrusion(samples, begun_s, ended_s, intruder)
+    return InterferenceRun(samples, begun_s, ended_s, prompt)
 
 
 async def _work(
     number: int,
     sessions: "_Sessions",
-    asked: Iterator[Question],
-    ask: Asked,
+    questions: Iterator[Question],
+    ask: Ask,
     samples: list[Sample],
 ) -> None:
     try:
         while not sessions.is_over:
-            sample = await ask(next(asked), goes_on=sessions.counter(number))
+            sample = await ask(next(questions), goes_on=sessions.counter(number))
             samples.append(sample)
             if sample.failure is not None:
                 return
@@ -89,7 +89,7 @@ async def _work(
 
 
 class _Sessions:
-    """How far the sessions are, for whoever waits for them."""
+    """Progress of all sessions, which can be waited for."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -100,7 +100,7 @@ class _Sessions:
         self.is_over = False
 
     def counter(self, number: int) -> GoesOn:
-        """Counts the tokens of one session."""
+        """Return what counts the tokens of one session."""
 
         def count(num_tokens: int) -> bool:
             if num_tokens:
@@ -112,7 +112,7 @@ class _Sessions:
         return count
 
     def left(self) -> None:
-        """One session has ended."""
+        """Note that a session has ended."""
         self._num_running -= 1
         self._changed.set()
 

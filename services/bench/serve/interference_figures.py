@@ -1,14 +1,14 @@
-"""What a long prompt does to the sessions that run when it comes. Pure; knows no clock."""
+"""Interference of a long prompt with the sessions that run when it comes. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from slipstream.bench.serve.distributions import median_interval
 from slipstream.bench.serve.figures import failures
 from slipstream.bench.serve.plan import Point
 from slipstream.bench.serve.sample import Sample
+from slipstream.bench.statistics import median_interval
 from slipstream.core.errors import InvalidRequest
 
 WINDOWS = ("before", "during", "after")
@@ -16,7 +16,7 @@ WINDOWS = ("before", "during", "after")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A span of time."""
+    """Span of time."""
 
     start_s: float
     end_s: float
@@ -29,22 +29,22 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Intrusion:
-    """One run: the sessions, the intruder among them, and from when to when all of them ran.
+class InterferenceRun:
+    """Run of the sessions, the long prompt among them, and from when to when all of them ran.
 
-    `intruder` is None where the sessions failed before it could come.
+    `long_prompt` is None where the sessions failed before it could come.
     """
 
     samples: Sequence[Sample]
     begun_s: float
     ended_s: float
-    intruder: Sample | None
+    long_prompt: Sample | None
 
     def windows(self) -> dict[str, Window]:
-        """Before it came, until its first token, and after; none without a first token."""
-        if self.intruder is None or not self.intruder.marks:
+        """Return the windows before it came, until its first token, and after, if it had one."""
+        if self.long_prompt is None or not self.long_prompt.marks:
             return {}
-        came_s, first_s = self.intruder.sent_s, self.intruder.marks[0].at_s
+        came_s, first_s = self.long_prompt.sent_s, self.long_prompt.marks[0].at_s
         return {
             "before": Window(self.begun_s, came_s),
             "during": Window(came_s, first_s),
@@ -52,12 +52,12 @@ class Intrusion:
         }
 
 
-Intrusions = Mapping[Point, Mapping[str, Sequence[Intrusion]]]
-"""By point and by the name of the arm, one a repeat."""
+InterferenceRuns = Mapping[Point, Mapping[str, Sequence[InterferenceRun]]]
+"""Runs by point and by the name of the configuration, one a repeat."""
 
 
 def time_per_token(samples: Sequence[Sample], window: Window) -> float | None:
-    """Seconds that sessions decoded within the window, over the tokens that they got for them.
+    """Return the seconds that sessions decoded within the window, over the tokens of these.
 
     A session decodes from its first token to its last. Tokens count by the part of the wait for
     them that lies in the window: those of a wait that is longer than it are not lost. None where
@@ -74,7 +74,7 @@ def time_per_token(samples: Sequence[Sample], window: Window) -> float | None:
 
 
 def longest_gap(samples: Sequence[Sample], window: Window) -> float | None:
-    """The longest that a session waited between two chunks, of which it spent a part here."""
+    """Return the longest wait between two chunks that overlaps the window."""
     gaps = [
         after.at_s - before.at_s
         for sample in samples
@@ -84,24 +84,24 @@ def longest_gap(samples: Sequence[Sample], window: Window) -> float | None:
     return max(gaps, default=None)
 
 
-def intruder_figures(intrusions: Intrusions) -> dict[str, Any]:
-    """`{"points": [...]}`: times per token around the intruder, for each point and arm."""
+def interference_figures(interference: InterferenceRuns) -> dict[str, Any]:
+    """Return `{"points": [...]}`: times per token before, during and after the prompt."""
     return {
         "points": [
             {
                 "kind": point.kind,
                 "value": point.value,
-                "arms": {name: _arm(runs) for name, runs in by_arm.items()},
+                "arms": {name: _configuration(runs) for name, runs in by_configuration.items()},
             }
-            for point, by_arm in intrusions.items()
+            for point, by_configuration in interference.items()
         ]
     }
 
 
-def _arm(runs: Sequence[Intrusion]) -> dict[str, Any]:
+def _configuration(runs: Sequence[InterferenceRun]) -> dict[str, Any]:
     each = [_run(run) for run in runs]
     samples = [sample for run in runs for sample in run.samples]
-    intruders = [run.intruder for run in runs if run.intruder is not None]
+    long_prompts = [run.long_prompt for run in runs if run.long_prompt is not None]
     ratio = _interval(each, "ratio")
     return {
         "runs": each,
@@ -110,12 +110,12 @@ def _arm(runs: Sequence[Intrusion]) -> dict[str, Any]:
         "ratio": ratio,
         "intruder_ttft_ms": _median(each, "intruder_ttft_ms"),
         "intruder_cached_tokens": _median(each, "intruder_cached_tokens"),
-        **failures([*samples, *intruders]),
+        **failures([*samples, *long_prompts]),
     }
 
 
-def _run(run: Intrusion) -> dict[str, float | None]:
-    """In milliseconds; None for what did not happen."""
+def _run(run: InterferenceRun) -> dict[str, float | None]:
+    """Return figures in milliseconds; None for what did not happen."""
     windows = run.windows()
     figures: dict[str, float | None] = {}
     for name in WINDOWS:
@@ -124,10 +124,10 @@ def _run(run: Intrusion) -> dict[str, float | None]:
         figures[f"{name}_gap_ms"] = _ms(longest_gap, run.samples, window)
     before, during = figures["before_ms"], figures["during_ms"]
     figures["ratio"] = during / before if before and during is not None else None
-    intruder = run.intruder
-    ttft_s = None if intruder is None else intruder.ttft_s
+    prompt = run.long_prompt
+    ttft_s = None if prompt is None else prompt.ttft_s
     figures["intruder_ttft_ms"] = None if ttft_s is None else 1000 * ttft_s
-    stats = None if intruder is None else intruder.stats
+    stats = None if prompt is None else prompt.stats
     figures["intruder_cached_tokens"] = None if stats is None else stats.num_cached_tokens
     return figures
 
@@ -142,7 +142,7 @@ def _ms(
 
 
 def _inside_s(start_s: float, end_s: float, window: Window) -> float:
-    """How much of a span lies in the window."""
+    """Return how much of a span lies in the window."""
     return max(min(end_s, window.end_s) - max(start_s, window.start_s), 0.0)
 
 
