@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from slipstream.bench.harness import parse_names, require_distinct
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -73,14 +74,9 @@ def parse_methods(text: str, *, numerics: Numerics = "invariant") -> tuple[Metho
 
     Raises `InvalidRequest` for anything that the grammar or the engines don't know.
     """
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
+    names = parse_names(text, "method")
     methods = tuple(parse_method(name, numerics=numerics) for name in names)
-    found = [method.name for method in methods]
-    for name in found:
-        if found.count(name) > 1:
-            raise InvalidRequest(f"method {name!r} is named twice")
+    require_distinct([method.name for method in methods], "method")
     return methods
 
 

@@ -107,13 +107,29 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def table(first: str, *others: str) -> Table:
-    """An empty table: names on the left, numbers on the right."""
-    empty = Table(box=None, pad_edge=False, header_style="bold")
+def table(first: str, *others: str, title: str | None = None) -> Table:
+    """Return an empty table: names on the left, numbers on the right."""
+    empty = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
     empty.add_column(first, no_wrap=True)
     for name in others:
         empty.add_column(name, justify="right", overflow="fold")
     return empty
+
+
+def markdown(shown: Table) -> str:
+    """Return a table with its title as Markdown."""
+    heads = [str(column.header) for column in shown.columns]
+    rows = zip(*(map(str, column.cells) for column in shown.columns), strict=True)
+    rules = ["---", *["---:"] * (len(heads) - 1)]
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
+    return "\n".join([f"**{shown.title}**", "", *lines])
 
 
 def fixed(value: float | None, digits: int, unit: str = "") -> str:

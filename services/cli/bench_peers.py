@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from slipstream.bench.peers.arms import concurrent_arms, parse_arms, parse_endpoints
+from slipstream.bench.peers.configurations import concurrent_configs, parse_configs, parse_endpoints
 from slipstream.bench.peers.plan import PeersPlan, parse_concurrencies
 from slipstream.cli.bench_flags import (
     LimitOption,
@@ -25,7 +25,7 @@ from slipstream.cli.up import StackFlags
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 
 if TYPE_CHECKING:
-    from slipstream.bench.peers.outfit import Outfit
+    from slipstream.bench.peers.options import PeerOptions
     from slipstream.bench.peers.run import Record
     from slipstream.text.tokenizer import TextTokenizer
 
@@ -105,7 +105,7 @@ class PageFlags:
 
             check(self.markdown)
         if self.plot is not None:
-            from slipstream.bench.serve.curves import check_folder
+            from slipstream.bench.charts import check_folder
 
             check_folder(self.plot)
 
@@ -123,8 +123,8 @@ def peers(
     pages.check()
     check_writable(output)
     endpoints = parse_endpoints(who.endpoint)
-    arms = parse_arms(who.arms, endpoints)
-    at_once = concurrent_arms(arms, ask.concurrent_arms)
+    arms = parse_configs(who.arms, endpoints)
+    at_once = concurrent_configs(arms, ask.concurrent_arms)
     questions = ask.prompt_flags().questions()
     concurrencies = parse_concurrencies(ask.concurrency)
     StackFlags(models.target, models.draft).fetch()
@@ -141,20 +141,20 @@ def peers(
         ask.warmup,
         ask.settle_s,
     )
-    outfit = _outfit(who, models, plan)
+    options = _outfit(who, models, plan)
     _check_lengths(plan, models.target)
-    record = _measured(plan, outfit)
-    _finish(record, plan, tokenizer, pages, output, _facts(ask, models, plan, outfit))
+    record = _measured(plan, options)
+    _finish(record, plan, tokenizer, pages, output, _facts(ask, models, plan, options))
 
 
-def _measured(plan: PeersPlan, outfit: "Outfit") -> "Record":
-    """Everything that was seen; what there is of it, where somebody interrupts."""
+def _measured(plan: PeersPlan, options: "PeerOptions") -> "Record":
+    """Everything that was found; what there is of it, where somebody interrupts."""
     from slipstream.bench.peers.run import Record, run_peers
 
     record = Record()
     try:
         with _interrupted_by_sigterm(), step_bar(plan.num_steps) as advance:
-            run_peers(plan, outfit, record, advance=advance)
+            run_peers(plan, options, record, advance=advance)
     except KeyboardInterrupt:
         if not record.samples:
             raise
@@ -171,8 +171,8 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _outfit(who: ArmFlags, models: ModelFlags, plan: PeersPlan) -> "Outfit":
-    from slipstream.bench.peers.outfit import Outfit
+def _outfit(who: ArmFlags, models: ModelFlags, plan: PeersPlan) -> "PeerOptions":
+    from slipstream.bench.peers.options import PeerOptions
 
     stack = StackFlags(
         models.target,
@@ -182,7 +182,7 @@ def _outfit(who: ArmFlags, models: ModelFlags, plan: PeersPlan) -> "Outfit":
         device=models.device,
         profile=models.profile,
     )
-    return Outfit(
+    return PeerOptions(
         models.target,
         models.draft,
         models.dtype,
@@ -223,12 +223,11 @@ def _finish(
     from slipstream.bench.peers import report
     from slipstream.bench.peers.figures import peers_figures
 
-    figures = peers_figures(record, plan.arms, tokenizer.decode)
+    figures = peers_figures(record, plan.configs, tokenizer.decode)
     write(output, {"environment": facts, "peers": figures})
     console = figures_console()
-    for rows in report.tables(figures):
-        console.print(rows.title, style="bold")
-        console.print(rows.shown())
+    for shown in report.tables(figures):
+        console.print(shown)
         console.print()
     for line in report.lines(figures):
         console.print(line, markup=False, soft_wrap=True)
@@ -241,7 +240,9 @@ def _finish(
             console.print(f"plot {path}", markup=False, soft_wrap=True)
 
 
-def _facts(ask: AskFlags, models: ModelFlags, plan: PeersPlan, outfit: "Outfit") -> dict[str, Any]:
+def _facts(
+    ask: AskFlags, models: ModelFlags, plan: PeersPlan, options: "PeerOptions"
+) -> dict[str, Any]:
     from slipstream.bench.environment import environment, running_dtype
     from slipstream.models.store.digests import file_digest, weights_digests
     from slipstream.models.store.resolve import find_local
@@ -253,9 +254,9 @@ def _facts(ask: AskFlags, models: ModelFlags, plan: PeersPlan, outfit: "Outfit")
         "target": models.target,
         "draft": models.draft,
         "dtype": running_dtype(models.dtype, models.device),
-        "threads": outfit.threads,
+        "threads": options.threads,
         "weights_sha256": {models.target: weights_digests(find_local(models.target))},
-        "assistant": outfit.assistant,
+        "assistant": options.assistant,
         "prompts": prompts.name,
         "prompts_sha256": file_digest(prompts),
         "num_prompts": len(plan.prompts),

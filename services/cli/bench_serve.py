@@ -88,7 +88,7 @@ class AskFlags:
     def check(self) -> None:
         """Raises an error for plots that can't be drawn."""
         if self.plot is not None:
-            from slipstream.bench.serve.curves import check_folder
+            from slipstream.bench.charts import check_folder
 
             check_folder(self.plot)
 
@@ -98,7 +98,7 @@ class AskFlags:
 
     def plan(self, load: LoadFlags) -> "ServePlan":
         """Raises `InvalidRequest` for what makes no sense."""
-        from slipstream.bench.serve.configurations import parse_configurations
+        from slipstream.bench.serve.configurations import parse_configs
         from slipstream.bench.serve.plan import LongPromptPlan, ServePlan, parse_points
         from slipstream.bench.serve.sample import Limits
 
@@ -108,7 +108,7 @@ class AskFlags:
             raise UnsupportedCombination("--plot draws loads, but --intruder-tokens measures none")
         return ServePlan(
             parse_points("1,2,4,8" if asks_nothing else load.concurrency, load.rates),
-            parse_configurations(self.methods),
+            parse_configs(self.methods),
             self.prompt_flags().questions(),
             SamplingParams(temperature=self.temperature, seed=self.seed),
             load.amount(),

@@ -1,4 +1,4 @@
-"""`slipstream bench serve` on tiny models: in this process and behind a router, every kind of load."""
+"""`slipstream bench serve` on tiny models: embedded and behind a router, every kind of load."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import pytest
 import fleet
 from cluster import running
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.configurations import parse_configurations
+from slipstream.bench.serve.configurations import parse_configs
 from slipstream.bench.serve.figures import serve_figures
 from slipstream.bench.serve.load import Load
 from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
@@ -128,7 +128,7 @@ def test_a_router_is_asked_as_engines_of_ones_own_are(target, tmp_path):
 async def test_behind_a_router_what_it_refuses_is_counted_and_the_rest_is_measured(target):
     plan = ServePlan(
         parse_points("4", ""),
-        parse_configurations("plain,forced"),
+        parse_configs("plain,forced"),
         QUESTIONS,
         SamplingParams(),
         Amount(requests=12),

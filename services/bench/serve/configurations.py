@@ -7,8 +7,9 @@ round); what needs another engine, another draft model or other numerics is refu
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from slipstream.bench.harness import parse_names
 from slipstream.bench.methods import PLAIN, Method, parse_method
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.options import SpeculationOptions
 
 AUTO = "auto"
@@ -34,18 +35,12 @@ class Configuration:
         return self.method.is_comparable(is_greedy=is_greedy)
 
 
-def parse_configurations(text: str) -> tuple[Configuration, ...]:
+def parse_configs(text: str) -> tuple[Configuration, ...]:
     """Parse a list with commas. Raises `InvalidRequest` for what no request can ask for."""
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidRequest(f"method {name!r} is named twice")
-    return tuple(map(parse_configuration, names))
+    return tuple(map(parse_config, parse_names(text, "method")))
 
 
-def parse_configuration(name: str) -> Configuration:
+def parse_config(name: str) -> Configuration:
     """Parse one configuration by name. See `parse_configurations`."""
     head, *modifiers = name.split("+")
     if numerics := sorted(_NUMERICS.intersection(modifiers)):

@@ -37,23 +37,21 @@ def serve_figures(
     """Return `{"points": [...]}`: each with figures of its configurations, and their ratios."""
     single = runs.get(ONE_SESSION, {}).get(PLAIN)
     points = []
-    for point, by_configuration in runs.items():
-        configurations = {
-            name: configuration_figures(of, plan.limits) for name, of in by_configuration.items()
-        }
-        for configuration in plan.configurations:
-            of, figures = by_configuration[configuration.name], configurations[configuration.name]
+    for point, by_config in runs.items():
+        configs = {name: config_figures(of, plan.limits) for name, of in by_config.items()}
+        for config in plan.configs:
+            of, figures = by_config[config.name], configs[config.name]
             figures["over_one_plain"] = None if single is None else over(of, single)
             figures["identity"] = None
             if references is not None:
-                expected = configuration.is_comparable(is_greedy=plan.sampling.is_greedy)
+                expected = config.is_comparable(is_greedy=plan.sampling.is_greedy)
                 figures["identity"] = identity(_samples(of), references, is_expected=expected)
-        facts = {"kind": point.kind, "value": point.value, "arms": configurations}
-        points.append(facts | point_ratios(rates(by_configuration)))
+        facts = {"kind": point.kind, "value": point.value, "arms": configs}
+        points.append(facts | point_ratios(rates(by_config)))
     return {"points": points}
 
 
-def configuration_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
+def config_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
     """Return figures at one point: speeds are medians over runs, latencies of all requests."""
     samples = _samples(runs)
     finished = [sample for sample in samples if sample.is_finished]

@@ -91,14 +91,14 @@ def interference_figures(interference: InterferenceRuns) -> dict[str, Any]:
             {
                 "kind": point.kind,
                 "value": point.value,
-                "arms": {name: _configuration(runs) for name, runs in by_configuration.items()},
+                "arms": {name: _config(runs) for name, runs in by_config.items()},
             }
-            for point, by_configuration in interference.items()
+            for point, by_config in interference.items()
         ]
     }
 
 
-def _configuration(runs: Sequence[InterferenceRun]) -> dict[str, Any]:
+def _config(runs: Sequence[InterferenceRun]) -> dict[str, Any]:
     each = [_run(run) for run in runs]
     samples = [sample for run in runs for sample in run.samples]
     long_prompts = [run.long_prompt for run in runs if run.long_prompt is not None]

@@ -102,7 +102,7 @@ class Load:
     pace: Pace = field(default_factory=Pace)
 
     def request(
-        self, question: Question, configuration: Configuration, *, most: int | None = None
+        self, question: Question, config: Configuration, *, most: int | None = None
     ) -> Request:
         """Return a question as it is sent, with at most `most` tokens."""
         limit = self.plan.max_new_tokens
@@ -111,14 +111,14 @@ class Load:
             question.turns[0],
             limit if most is None else min(most, limit),
             self.plan.sampling,
-            configuration.options,
+            config.options,
         )
 
-    def sender(self, configuration: Configuration, *, most: int | None = None) -> Send:
+    def sender(self, config: Configuration, *, most: int | None = None) -> Send:
         """Return what sends questions for a configuration."""
 
         async def ask(question: Question, due_s: float) -> Sample:
-            return await self.send(self.request(question, configuration, most=most), due_s)
+            return await self.send(self.request(question, config, most=most), due_s)
 
         return ask
 
@@ -135,8 +135,8 @@ async def prepare(load: Load) -> None:
     """
     plan = load.plan
     await _check_lengths(load)
-    for configuration in plan.configurations:
-        request = load.request(plan.questions[0], configuration, most=WARMUP_TOKENS)
+    for config in plan.configs:
+        request = load.request(plan.questions[0], config, most=WARMUP_TOKENS)
         await load.client.generate(
             request.prompt,
             max_tokens=request.max_tokens,
@@ -144,16 +144,16 @@ async def prepare(load: Load) -> None:
             speculation=request.speculation,
         )
     for point in plan.points if plan.warmup else ():
-        for configuration in plan.configurations:
-            await _warm_up(load, point, configuration)
-            load.advance(configuration.name)
+        for config in plan.configs:
+            await _warm_up(load, point, config)
+            load.advance(config.name)
 
 
-async def _warm_up(load: Load, point: Point, configuration: Configuration) -> None:
+async def _warm_up(load: Load, point: Point, config: Configuration) -> None:
     """Take short answers that are not measured; failures come again where they count."""
     width = point.concurrency or 1
     asked = islice(cycle(load.plan.questions), width * load.plan.warmup)
-    await closed_loop(width, asked, load.sender(configuration, most=WARMUP_TOKENS), pace=load.pace)
+    await closed_loop(width, asked, load.sender(config, most=WARMUP_TOKENS), pace=load.pace)
 
 
 async def _check_lengths(load: Load) -> None:

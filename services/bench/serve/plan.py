@@ -101,7 +101,7 @@ class ServePlan:
     """Loads, questions, and the configurations that answer in turn."""
 
     points: tuple[Point, ...]
-    configurations: tuple[Configuration, ...]
+    configs: tuple[Configuration, ...]
     questions: tuple[Question, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     amount: Amount = field(default_factory=Amount)
@@ -129,7 +129,7 @@ class ServePlan:
     @property
     def num_runs(self) -> int:
         """Return the runs of the whole benchmark, those that warm up included."""
-        return len(self.points) * len(self.configurations) * (self.repeats + (self.warmup > 0))
+        return len(self.points) * len(self.configs) * (self.repeats + (self.warmup > 0))
 
     def asked(self, point: Point, repeat: int) -> Iterator[Question]:
         """Return the questions of one run, without end where the time decides.

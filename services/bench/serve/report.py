@@ -41,10 +41,10 @@ def load_table(figures: Figures) -> Table:
         "identical",
         "errors",
     )
-    for name, configuration, of in _rows(figures):
+    for name, config, of in _rows(figures):
         shown.add_row(
             name,
-            configuration,
+            config,
             fixed(of["tokens_per_s"], 1),
             fixed(of["steady_tokens_per_s"], 1),
             fixed((of["over_one_plain"] or {}).get("median"), 2, "x"),
@@ -65,11 +65,9 @@ def latency_table(figures: Figures) -> Table:
     """Return every latency of each point and configuration, in milliseconds."""
     shown = table("ms", "load", "method", *(f"p{percent}" for percent in PERCENTS), "mean")
     for measure, label in _MEASURES.items():
-        for name, configuration, of in _rows(figures):
+        for name, config, of in _rows(figures):
             if of[measure] is not None:
-                shown.add_row(
-                    label, name, configuration, *(fixed(ms, 1) for ms in of[measure].values())
-                )
+                shown.add_row(label, name, config, *(fixed(ms, 1) for ms in of[measure].values()))
     return shown
 
 
@@ -99,10 +97,10 @@ def interference_table(figures: Figures) -> Table:
         "long prompt's first token ms",
         "errors",
     )
-    for name, configuration, of in _rows(figures):
+    for name, config, of in _rows(figures):
         shown.add_row(
             name,
-            configuration,
+            config,
             *(fixed(of[f"{window}_ms"], 1) for window in windows),
             *_interval(of["ratio"]),
             *(fixed(of[f"{window}_gap_ms"], 1) for window in windows),
@@ -115,22 +113,22 @@ def interference_table(figures: Figures) -> Table:
 def remarks(figures: Figures) -> list[str]:
     """Return what went wrong: errors, other tokens, rounds without a draft."""
     lines = []
-    for name, configuration, of in _rows(figures):
+    for name, config, of in _rows(figures):
         for kind, count in of["errors"].items():
-            lines.append(f"{name}, {configuration}: {count} {kind}: {of['error_examples'][kind]}")
+            lines.append(f"{name}, {config}: {count} {kind}: {of['error_examples'][kind]}")
         if reasons := of.get("fallbacks"):
             said = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            lines.append(f"{name}, {configuration}: rounds without a draft: {said}")
+            lines.append(f"{name}, {config}: rounds without a draft: {said}")
         if places := (of.get("identity") or {}).get("differences"):
             said = position_text(places)
-            lines.append(f"{name}, {configuration}: other tokens than alone in question {said}")
+            lines.append(f"{name}, {config}: other tokens than alone in question {said}")
     return lines
 
 
 def _rows(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
     for point in figures["points"]:
-        for configuration, of in point["arms"].items():
-            yield _name(point), configuration, of
+        for config, of in point["arms"].items():
+            yield _name(point), config, of
 
 
 def _name(point: Figures) -> str:

@@ -57,19 +57,18 @@ async def _in_turn(
     await prepare(load)
     plan = load.plan
     runs: dict[Point, dict[str, list[T]]] = {
-        point: {configuration.name: [] for configuration in plan.configurations}
-        for point in plan.points
+        point: {config.name: [] for config in plan.configs} for point in plan.points
     }
     for number, turn in enumerate(turns(plan)):
-        point, configuration, _ = turn
-        runs[point][configuration.name].append(await measure(turn, number))
-        load.advance(configuration.name)
+        point, config, _ = turn
+        runs[point][config.name].append(await measure(turn, number))
+        load.advance(config.name)
     return runs
 
 
 async def find_references(load: Load, runs: Runs) -> References:
     """Decode every question that was asked plainly, one after the other, by the same engine."""
-    measured = [of for by_configuration in runs.values() for of in by_configuration.values()]
+    measured = [of for by_config in runs.values() for of in by_config.values()]
     asked = {sample.question_id for of in measured for run in of for sample in run.samples}
     found = {}
     for question in load.plan.questions:
@@ -88,13 +87,13 @@ def turns(plan: ServePlan) -> Iterator[Turn]:
     """Yield every run, in order."""
     for repeat in range(plan.repeats):
         for point in plan.points:
-            for configuration in rotated(plan.configurations, repeat):
-                yield point, configuration, repeat
+            for config in rotated(plan.configs, repeat):
+                yield point, config, repeat
 
 
 async def _run(load: Load, turn: Turn) -> list[Sample]:
-    point, configuration, repeat = turn
-    plan, ask = load.plan, load.sender(configuration)
+    point, config, repeat = turn
+    plan, ask = load.plan, load.sender(config)
     asked = plan.asked(point, repeat)
     if point.concurrency is not None:
         return await closed_loop(
@@ -110,14 +109,14 @@ async def _run(load: Load, turn: Turn) -> list[Sample]:
 async def _interfere(
     load: Load, plan: LongPromptPlan, turn: Turn, prompt: tuple[int, ...]
 ) -> InterferenceRun:
-    (point, configuration, _), clock = turn, load.pace.clock
+    (point, config, _), clock = turn, load.pace.clock
     assert point.concurrency is not None
 
     async def ask(question: Question, *, goes_on: GoesOn) -> Sample:
-        return await load.send(load.request(question, configuration), clock(), goes_on=goes_on)
+        return await load.send(load.request(question, config), clock(), goes_on=goes_on)
 
     async def send_prompt() -> Sample:
-        sampling, options = load.plan.sampling, configuration.options
+        sampling, options = load.plan.sampling, config.options
         request = Request(LONG_PROMPT, prompt, _LONG_PROMPT_OUTPUT, sampling, options)
         return await load.send(request, clock())
 

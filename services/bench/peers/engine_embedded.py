@@ -1,6 +1,6 @@
-"""Slipstream's engines in a seat: for one request at a time, or for several that share steps.
+"""Slipstream's engines in one process: one request at a time, or several that share steps.
 
-Nothing is kept for prompts that begin alike: arms that share an engine get the same prompts.
+Nothing is kept for prompts that begin alike, as configurations that share an engine get the same.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import slipstream
 from slipstream.bench.contenders import Contenders, draft_name
 from slipstream.bench.figures import Reply
 from slipstream.bench.methods import Method, parse_method
-from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
+from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
 from slipstream.client import AsyncClient
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import Engine, EngineOptions
@@ -24,7 +24,7 @@ from slipstream.core.types import SamplingParams
 from slipstream.engine.thread import EngineThread
 
 
-class EmbeddedAnswers:
+class EmbeddedEngine(EngineUnderTest):
     """Methods of `bench speed`, a request at a time."""
 
     def __init__(self, settings: Settings) -> None:
@@ -39,23 +39,20 @@ class EmbeddedAnswers:
         )
         self._contenders.engine(settings["numerics"])
 
-    def load(self, arm: str) -> None:
-        """See `Answerer`."""
-        self._contenders.load(self._methods[arm])
+    def load(self, config: str) -> None:
+        """See `EngineUnderTest`."""
+        self._contenders.load(self._methods[config])
 
-    def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
-        """See `Answerer`; one after the other."""
-        return [self._one(arm, prompt, max_new_tokens) for prompt in prompts]
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `EngineUnderTest`; one after the other."""
+        return [self._one(config, prompt, max_new_tokens) for prompt in prompts]
 
-    def facts(self) -> Facts:
-        """See `Answerer`."""
+    def facts(self) -> ProcessFacts:
+        """See `EngineUnderTest`."""
         return own_facts(self._threads)
 
-    def close(self) -> None:
-        """See `Answerer`."""
-
-    def _one(self, arm: str, prompt: Any, max_new_tokens: int) -> Answer:
-        talk = self._contenders.talk(self._methods[arm])
+    def _one(self, config: str, prompt: Any, max_new_tokens: int) -> Answer:
+        talk = self._contenders.talk(self._methods[config])
         try:
             reply: Reply = talk.reply(prompt, max_new_tokens)
         finally:
@@ -63,7 +60,7 @@ class EmbeddedAnswers:
         return answer_of_ours(reply.token_ids, reply.speculation)
 
 
-class ManyEmbeddedAnswers:
+class BatchedEmbeddedEngine(EngineUnderTest):
     """The same methods on engines whose requests share steps."""
 
     def __init__(self, settings: Settings) -> None:
@@ -77,22 +74,22 @@ class ManyEmbeddedAnswers:
         self._clients: dict[str, AsyncClient] = {}
         self._runner = asyncio.Runner()
 
-    def load(self, arm: str) -> None:
-        """See `Answerer`; a request shows whether the draft can do it."""
-        self.answer(arm, [(0,)], 1)
+    def load(self, config: str) -> None:
+        """See `EngineUnderTest`; a request shows whether the draft can do it."""
+        self.answer(config, [(0,)], 1)
 
-    def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
-        """See `Answerer`; all at once."""
-        method = self._methods[arm]
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `EngineUnderTest`; all at once."""
+        method = self._methods[config]
         answering = all_at_once(self._client(method), prompts, max_new_tokens, method.options)
         return self._runner.run(answering)
 
-    def facts(self) -> Facts:
-        """See `Answerer`."""
+    def facts(self) -> ProcessFacts:
+        """See `EngineUnderTest`."""
         return own_facts(self._threads)
 
     def close(self) -> None:
-        """See `Answerer`."""
+        """See `EngineUnderTest`."""
         self._runner.close()
         self._thread.close()
 
@@ -121,7 +118,7 @@ async def all_at_once(
 
 
 def answer_of_result(result: Result) -> Answer:
-    """What a seat says of a result."""
+    """What an engine says of a result."""
     return answer_of_ours(result.token_ids, result.stats.speculation)
 
 
@@ -131,19 +128,19 @@ def answer_of_ours(token_ids: tuple[int, ...], at: SpeculationStats | None) -> A
     return Answer(len(token_ids), token_ids, num_forwards=forwards)
 
 
-def own_facts(threads: int, *pids: int) -> Facts:
+def own_facts(threads: int, *pids: int) -> ProcessFacts:
     """Of this process and of others that belong to it."""
     versions = {"slipstream": slipstream.__version__}
-    return Facts((os.getpid(), *pids), versions, {"threads": threads})
+    return ProcessFacts((os.getpid(), *pids), versions, {"threads": threads})
 
 
 def methods_of(settings: Settings) -> Mapping[str, Method]:
-    """The methods of a seat by the name of their arm."""
-    return {arm: parse_method(name) for arm, name in settings["methods"].items()}
+    """The methods of an engine by the name of their configuration."""
+    return {config: parse_method(name) for config, name in settings["methods"].items()}
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """How the engines of a seat are loaded."""
+    """How the engines of an engine are loaded."""
     return EngineOptions(
         settings["dtype"],
         settings["numerics"],
@@ -156,8 +153,3 @@ def engine_options(settings: Settings) -> EngineOptions:
 def profile_of(settings: Settings) -> Path | None:
     """The file in place of the draft's own profile."""
     return None if settings["profile"] is None else Path(settings["profile"])
-
-
-def sit(settings: Settings) -> EmbeddedAnswers | ManyEmbeddedAnswers:
-    """See `seat`."""
-    return ManyEmbeddedAnswers(settings) if settings["is_concurrent"] else EmbeddedAnswers(settings)

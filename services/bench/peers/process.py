@@ -1,4 +1,4 @@
-"""Seats as those who ask see them: started, asked, looked at, ended. Prints nothing."""
+"""Processes of engines under test: started, sent prompts, measured, ended. Prints nothing."""
 
 import json
 import signal
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.peers.wire import Answer, Facts, Settings, answer_of, facts_of
+from slipstream.bench.peers.engine import Answer, ProcessFacts, Settings, answer_of, facts_of
 from slipstream.bench.services import processor_s
 from slipstream.core.errors import ServiceError
 from slipstream.leash import leashed
 
-_MODULE = "slipstream.bench.peers.seat"
+_MODULE = "slipstream.bench.peers.worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a seat says to prompts that came together, and the seconds that it took."""
+    """Answers to prompts that came together, and the seconds that they took."""
 
     wall_s: float
     answers: tuple[Answer, ...]
 
 
-class Seat:
-    """One process in which one system answers."""
+class EngineProcess:
+    """Process of one engine under test."""
 
     def __init__(self, settings: Settings) -> None:
-        """Start it and wait until it is ready. Raises `ServiceError` with its own words."""
+        """Start it and wait until it is ready. Raises `ServiceError` with its own message."""
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with us
         self._process = subprocess.Popen(
             leashed([sys.executable, "-m", _MODULE]),
@@ -42,27 +42,27 @@ class Seat:
             encoding="utf-8",
         )
         try:
-            self.facts: Facts = facts_of(self._tell(dict(settings))["ready"])
+            self.facts: ProcessFacts = facts_of(self._exchange(dict(settings))["ready"])
         except BaseException:
             self.close()
             raise
 
-    def load(self, arm: str) -> None:
-        """Make ready for an arm. Raises `ServiceError` with the reason why it can't answer."""
-        self._tell({"load": arm})
+    def load(self, config: str) -> None:
+        """Prepare a configuration. Raises `ServiceError` with the reason why it can't answer."""
+        self._exchange({"load": config})
 
-    def ask(self, arm: str, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Reply:
-        """Raises `ServiceError` where it fails."""
-        asked = {"arm": arm, "prompts": [list(ids) for ids in prompts]}
-        said = self._tell(asked | {"max_new_tokens": max_new_tokens})
-        return Reply(said["wall_s"], tuple(map(answer_of, said["answers"])))
+    def ask(self, config: str, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Reply:
+        """Send prompts together. Raises `ServiceError` where one fails."""
+        asked = {"config": config, "prompts": [list(ids) for ids in prompts]}
+        reply = self._exchange(asked | {"max_new_tokens": max_new_tokens})
+        return Reply(reply["wall_s"], tuple(map(answer_of, reply["answers"])))
 
     def cpu_s(self) -> float:
-        """Processor seconds of all its processes so far."""
+        """Return the processor seconds of all its processes so far."""
         return sum(map(processor_s, self.facts.pids))
 
     def peak_bytes(self) -> int:
-        """The most memory that its processes have held resident, added up; 0 where nobody says."""
+        """Return the peaks of resident memory of its processes, added up; 0 where unknown."""
         return sum(map(_peak_bytes, self.facts.pids))
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Seat:
                 with suppress(OSError):  # what could not be written is not wanted any more
                     pipe.close()
 
-    def _tell(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _exchange(self, values: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -84,20 +84,20 @@ class Seat:
         except OSError:
             line = ""
         if not line:
-            raise ServiceError(f"its process ended {self._how()}: {self._last_words()}")
-        said: dict[str, Any] = json.loads(line)
-        if "error" in said:
-            raise ServiceError(said["error"])
-        return said
+            raise ServiceError(f"its process ended {self._how()}: {self._last_line()}")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise ServiceError(reply["error"])
+        return reply
 
     def _how(self) -> str:
         code = self._process.wait()
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it wrote nothing"
 
 
 def _peak_bytes(pid: int) -> int:

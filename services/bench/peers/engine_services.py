@@ -1,22 +1,22 @@
-"""Slipstream's three services in a seat: requests go through a router on this machine."""
+"""Slipstream's three services: requests go through a router on this machine."""
 
 import asyncio
 from contextlib import ExitStack
 from typing import Any
 
-from slipstream.bench.peers.by_embedded import (
+from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
+from slipstream.bench.peers.engine_embedded import (
     all_at_once,
     answer_of_result,
     methods_of,
     own_facts,
 )
-from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
 from slipstream.bench.services import LocalServices
 from slipstream.client import AsyncClient, Client
 from slipstream.local.stack import StackPlan
 
 
-class RoutedAnswers:
+class RoutedEngine(EngineUnderTest):
     """Methods as requests to a router."""
 
     def __init__(self, settings: Settings) -> None:
@@ -32,25 +32,25 @@ class RoutedAnswers:
         self._runner = self._opened.enter_context(asyncio.Runner())
         self._many: AsyncClient | None = None
 
-    def load(self, arm: str) -> None:
-        """See `Answerer`; the services are asked, and refuse what they can't do."""
-        self._client.generate((0,), max_tokens=1, speculation=self._methods[arm].options)
+    def load(self, config: str) -> None:
+        """See `EngineUnderTest`; the services are asked, and refuse what they can't do."""
+        self._client.generate((0,), max_tokens=1, speculation=self._methods[config].options)
 
-    def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
-        """See `Answerer`; all at once."""
-        options = self._methods[arm].options
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `EngineUnderTest`; all at once."""
+        options = self._methods[config].options
         if len(prompts) == 1:
             prompt = tuple(prompts[0])
             asked = self._client.generate(prompt, max_tokens=max_new_tokens, speculation=options)
             return [answer_of_result(asked)]
         return self._runner.run(self._together(prompts, max_new_tokens, options))
 
-    def facts(self) -> Facts:
-        """See `Answerer`."""
+    def facts(self) -> ProcessFacts:
+        """See `EngineUnderTest`."""
         return own_facts(self._threads, *self._services.pids)
 
     def close(self) -> None:
-        """See `Answerer`."""
+        """See `EngineUnderTest`."""
         if self._many is not None:
             self._runner.run(self._many.aclose())
         self._opened.close()
@@ -66,8 +66,3 @@ def _plan(values: dict[str, Any]) -> StackPlan:
     target = (*values["target"], "--max-parked-bytes", "0")
     draft, router = tuple(values["draft"]), tuple(values["router"])
     return StackPlan(target, draft, router, takes_turns=values["takes_turns"])
-
-
-def sit(settings: Settings) -> RoutedAnswers:
-    """See `seat`."""
-    return RoutedAnswers(settings)

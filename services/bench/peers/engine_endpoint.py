@@ -1,4 +1,4 @@
-"""Any server with OpenAI's API in a seat: prompts are token ids, answers are streamed.
+"""Any server with OpenAI's API: prompts are token ids, answers are streamed.
 
 vLLM and SGLang take such prompts. The time is that of the last event with text; tokens are counted
 by the server's own usage.
@@ -13,8 +13,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
 from slipstream.bench.peers.plan import MAX_LEVEL
-from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
 from slipstream.core.errors import ServiceError
 
 _TIMEOUT_S = 600.0
@@ -22,7 +22,7 @@ _DATA = "data:"
 _DONE = "[DONE]"
 
 
-class EndpointAnswers:
+class EndpointEngine(EngineUnderTest):
     """One server. Prompts that come together are requests at the same time."""
 
     def __init__(self, settings: Settings) -> None:
@@ -35,19 +35,16 @@ class EndpointAnswers:
         self._model: str = models[0]["id"]
         self._pool = ThreadPoolExecutor(MAX_LEVEL)
 
-    def load(self, arm: str) -> None:
-        """See `Answerer`; all is loaded."""
-
-    def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
-        """See `Answerer`."""
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `EngineUnderTest`."""
         return list(self._pool.map(lambda ids: self._one(ids, max_new_tokens), prompts))
 
-    def facts(self) -> Facts:
-        """See `Answerer`; the server's processes are not ours to look at."""
-        return Facts((os.getpid(),), {}, {"url": self._url, "model": self._model})
+    def facts(self) -> ProcessFacts:
+        """See `EngineUnderTest`; the server's processes are not ours to look at."""
+        return ProcessFacts((os.getpid(),), {}, {"url": self._url, "model": self._model})
 
     def close(self) -> None:
-        """See `Answerer`."""
+        """See `EngineUnderTest`."""
         self._pool.shutdown()
 
     def _one(self, prompt: Any, max_new_tokens: int) -> Answer:
@@ -99,8 +96,3 @@ def _events(lines: Any) -> Iterator[dict[str, Any]]:
         if "error" in event:
             raise ServiceError(f"the server failed: {event['error']}")
         yield event
-
-
-def sit(settings: Settings) -> EndpointAnswers:
-    """See `seat`."""
-    return EndpointAnswers(settings)

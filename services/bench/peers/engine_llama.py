@@ -1,4 +1,4 @@
-"""llama.cpp in a seat, through llama-cpp-python: plain, or with its prompt-lookup draft.
+"""llama.cpp through llama-cpp-python: plain, or with its prompt-lookup draft.
 
 `Llama.generate` is called, which is all of its decoding and none of its text: the least that a
 user of the library pays.
@@ -8,8 +8,8 @@ import os
 from importlib import import_module
 from typing import Any
 
-from slipstream.bench.peers.arms import Mode
-from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
+from slipstream.bench.peers.configurations import Mode
+from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
 
 _ROOM = 256
 """Contexts are a multiple of this."""
@@ -28,7 +28,7 @@ class _Counting:
         return self._draft(input_ids, **options)
 
 
-class LlamaAnswers:
+class LlamaEngine(EngineUnderTest):
     """One model file, one prompt after the other."""
 
     def __init__(self, settings: Settings) -> None:
@@ -56,23 +56,20 @@ class LlamaAnswers:
         )
         self._vocab = self._library.llama_model_get_vocab(self._llama.model)
 
-    def load(self, arm: str) -> None:
-        """See `Answerer`; all is loaded."""
-
-    def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
-        """See `Answerer`."""
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `EngineUnderTest`."""
         return [self._one(prompt, max_new_tokens) for prompt in prompts]
 
-    def facts(self) -> Facts:
-        """See `Answerer`."""
+    def facts(self) -> ProcessFacts:
+        """See `EngineUnderTest`."""
         settings: dict[str, Any] = {"threads": self._threads, "use_extra_bufts": self._repacks}
         if self._draft is not None:
             settings["num_pred_tokens"] = self._lookup_tokens
         versions = {"llama-cpp-python": self._library.__version__}
-        return Facts((os.getpid(),), versions, settings)
+        return ProcessFacts((os.getpid(),), versions, settings)
 
     def close(self) -> None:
-        """See `Answerer`."""
+        """See `EngineUnderTest`."""
         self._llama.close()
 
     def _one(self, prompt: Any, max_new_tokens: int) -> Answer:
@@ -101,8 +98,3 @@ def _switch_off_repacking(library: Any) -> None:
         return params
 
     library.llama_model_default_params = without
-
-
-def sit(settings: Settings) -> LlamaAnswers:
-    """See `seat`."""
-    return LlamaAnswers(settings)

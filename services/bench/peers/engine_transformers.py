@@ -1,4 +1,4 @@
-"""transformers' `generate` in a seat: plain, with prompt lookup, or with an assistant model."""
+"""transformers' `generate`: plain, with prompt lookup, or with an assistant model."""
 
 import os
 from importlib.metadata import version
@@ -9,12 +9,12 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig
 
-from slipstream.bench.peers.arms import Mode
-from slipstream.bench.peers.wire import Answer, Facts, Prompts, Settings
+from slipstream.bench.peers.configurations import Mode
+from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 
 
-class TransformersAnswers:
+class TransformersEngine(EngineUnderTest):
     """One mode of `generate`. Several prompts are a batch, padded on the left, where that goes."""
 
     def __init__(self, settings: Settings) -> None:
@@ -33,25 +33,19 @@ class TransformersAnswers:
         self._num_forwards = 0
         self._model.register_forward_hook(self._count)
 
-    def load(self, arm: str) -> None:
-        """See `Answerer`; all is loaded."""
-
-    def answer(self, arm: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
-        """See `Answerer`. Modes that speculate take one prompt at a time."""
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `EngineUnderTest`. Modes that speculate take one prompt at a time."""
         if self._mode is Mode.PLAIN:
             return self._together(prompts, max_new_tokens)
         return [at for ids in prompts for at in self._together([ids], max_new_tokens)]
 
-    def facts(self) -> Facts:
-        """See `Answerer`."""
+    def facts(self) -> ProcessFacts:
+        """See `EngineUnderTest`."""
         settings: dict[str, Any] = {"threads": torch.get_num_threads()}
         if self._mode is Mode.LOOKUP:
             settings["prompt_lookup_num_tokens"] = self._lookup_tokens
         versions = {"transformers": transformers.__version__, "torch": version("torch")}
-        return Facts((os.getpid(),), versions, settings)
-
-    def close(self) -> None:
-        """See `Answerer`."""
+        return ProcessFacts((os.getpid(),), versions, settings)
 
     def _together(self, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
         self._num_forwards = 0
@@ -93,8 +87,3 @@ class TransformersAnswers:
             pad_token_id=ends[0] if ends else None,
             prompt_lookup_num_tokens=lookup,
         )
-
-
-def sit(settings: Settings) -> TransformersAnswers:
-    """See `seat`."""
-    return TransformersAnswers(settings)
