@@ -1,13 +1,13 @@
-"""What a round costs, as tables for people. The numbers are made elsewhere."""
+"""Tables of what a round costs, embedded and distributed."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.table import Table
 
 from slipstream.bench.identity import position_text
-from slipstream.bench.report import fixed, table
+from slipstream.bench.report import Figures, fallback_text, fixed, number, table, table_of
 from slipstream.bench.rounds_figures import EMBEDDED, PARTS
+from slipstream.bench.statistics import quotient
 
 _LABELS = {
     "draft_engine": "draft engine",
@@ -21,32 +21,30 @@ _LABELS = {
     "rest": "loop, text and the rest of the router",
 }
 
-Figures = Mapping[str, Mapping[str, Any]]
-"""By the name of who answered."""
+ByName = Mapping[str, Figures]
+"""Figures by the name of the engine."""
 
 
-def answers_table(figures: Figures) -> Table:
-    """One row for everybody who answered."""
-    heads = ("tokens/s", "ratio", "decode tokens/s", "ratio decode", "tokens per round")
-    rows = table("", *heads, "prefill ms", "outside ms", "identical", "idle others' CPU")
-    for name, of in figures.items():
-        rows.add_row(
-            name,
-            fixed(of["tokens_per_s"], 1),
-            fixed(of["ratio"], 3, "x"),
-            fixed(of["decode_tokens_per_s"], 1),
-            fixed(of["ratio_decode"], 3, "x"),
-            fixed(of["tokens"] / of["rounds"] if of["rounds"] else None, 2),
-            fixed(of["prefill_ms"], 1),
-            fixed(of["outside_ms"], 1),
-            "reference" if name == EMBEDDED else f"{of['identical']}/{of['requests']}",
-            _percent(of["others_cpu_share"]),
-        )
-    return rows
+def answers_table(figures: ByName) -> Table:
+    """Return the speed of every engine, one row each."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        "ratio": number("ratio", 3, "x"),
+        "decode tokens/s": number("decode_tokens_per_s", 1),
+        "ratio decode": number("ratio_decode", 3, "x"),
+        "tokens per round": lambda of: fixed(quotient(of["tokens"], of["rounds"]), 2),
+        "prefill ms": number("prefill_ms", 1),
+        "outside ms": number("outside_ms", 1),
+        "identical": lambda of: (
+            "reference" if of is figures[EMBEDDED] else f"{of['identical']}/{of['requests']}"
+        ),
+        "idle others' CPU": lambda of: _percent(of["others_cpu_share"]),
+    }
+    return table_of([""], columns, (([name], of) for name, of in figures.items()))
 
 
-def parts_table(figures: Figures) -> Table:
-    """What a mean round's milliseconds go to, one column for everybody who answered."""
+def parts_table(figures: ByName) -> Table:
+    """Return what a mean round's milliseconds go to, one column for each engine."""
     rows = table("ms per round", *figures)
     for part in PARTS:
         rows.add_row(_LABELS[part], *(fixed(of["round_ms"][part], 3) for of in figures.values()))
@@ -54,13 +52,13 @@ def parts_table(figures: Figures) -> Table:
     return rows
 
 
-def total_ms(of: Mapping[str, Any]) -> float:
-    """Milliseconds of a mean round."""
+def total_ms(of: Figures) -> float:
+    """Return the milliseconds of a mean round."""
     return float(sum(of["round_ms"].values()))
 
 
-def delay_line(without: Mapping[str, Any], with_delay: Mapping[str, Any], *, ms: float) -> str:
-    """What a delay between draft and target adds to a round."""
+def delay_line(without: Figures, with_delay: Figures, *, ms: float) -> str:
+    """Return what a delay between draft and target adds to a round."""
     before, after = total_ms(without), total_ms(with_delay)
     return (
         f"{ms:g} ms between draft and target, each way: {after:.3f} ms per round instead of"
@@ -69,21 +67,20 @@ def delay_line(without: Mapping[str, Any], with_delay: Mapping[str, Any], *, ms:
     )
 
 
-def remarks(figures: Figures) -> list[str]:
-    """What went another way than it should: other tokens, rounds without a draft."""
+def remarks(figures: ByName) -> list[str]:
+    """Return what went wrong: other tokens, rounds without a draft."""
     lines = []
     for name, of in figures.items():
         if places := of["differences"]:
             where = position_text(places)
             lines.append(f"{name}: other tokens than {EMBEDDED} in question {where}")
         if of["fallbacks"]:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in of["fallbacks"].items())
-            lines.append(f"{name}: rounds without a draft: {reasons}")
+            lines.append(f"{name}: rounds without a draft: {fallback_text(of['fallbacks'])}")
     return lines
 
 
-def _acceptance(of: Mapping[str, Any]) -> float:
-    return of["tokens"] / of["rounds"] if of["rounds"] else 0.0
+def _acceptance(of: Figures) -> float:
+    return quotient(of["tokens"], of["rounds"]) or 0.0
 
 
 def _percent(share: float | None) -> str:

@@ -1,13 +1,11 @@
 """Tables of a comparison with other engines, for a terminal and for a page."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from slipstream.bench.report import fixed, markdown, table
+from slipstream.bench.report import Figures, fixed, markdown, number, table, table_of
 
-Figures = Mapping[str, Any]
 _ONE_BY_ONE = "one after another"
 
 
@@ -24,27 +22,22 @@ def speed_table(level: Figures, reference: str | None) -> Table:
     """Return tokens per second, one row a configuration."""
     is_single = level["concurrency"] == 1
     requests = "one request at a time" if is_single else f"{level['concurrency']} at once"
-    shown = table(
-        "configuration",
-        "tokens/s",
-        f"over {level['base'] or 'hf'}",
-        "95% interval",
-        "tokens per forward" if is_single else "requests",
-        f"as {reference or 'plain'}",
-        "idle others' CPU",
-        title=f"{requests}, {level['prompts']} prompts",
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        f"over {level['base'] or 'hf'}": lambda of: _ratio(of["ratio"])[0],
+        "95% interval": lambda of: _ratio(of["ratio"])[1],
+        **(
+            {"tokens per forward": number("tokens_per_forward", 2)}
+            if is_single
+            else {"requests": lambda of: "together" if of["is_batching"] else _ONE_BY_ONE}
+        ),
+        f"as {reference or 'plain'}": _identity,
+        "idle others' CPU": lambda of: f"{of['others_cpu_share']:.1%}",
+    }
+    rows = (([name], of) for name, of in level["arms"].items())
+    return table_of(
+        ["configuration"], columns, rows, title=f"{requests}, {level['prompts']} prompts"
     )
-    for name, of in level["arms"].items():
-        how = "together" if of["is_batching"] else _ONE_BY_ONE
-        shown.add_row(
-            name,
-            fixed(of["tokens_per_s"], 1),
-            *_ratio(of["ratio"]),
-            fixed(of["tokens_per_forward"], 2) if is_single else how,
-            _identity(of),
-            f"{of['others_cpu_share']:.1%}",
-        )
-    return shown
 
 
 def category_table(level: Figures) -> Table:
@@ -60,19 +53,14 @@ def category_table(level: Figures) -> Table:
 
 def memory_table(engines: Figures) -> Table:
     """Return the peak memory of every configuration's processes."""
-    heads = ("peak MiB", "processes", "shared", "versions")
-    shown = table("configuration", *heads, title="memory")
-    for name, of in engines.items():
-        versions = ", ".join(f"{what} {number}" for what, number in of["versions"].items())
-        others = len(of["arms"]) - 1
-        shown.add_row(
-            name,
-            fixed(of["peak_bytes"] / 2**20, 0),
-            str(of["num_processes"]),
-            f"with {others} more" if others else "alone",
-            versions or "-",
-        )
-    return shown
+    columns = {
+        "peak MiB": lambda of: fixed(of["peak_bytes"] / 2**20, 0),
+        "processes": lambda of: str(of["num_processes"]),
+        "shared": lambda of: f"with {len(of['arms']) - 1} more" if of["arms"][1:] else "alone",
+        "versions": lambda of: ", ".join(f"{a} {b}" for a, b in of["versions"].items()) or "-",
+    }
+    rows = (([name], of) for name, of in engines.items())
+    return table_of(["configuration"], columns, rows, title="memory")
 
 
 def lines(figures: Figures) -> list[str]:
