@@ -1,9 +1,10 @@
 """From single outputs to the figures of a method. Pure; knows no clock, model or terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from slipstream.bench.counts import SpeculationCounts
 from slipstream.bench.identity import differences
 from slipstream.bench.methods import Method
 from slipstream.bench.statistics import quotient
@@ -74,14 +75,12 @@ class Comparison:
 
         outputs = of(self.outputs)
         asked = {output.question_id for output in outputs}
-        divergences = [item for item in self.divergences if item.question_id in asked]
-        return Comparison(
-            self.method,
-            outputs,
-            of(self.plain),
-            of(self.reference),
-            self.is_greedy,
-            divergences,
+        return replace(
+            self,
+            outputs=outputs,
+            plain=of(self.plain),
+            reference=of(self.reference),
+            divergences=[item for item in self.divergences if item.question_id in asked],
         )
 
 
@@ -104,44 +103,25 @@ def method_figures(comparison: Comparison) -> dict[str, Any]:
 def figures(comparison: Comparison) -> dict[str, Any]:
     """One R: speed, acceptance and identity, of all outputs together."""
     outputs, plain = comparison.outputs, comparison.plain
-    counts = count(outputs)
+    counts = SpeculationCounts.of(
+        out.reply.speculation for out in outputs if out.reply.speculation is not None
+    )
     decode_s = _sum(outputs, lambda reply: reply.timings.decode_s)
     return {
         "tokens_per_s": _total_rate(outputs),
         "ratio": quotient(_total_rate(outputs), _total_rate(plain)),
         "ratio_decode": quotient(_decode_rate(outputs), _decode_rate(plain)),
-        "mean_acceptance_length": 1 + (quotient(counts.accepted, counts.rounds) or 0.0),
-        "draft_acceptance_rate": quotient(counts.accepted, counts.nodes) or 0.0,
-        "drafted_tokens": counts.nodes,
+        "mean_acceptance_length": counts.acceptance_length,
+        "draft_acceptance_rate": quotient(counts.accepted, counts.drafted) or 0.0,
+        "drafted_tokens": counts.drafted,
         "outputs": len({output.key for output in outputs}),
-        **_identity(comparison, counts.nodes),
+        **_identity(comparison, counts.drafted),
         "tokens": int(_sum(outputs, lambda reply: len(reply.token_ids))),
-        "rounds": counts.rounds,
-        "plain_rounds": counts.plain_rounds,
+        "rounds": counts.speculative,
+        "plain_rounds": counts.plain,
         "draft_share": quotient(_sum(outputs, lambda reply: reply.timings.draft_s), decode_s),
         "verify_share": quotient(_sum(outputs, lambda reply: reply.timings.verify_s), decode_s),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Rounds of a method, the tokens that were drafted in them, and those that were accepted."""
-
-    rounds: int
-    plain_rounds: int
-    nodes: int
-    accepted: int
-
-
-def count(outputs: Sequence[Output]) -> Counts:
-    """Count all outputs together; rounds without a draft count apart."""
-    parts = [out.reply.speculation for out in outputs if out.reply.speculation is not None]
-    return Counts(
-        sum(part.num_spec_steps for part in parts),
-        sum(part.num_plain_steps for part in parts),
-        sum(part.num_draft_tokens for part in parts),
-        sum(part.num_accepted_draft_tokens for part in parts),
-    )
 
 
 def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from slipstream.cli.progress import bars
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.bench.contenders import Contenders
+    from slipstream.bench.engines import MethodEngines
     from slipstream.bench.speed import SpeedPlan
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
@@ -64,16 +64,16 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         run.warmup,
         prompts.turns is Turns.ALL,
     )
-    contenders = _contenders(methods, sampling, models)
+    engines = _engines(methods, sampling, models)
     with step_bar(plan.num_conversations) as advance:
-        outputs = run_speed(plan, contenders, advance=advance)
+        outputs = run_speed(plan, engines, advance=advance)
     values = {
         "environment": {
             **_environment(models, methods),
             **_run_facts(prompts, plan),
-            "draft_sha256": contenders.draft_digests,
+            "draft_sha256": engines.draft_digests,
         },
-        "methods": compare(plan, contenders, outputs),
+        "methods": compare(plan, engines, outputs),
     }
     _show_speed(values["methods"])
     write(output, values)
@@ -91,10 +91,10 @@ def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
     from slipstream.bench.cost import CostPlan, measure_cost
 
     plan = CostPlan(costs.row_counts(), costs.context, costs.rounds)
-    contenders = _contenders((), SamplingParams(), models)
+    engines = _engines((), SamplingParams(), models)
     text = "\n".join(turn for question in PromptFlags().questions() for turn in question.turns)
-    has_draft = models.draft != "glide" or contenders.draft_folder().is_dir()
-    measured = measure_cost(plan, contenders, text, has_draft=has_draft)
+    has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
+    measured = measure_cost(plan, engines, text, has_draft=has_draft)
     console = figures_console()
     console.print(report.cost_table(measured))
     for line in report.cost_lines(measured):
@@ -108,11 +108,11 @@ def _check(models: ModelFlags, output: OutputFlags) -> None:
     check_writable(output)
 
 
-def _contenders(
+def _engines(
     methods: Sequence[Method], sampling: SamplingParams, models: ModelFlags
-) -> "Contenders":
+) -> "MethodEngines":
     """Find every model that is needed, and load none yet."""
-    from slipstream.bench.contenders import Contenders
+    from slipstream.bench.engines import MethodEngines
     from slipstream.client.engine import EngineOptions
     from slipstream.models.store.resolve import resolve
 
@@ -121,7 +121,7 @@ def _contenders(
     with bars() as progress:
         for name in (models.target, *_draft_models(methods)):
             resolve(name, progress=progress)
-    return Contenders(
+    return MethodEngines(
         models.target, models.draft, options, sampling=sampling, profile=models.profile
     )
 

@@ -139,7 +139,7 @@ def _delayed(ms: float) -> str:
 
 
 def _show(figures: dict[str, Any], run: RoundFlags) -> None:
-    from slipstream.bench import rounds_report as report
+    from slipstream.bench import rounds_figures as report
 
     console = figures_console()
     console.print(report.answers_table(figures))

@@ -158,7 +158,7 @@ async def _measure(
 
 async def _figures(load: "Load") -> dict[str, Any]:
     from slipstream.bench.serve.figures import serve_figures
-    from slipstream.bench.serve.interference_figures import interference_figures
+    from slipstream.bench.serve.interference import interference_figures
     from slipstream.bench.serve.run import find_references, run_interference, run_serve
 
     plan = load.plan

@@ -7,7 +7,7 @@ from itertools import count, cycle, pairwise
 import pytest
 
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.interference import RunningSessions, interfere, long_prompt
+from slipstream.bench.serve.interference import interfere, long_prompt
 from slipstream.bench.serve.load import Request, send
 from slipstream.bench.serve.loops import (
     AFTER_FAILURE_S,
@@ -253,7 +253,8 @@ def coming(time, log):
 async def test_a_long_prompt_comes_when_all_sessions_run_and_they_run_on_after_its_first_token():
     time, log = FakeTime(), []
     work = interfere(
-        RunningSessions(3, 4),
+        3,
+        4,
         cycle(questions(9)),
         sessions(time, log),
         coming(time, log),
@@ -272,9 +273,7 @@ async def test_a_long_prompt_comes_when_all_sessions_run_and_they_run_on_after_i
 async def test_sessions_that_fail_end_the_run_without_a_long_prompt():
     time, log = FakeTime(), []
     ask = sessions(time, log, fails_at=3.0)
-    work = interfere(
-        RunningSessions(2, 50), cycle(questions(9)), ask, coming(time, log), clock=lambda: time.now
-    )
+    work = interfere(2, 50, cycle(questions(9)), ask, coming(time, log), clock=lambda: time.now)
     found = await time.run(work)
     assert found.long_prompt is None
     assert found.windows() == {}

@@ -16,7 +16,7 @@ from slipstream.bench.serve.figures import (
     point_ratios,
     serve_figures,
 )
-from slipstream.bench.serve.interference_figures import (
+from slipstream.bench.serve.interference import (
     InterferenceRun,
     Window,
     interference_figures,

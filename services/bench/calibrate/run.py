@@ -14,17 +14,18 @@ from slipstream.bench.calibrate.simulate import Costs, simulate
 from slipstream.bench.calibrate.sweep import (
     Evidence,
     Tried,
-    cape_tables,
     finalists,
     sweep,
     with_copies,
 )
 from slipstream.bench.calibrate.timed import Race
 from slipstream.bench.calibrate.traces import Trace
-from slipstream.bench.contenders import Contenders
 from slipstream.bench.cost import CostPlan, measure_cost
+from slipstream.bench.engines import MethodEngines
+from slipstream.bench.harness import Advance
 from slipstream.bench.methods import Numerics
 from slipstream.bench.questions import Question, in_turn
+from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams
@@ -32,7 +33,6 @@ from slipstream.draft.build import DraftModel
 from slipstream.text.prompts import encode_prompt
 
 Clock = Callable[[], float]
-Advance = Callable[[str], None]
 
 RECORDING_SHARE = 0.45
 """Of the time, up to which prompts are recorded; the sweep is short, and timing has the rest."""
@@ -103,9 +103,9 @@ class Recorded:
         return len(self.greedy) + len(self.sampled)
 
 
-def measure(plan: CalibrationPlan, contenders: Contenders) -> tuple[Costs, dict[str, Any]]:
+def measure(plan: CalibrationPlan, engines: MethodEngines) -> tuple[Costs, dict[str, Any]]:
     """What forwards, draft steps and plain decoding cost here, and all of it as measured."""
-    limit = contenders.engine("fast").model.context_length
+    limit = engines.engine("fast").model.context_length
     timing = CostPlan(
         context=min(_CONTEXT, limit // 2),
         rounds=plan.num_timings,
@@ -114,20 +114,20 @@ def measure(plan: CalibrationPlan, contenders: Contenders) -> tuple[Costs, dict[
         plain=("plain", "plain+invariant"),
     )
     text = "\n".join(turn for question in plan.questions for turn in question.turns)
-    measured = measure_cost(timing, contenders, text, has_draft=True)
+    measured = measure_cost(timing, engines, text, has_draft=True)
     return _costs(measured, plan.numerics), measured
 
 
 def record(
     plan: CalibrationPlan,
-    contenders: Contenders,
+    engines: MethodEngines,
     model: DraftModel,
     *,
     is_time_left: Callable[[], bool],
     advance: Advance,
 ) -> Recorded:
     """Replies to as many prompts as there is time for, at least one, fairly by category."""
-    engine = contenders.engine(plan.numerics)
+    engine = engines.engine(plan.numerics)
     recorder = Recorder(engine.target, model, depth=plan.depth_of(model))
     traces: tuple[list[Trace], list[Trace]] = ([], [])
     for number, question in enumerate(in_turn(plan.questions)):
@@ -159,7 +159,8 @@ def fitted(base: Profile, recorded: Recorded, costs: Costs) -> tuple[Profile, Ev
 
 def swept(profile: Profile, evidence: Evidence, *, depth: int) -> Iterator[Tried]:
     """Every setting in simulation; `profile` is a fitted one."""
-    return sweep(profile, cape_tables(profile.cape_table), evidence, depth=depth)
+    tables = {"paper": PAPER_TABLE, "measured": profile.cape_table}
+    return sweep(profile, tables, evidence, depth=depth)
 
 
 def best_of(tried: Sequence[Tried], evidence: Evidence, count: int) -> list[Tried]:

@@ -7,10 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.bench.calibrate.replay import replayed
-from slipstream.bench.calibrate.simulate import Costs, Simulated, simulate, total
+from slipstream.bench.calibrate.simulate import Costs, Simulated, replayed, simulate, total
 from slipstream.bench.calibrate.traces import Trace
-from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
@@ -150,8 +148,3 @@ def _best_thresholds(profile: Profile, table: str, evidence: Evidence) -> Tried:
     best_sampled = max(sampled, key=lambda value: sampled[value].speed)
     chosen = replace(profile, threshold=best, threshold_sampled=best_sampled)
     return Tried(chosen, table, greedy[best], sampled[best_sampled])
-
-
-def cape_tables(measured: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The tables that a sweep tries, by name."""
-    return {"paper": PAPER_TABLE, "measured": measured}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import slipstream
-from slipstream.bench.contenders import Contenders, draft_name
+from slipstream.bench.engines import MethodEngines, draft_name
 from slipstream.bench.figures import Reply
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
@@ -30,18 +30,18 @@ class EmbeddedEngine(EngineUnderTest):
     def __init__(self, settings: Settings) -> None:
         self._methods = methods_of(settings)
         self._threads: int = settings["threads"]
-        self._contenders = Contenders(
+        self._engines = MethodEngines(
             settings["target"],
             settings["draft"],
             engine_options(settings),
             sampling=SamplingParams(),
             profile=profile_of(settings),
         )
-        self._contenders.engine(settings["numerics"])
+        self._engines.engine(settings["numerics"])
 
     def load(self, config: str) -> None:
         """See `EngineUnderTest`."""
-        self._contenders.load(self._methods[config])
+        self._engines.load(self._methods[config])
 
     def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
         """See `EngineUnderTest`; one after the other."""
@@ -52,11 +52,11 @@ class EmbeddedEngine(EngineUnderTest):
         return own_facts(self._threads)
 
     def _one(self, config: str, prompt: Any, max_new_tokens: int) -> Answer:
-        talk = self._contenders.talk(self._methods[config])
+        conversation = self._engines.conversation(self._methods[config])
         try:
-            reply: Reply = talk.reply(prompt, max_new_tokens)
+            reply: Reply = conversation.reply(prompt, max_new_tokens)
         finally:
-            talk.close()
+            conversation.close()
         return answer_of_ours(reply.token_ids, reply.speculation)
 
 

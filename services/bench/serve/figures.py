@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.bench.counts import SpeculationCounts
 from slipstream.bench.identity import differences, positions
 from slipstream.bench.methods import PLAIN
 from slipstream.bench.serve.configurations import baselines
@@ -167,18 +168,12 @@ def _sent_late(runs: Sequence[Run]) -> dict[str, float] | None:
 
 
 def _counts(stats: Sequence[RequestStats]) -> dict[str, Any]:
-    speculation = [at.speculation for at in stats]
-    steps = sum(at.num_spec_steps for at in speculation)
-    rounds = steps + sum(at.num_plain_steps for at in speculation)
-    accepted = sum(at.num_accepted_draft_tokens for at in speculation)
-    fallbacks: Counter[str] = Counter()
-    for at in speculation:
-        fallbacks.update(at.fallbacks)
+    counts = SpeculationCounts.of(at.speculation for at in stats)
     return {
-        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
-        "speculative_share": steps / rounds if rounds else 0.0,
-        "drafted_tokens": sum(at.num_draft_tokens for at in speculation),
-        "fallbacks": dict(fallbacks),
+        "mean_acceptance_length": counts.acceptance_length,
+        "speculative_share": counts.speculative / max(counts.rounds, 1),
+        "drafted_tokens": counts.drafted,
+        "fallbacks": dict(counts.fallbacks),
         "prompt_tokens": sum(at.num_prompt_tokens for at in stats),
         "cached_tokens": sum(at.num_cached_tokens for at in stats),
     }

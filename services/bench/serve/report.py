@@ -7,7 +7,7 @@ from rich.table import Table
 from slipstream.bench.identity import position_text
 from slipstream.bench.report import Figures, fallback_text, fixed, number, table, table_of
 from slipstream.bench.serve.figures import BETTER
-from slipstream.bench.serve.interference_figures import WINDOWS
+from slipstream.bench.serve.interference import WINDOWS
 from slipstream.bench.serve.plan import Point
 from slipstream.bench.statistics import PERCENTS
 

@@ -9,8 +9,12 @@ from slipstream.bench.harness import rotated
 from slipstream.bench.questions import Question
 from slipstream.bench.serve.configurations import Configuration
 from slipstream.bench.serve.figures import References, Runs
-from slipstream.bench.serve.interference import RunningSessions, interfere, long_prompt
-from slipstream.bench.serve.interference_figures import InterferenceRun, InterferenceRuns
+from slipstream.bench.serve.interference import (
+    InterferenceRun,
+    InterferenceRuns,
+    interfere,
+    long_prompt,
+)
 from slipstream.bench.serve.load import GoesOn, Load, Request, prepare
 from slipstream.bench.serve.loops import closed_loop, open_loop, schedule
 from slipstream.bench.serve.plan import LongPromptPlan, Point, ServePlan
@@ -120,5 +124,5 @@ async def _interfere(
         request = Request(LONG_PROMPT, prompt, _LONG_PROMPT_OUTPUT, sampling, options)
         return await load.send(request, clock())
 
-    running = RunningSessions(point.concurrency, plan.window_tokens)
-    return await interfere(running, cycle(load.plan.questions), ask, send_prompt, clock=clock)
+    size, questions = point.concurrency, cycle(load.plan.questions)
+    return await interfere(size, plan.window_tokens, questions, ask, send_prompt, clock=clock)

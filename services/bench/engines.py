@@ -1,26 +1,34 @@
-"""Methods at work: each opens conversations that it continues turn by turn. Prints nothing."""
+"""Engines of the methods under test: each opens conversations that it continues turn by turn.
 
-from collections.abc import Sequence
+Beside our own engines stands transformers' own `generate`, on weights that nothing was swapped in.
+"""
+
+import time
+from collections.abc import Sequence, Set
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
 
 from slipstream.bench.figures import Reply
 from slipstream.bench.methods import Method, Numerics
-from slipstream.bench.reference import GenerateTalk
 from slipstream.client import Client, ClientSession
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import SpeculationOptions
+from slipstream.core.results import Timings
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import SHIPPED, Drafter, DraftModel
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.store.digests import weights_digests
 
 
-class Talk(Protocol):
+class Conversation(Protocol):
     """A conversation with one method."""
 
     def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
@@ -32,7 +40,7 @@ class Talk(Protocol):
         ...
 
 
-class Contenders:
+class MethodEngines:
     """The methods of one run over one target. Engines and drafts are shared where they can be.
 
     An engine takes its weights over, hence one copy per numerics, and an untouched one for
@@ -91,8 +99,8 @@ class Contenders:
         """Have the method draft with a drafter of its own, made for its numerics' engine."""
         self._tuned[method.name] = drafter
 
-    def under(self, sampling: SamplingParams) -> "Contenders":
-        """The same contenders, all that is loaded included, drawing from another law."""
+    def under(self, sampling: SamplingParams) -> "MethodEngines":
+        """The same engines, all that is loaded included, drawing from another law."""
         other = copy(self)
         other._sampling = sampling
         return other
@@ -103,12 +111,14 @@ class Contenders:
             return SHIPPED / f"{self.engine('fast').model_id}-glide"
         return Path(self._draft).expanduser()
 
-    def talk(self, method: Method) -> Talk:
+    def conversation(self, method: Method) -> Conversation:
         """A new conversation with a method."""
         if method.base == "hf":
             stop_token_ids = self.engine("fast").facts.stop_token_ids
-            return GenerateTalk(self._load_untouched().model, stop_token_ids, self._sampling)
-        return _SessionTalk(self.client(method).session(), method.options, self._sampling)
+            return GenerateConversation(
+                self._load_untouched().model, stop_token_ids, self._sampling
+            )
+        return _SessionConversation(self.client(method).session(), method.options, self._sampling)
 
     def client(self, method: Method) -> Client:
         """A client of the method's engines."""
@@ -140,7 +150,7 @@ def draft_name(method: Method, own: str) -> str:
     return {"plain": "none", "ngram": "ngram"}.get(method.base, own)
 
 
-class _SessionTalk:
+class _SessionConversation:
     """A conversation with our own engines, through the SDK."""
 
     def __init__(
@@ -151,7 +161,7 @@ class _SessionTalk:
         self._sampling = sampling
 
     def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
-        """See `Talk.reply`."""
+        """See `Conversation.reply`."""
         result = self._session.generate(
             tuple(prompt),
             sampling=self._sampling,
@@ -161,5 +171,70 @@ class _SessionTalk:
         return Reply(result.token_ids, result.stats.timings, result.stats.speculation)
 
     def close(self) -> None:
-        """See `Talk.close`."""
+        """See `Conversation.close`."""
         self._session.close()
+
+
+class GenerateConversation:
+    """A conversation by `generate`, which caches nothing from turn to turn."""
+
+    def __init__(self, model: Any, stop_token_ids: Set[int], sampling: SamplingParams) -> None:
+        """Of `sampling`, temperature and seed are used; the noise is transformers' own."""
+        self._model = model
+        self._stop_token_ids = sorted(stop_token_ids)
+        self._sampling = sampling
+        self._tokens: list[int] = []
+
+    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
+        """See `Conversation.reply`."""
+        self._tokens += prompt
+        tokens = torch.tensor([self._tokens], device=self._model.device)
+        watch = _Watch()
+        torch.manual_seed(self._sampling.seed % 2**63)
+        with torch.inference_mode():
+            out = self._model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                generation_config=self._config(max_tokens),
+                streamer=watch,
+            )
+        end = time.perf_counter()
+        reply = tuple(out[0, len(self._tokens) :].tolist())
+        self._tokens += reply
+        return Reply(reply, watch.timings(end))
+
+    def close(self) -> None:
+        """See `Conversation.close`."""
+        self._tokens = []
+
+    def _config(self, max_tokens: int) -> GenerationConfig:
+        is_greedy = self._sampling.is_greedy
+        law = {} if is_greedy else {"temperature": self._sampling.temperature, "top_k": 0}
+        ends = self._stop_token_ids
+        return GenerationConfig(
+            do_sample=not is_greedy,
+            max_new_tokens=max_tokens,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else None,
+            **law,
+        )
+
+
+class _Watch:
+    """A streamer that keeps the time of the first token; `generate` puts the prompt before."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._puts: int = 0
+        self._first = self._start
+
+    def put(self, value: Tensor) -> None:
+        self._puts += 1
+        if self._puts == 2:
+            self._first = time.perf_counter()
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+    def timings(self, end: float) -> Timings:
+        return Timings(self._first - self._start, end - self._first, 0.0, 0.0)
