@@ -15,7 +15,15 @@ from slipstream.cli.bench_flags import (
     RunFlags,
     Turns,
 )
-from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.bench_output import (
+    check_writable,
+    figures_console,
+    model_facts,
+    prompt_facts,
+    show_lines,
+    step_bar,
+    write,
+)
 from slipstream.cli.bench_peers import peers
 from slipstream.cli.bench_quality import quality
 from slipstream.cli.bench_rounds import rounds
@@ -69,7 +77,7 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         outputs = run_speed(plan, engines, advance=advance)
     values = {
         "environment": {
-            **_environment(models, methods),
+            **model_facts(models, *_draft_models(methods)),
             **_run_facts(prompts, plan),
             "draft_sha256": engines.draft_digests,
         },
@@ -95,11 +103,9 @@ def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
     text = "\n".join(turn for question in PromptFlags().questions() for turn in question.turns)
     has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
-    console = figures_console()
-    console.print(report.cost_table(measured))
-    for line in report.cost_lines(measured):
-        console.print(line, markup=False, soft_wrap=True)
-    environment = {**_environment(models, ()), "rounds": plan.rounds}
+    figures_console().print(report.cost_table(measured))
+    show_lines(report.cost_lines(measured))
+    environment = {**model_facts(models), "rounds": plan.rounds}
     write(output, {"environment": environment, "cost": measured})
 
 
@@ -130,28 +136,9 @@ def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
     return (method.model for method in methods if method.model is not None)
 
 
-def _environment(models: ModelFlags, methods: Sequence[Method]) -> dict[str, Any]:
-    from slipstream.bench.environment import environment, running_dtype
-    from slipstream.models.store.digests import weights_digests
-    from slipstream.models.store.resolve import find_local
-
-    names = dict.fromkeys([models.target, *_draft_models(methods)])
-    weights = {name: weights_digests(find_local(name)) for name in names}
-    return {
-        **environment(models.device),
-        "command": command(),
-        "target": models.target,
-        "dtype": running_dtype(models.dtype, models.device),
-        "weights_sha256": weights,
-    }
-
-
 def _run_facts(prompts: PromptFlags, plan: "SpeedPlan") -> dict[str, Any]:
-    from slipstream.models.store.digests import file_digest
-
     return {
-        "prompts": prompts.path().name,
-        "prompts_sha256": file_digest(prompts.path()),
+        **prompt_facts(prompts),
         "num_prompts": len(plan.questions),
         "turns": prompts.turns.value,
         "max_new_tokens": plan.max_new_tokens,
@@ -167,8 +154,7 @@ def _show_speed(methods: dict[str, Any]) -> None:
     console.print(report.speed_table(methods))
     console.print()
     console.print(report.category_table(methods))
-    for line in report.divergence_lines(methods):
-        console.print(line, markup=False, soft_wrap=True)
+    show_lines(report.divergence_lines(methods))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from slipstream.cli.bench_flags import LimitOption, OutputFlags, PromptFlags, PromptsOption
-from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.bench_output import (
+    check_writable,
+    figures_console,
+    machine_facts,
+    prompt_facts,
+    show_lines,
+    step_bar,
+    weights_facts,
+    write,
+)
 from slipstream.cli.engine import fetched, remote_options
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
@@ -199,44 +208,32 @@ def _show(figures: dict[str, Any], plan: "ServePlan") -> None:
     for make in tables if plan.long_prompt is None else [report.interference_table]:
         console.print(make(figures))
         console.print()
-    for line in report.remarks(figures):
-        console.print(line, markup=False, soft_wrap=True)
+    show_lines(report.remarks(figures))
 
 
 def _draw(figures: dict[str, Any], folder: Path) -> None:
     from slipstream.bench.serve.curves import save_curves
 
-    for path in save_curves(figures, folder):
-        figures_console().print(f"plot {path}", markup=False, soft_wrap=True)
+    show_lines(f"plot {path}" for path in save_curves(figures, folder))
 
 
 def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
     """The machine of this process; of engines elsewhere only what the router says."""
-    from slipstream.bench.environment import environment
-
-    facts = {**environment("cpu"), "command": command(), **about}
+    facts = {**machine_facts("cpu"), **about}
     if place.is_remote:
         return facts | {"router": place.router.router, "device": None, "threads": None}
-    from slipstream.models.store.digests import weights_digests
-    from slipstream.models.store.resolve import find_local
-
-    target = place.engine.target or DEFAULT_TARGET
     return facts | {
-        "device": environment(place.engine.device or "cpu")["device"],
+        "device": machine_facts(place.engine.device or "cpu")["device"],
         "draft": place.engine.draft or "glide",
-        "weights_sha256": {target: weights_digests(find_local(target))},
+        **weights_facts(place.engine.target or DEFAULT_TARGET),
     }
 
 
 def _facts(ask: AskFlags, load: LoadFlags, plan: "ServePlan") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from slipstream.models.store.digests import file_digest
-
-    prompts = ask.prompt_flags().path()
     return {
-        "prompts": prompts.name,
-        "prompts_sha256": file_digest(prompts),
+        **prompt_facts(ask.prompt_flags()),
         "num_prompts": len(plan.questions),
         "max_new_tokens": plan.max_new_tokens,
         "temperature": plan.sampling.temperature,

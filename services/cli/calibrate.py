@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from slipstream.cli.bench_flags import Numerics, PromptFlags
-from slipstream.cli.bench_output import command, figures_console, step_bar
+from slipstream.cli.bench_output import command, figures_console, prompt_facts, step_bar
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.errors import InvalidRequest, ModelMismatch
@@ -273,11 +273,8 @@ def _show(result: "Calibrated") -> None:
 def _write(result: "Calibrated", files: FileFlags, models: PairFlags, prompts: PromptFlags) -> None:
     from slipstream.bench.calibrate.report import save_sweep, sweep_values
     from slipstream.bench.environment import environment, write_json
-    from slipstream.models.store.digests import file_digest
 
-    path = prompts.path()
-    facts = {"prompts": path.name, "prompts_sha256": file_digest(path)}
-    values = result.file(command(), environment(models.device), facts)
+    values = result.file(command(), environment(models.device), prompt_facts(prompts))
     write_json(files.sweep_path(), sweep_values(result.tried, result.timed))
     if (plot := files.plot_path()) is not None:
         save_sweep(plot, result.tried)
