@@ -1,4 +1,4 @@
-"""What forwards cost: rows of the target, a step of the draft, plain decoding. Prints nothing.
+"""Costs of forwards: rows of the target, a step of the draft, plain decoding. Prints nothing.
 
 Everything is timed in turn, round after round, and reported as a median, so that a drift of the
 machine hits all of it alike.
@@ -38,7 +38,7 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class CostPlan:
-    """What to time: forwards of `rows` rows behind `context` tokens, `rounds` times each.
+    """Plan of timings: forwards of `rows` rows behind `context` tokens, `rounds` times each.
 
     `plain_tokens` is the length of the replies of plain decoding, of which there are
     `plain_rounds` by each method of `plain`.
@@ -62,7 +62,7 @@ class CostPlan:
 def measure_cost(
     plan: CostPlan, engines: MethodEngines, text: str, *, has_draft: bool
 ) -> dict[str, Any]:
-    """All costs in milliseconds, after as many tokens of `text` as the plan's context.
+    """Return all costs in milliseconds, after as many tokens of `text` as the plan's context.
 
     `forward_ms` maps numerics and number of rows (as text) to the time of a verification, head
     included. `draft` is None without a draft. Raises `PromptTooLong` where it does not fit.

@@ -85,14 +85,14 @@ class MethodEngines:
             raise type(error)(f"method {method.name!r}: {error}") from None
 
     def engine(self, numerics: Numerics) -> Engine:
-        """The target in these numerics."""
+        """Return the target in these numerics."""
         if numerics not in self._engines:
             options = replace(self._options, numerics=numerics)
             self._engines[numerics] = Engine.load(self._target, options)
         return self._engines[numerics]
 
     def draft_model(self, numerics: Numerics) -> DraftModel:
-        """The draft for the target in these numerics, without a profile."""
+        """Return the draft for the target in these numerics, without a profile."""
         return self.engine(numerics).draft_model(self._draft)
 
     def tune(self, method: Method, drafter: Drafter) -> None:
@@ -100,19 +100,19 @@ class MethodEngines:
         self._tuned[method.name] = drafter
 
     def under(self, sampling: SamplingParams) -> "MethodEngines":
-        """The same engines, all that is loaded included, drawing from another law."""
+        """Return the same engines, with all that is loaded, under other sampling parameters."""
         other = copy(self)
         other._sampling = sampling
         return other
 
     def draft_folder(self) -> Path:
-        """Where the GliDe weights are."""
+        """Return where the GliDe weights are."""
         if self._draft == "glide":
             return SHIPPED / f"{self.engine('fast').model_id}-glide"
         return Path(self._draft).expanduser()
 
     def conversation(self, method: Method) -> Conversation:
-        """A new conversation with a method."""
+        """Open a new conversation with a method."""
         if method.base == "hf":
             stop_token_ids = self.engine("fast").facts.stop_token_ids
             return GenerateConversation(
@@ -121,7 +121,7 @@ class MethodEngines:
         return _SessionConversation(self.client(method).session(), method.options, self._sampling)
 
     def client(self, method: Method) -> Client:
-        """A client of the method's engines."""
+        """Return a client of the method's engines."""
         return Client.of(Embedded(self.engine(method.numerics), self._drafter(method)))
 
     def _load_untouched(self) -> LoadedModel:
@@ -144,7 +144,7 @@ class MethodEngines:
 
 
 def draft_name(method: Method, own: str) -> str:
-    """The draft of a method, as engines name it; `own` is that of glide and best."""
+    """Return the draft of a method, as engines name it; `own` is that of glide and best."""
     if method.base == "vanilla":
         return f"vanilla:{method.model}"
     return {"plain": "none", "ngram": "ngram"}.get(method.base, own)
@@ -179,7 +179,7 @@ class GenerateConversation:
     """A conversation by `generate`, which caches nothing from turn to turn."""
 
     def __init__(self, model: Any, stop_token_ids: Set[int], sampling: SamplingParams) -> None:
-        """Of `sampling`, temperature and seed are used; the noise is transformers' own."""
+        """Temperature and seed of `sampling` are used; the noise is transformers' own."""
         self._model = model
         self._stop_token_ids = sorted(stop_token_ids)
         self._sampling = sampling

@@ -1,4 +1,4 @@
-"""From single outputs to the figures of a method. Pure; knows no clock, model or terminal."""
+"""Figures of a method from its single outputs. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,12 +12,12 @@ from slipstream.core.results import Timings
 from slipstream.core.stats import SpeculationStats
 
 Key = tuple[int | str, int]
-"""question_id and turn: what was said."""
+"""Question and turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a method said, and how long it took."""
+    """Reply of a method, and how long it took."""
 
     token_ids: tuple[int, ...]
     timings: Timings
@@ -27,7 +27,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One run of one turn by one method. `prompt` is every token before the reply."""
+    """Run of one turn by one method. `prompt` is every token before the reply."""
 
     question_id: int | str
     category: str
@@ -42,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an output leaves plain decoding's, and how close plain decoding's choice was.
+    """Position where an output leaves plain decoding's, and how close plain decoding's choice was.
 
     `position` counts output tokens before; `margin` is the score of plain decoding's token over
     that of the next best (logits, or what sampling adds up to), None when not looked at.
@@ -68,7 +68,7 @@ class Comparison:
     divergences: Sequence[Divergence] = ()
 
     def only(self, category: str) -> "Comparison":
-        """The same for one category."""
+        """Return the comparison for one category."""
 
         def of(outputs: Sequence[Output]) -> list[Output]:
             return [output for output in outputs if output.category == category]
@@ -85,14 +85,14 @@ class Comparison:
 
 
 def divergences(outputs: Sequence[Output], reference: Sequence[Output]) -> list[Divergence]:
-    """Every output that is not the reference's; the earliest difference of its repeats."""
+    """Return outputs that are not the reference's, at the earliest difference of repeats."""
     expected = {output.key: output.reply.token_ids for output in reversed(reference)}
     found = differences(((output.key, output.reply.token_ids) for output in outputs), expected)
     return [Divergence(question_id, turn, at) for (question_id, turn), at in found.items()]
 
 
 def method_figures(comparison: Comparison) -> dict[str, Any]:
-    """`{"overall": R, "categories": {CATEGORY: R}}`."""
+    """Return `{"overall": R, "categories": {CATEGORY: R}}`."""
     categories = dict.fromkeys(output.category for output in comparison.outputs)
     return {
         "overall": figures(comparison),
@@ -101,7 +101,7 @@ def method_figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def figures(comparison: Comparison) -> dict[str, Any]:
-    """One R: speed, acceptance and identity, of all outputs together."""
+    """Return one R: speed, acceptance and identity, of all outputs together."""
     outputs, plain = comparison.outputs, comparison.plain
     counts = SpeculationCounts.of(
         out.reply.speculation for out in outputs if out.reply.speculation is not None

@@ -1,4 +1,4 @@
-"""What all benchmarks share: checks of plans, the order of configurations, and warm-up.
+"""Harness of all benchmarks: checks of plans, the order of configurations, and warm-up.
 
 Each question goes through all configurations before the next one, in an order that moves on by one
 from question to question, so that a drift of the machine favours none of them.

@@ -1,4 +1,4 @@
-"""Where outputs leave the tokens that are expected of them. Pure."""
+"""Positions where outputs leave the tokens that are expected of them. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar

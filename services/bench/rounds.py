@@ -15,7 +15,7 @@ from slipstream.core.timing import Clock
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """What is asked, greedily and in the default setting."""
+    """Questions, asked greedily and in the default setting."""
 
     questions: tuple[Question, ...]
     max_new_tokens: int = 128
@@ -27,7 +27,7 @@ class RoundsPlan:
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Somebody who answers.
+    """Engine under test.
 
     `prepare` is called before each question; `others_cpu_s` is the processor time so far of those
     that ought to be idle meanwhile, None where they can't be seen.
@@ -39,7 +39,7 @@ class Answerer:
 
 
 def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:
-    """Raises `InvalidRequest` unless the tokens of both must be the same."""
+    """Raise `InvalidRequest` unless the tokens of both must be the same."""
     for name in ("model", "tokenizer_hash", "numerics", "dtype"):
         ours, theirs = getattr(embedded, name), getattr(routed, name)
         if ours != theirs:
@@ -53,7 +53,7 @@ def run_rounds(
     advance: Advance,
     clock: Clock = time.perf_counter,
 ) -> dict[str, list[Sample]]:
-    """Every answer of everybody; each question goes through all before the next.
+    """Return every answer of all engines; each question goes through all before the next.
 
     The order moves on by one from question to question.
     """

@@ -1,4 +1,4 @@
-"""What a round costs, embedded and distributed: figures of single requests, and their tables."""
+"""Figures and tables of what a round costs, embedded and distributed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

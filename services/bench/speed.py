@@ -31,12 +31,12 @@ from slipstream.models.rows import Part
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 Outputs = Mapping[str, Sequence[Output]]
-"""By the name of the method."""
+"""Outputs by the name of the method."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """What to run. `methods` include their references, see `with_references`."""
+    """Plan of a comparison. `methods` include their references, see `with_references`."""
 
     methods: tuple[Method, ...]
     questions: tuple[Question, ...]
@@ -51,16 +51,16 @@ class SpeedPlan:
 
     @property
     def num_conversations(self) -> int:
-        """Conversations of the whole run, warm-up included."""
+        """Return the conversations of the whole run, warm-up included."""
         return len(self.methods) * (self.repeats * len(self.questions) + self.warmup)
 
     def turns(self, question: Question) -> tuple[str, ...]:
-        """What the user says in a conversation."""
+        """Return what the user sends in a conversation."""
         return question.turns if self.all_turns else question.turns[:1]
 
 
 def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Outputs:
-    """Every output of every method; each question goes through all methods before the next.
+    """Return every output of every method; each question goes through all methods before the next.
 
     The order of the methods moves on by one from question to question. Raises `InvalidRequest`
     before anything is measured when a prompt does not fit.
@@ -78,7 +78,7 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> O
 
 
 def compare(plan: SpeedPlan, engines: MethodEngines, outputs: Outputs) -> dict[str, Any]:
-    """The figures of every method, with margins where outputs leave plain decoding's."""
+    """Return the figures of every method, with margins where outputs leave plain decoding's."""
     compared = {}
     for method in plan.methods:
         reference = outputs[method.reference]
@@ -140,7 +140,7 @@ def _turns(
 
 
 def _warm_up(plan: SpeedPlan, engines: MethodEngines, advance: Advance) -> None:
-    """Let every method generate a little, so that nobody pays for what is done once."""
+    """Let every method generate a little, so that what is done once is not measured."""
     question = replace(plan.questions[0], turns=plan.questions[0].turns[:1])
     short = replace(plan, max_new_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
     for _ in range(plan.warmup):
@@ -158,7 +158,7 @@ def _check_lengths(plan: SpeedPlan, engines: MethodEngines) -> None:
 
 
 def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) -> float:
-    """Score of the token chosen after `prefix` over that of the next best.
+    """Return the score of the token chosen after `prefix` over that of the next best.
 
     Greedy: the gap of the two best logits. Else the gap of log-probabilities (up to the law's
     normaliser) plus noise, the sum whose largest value is drawn.

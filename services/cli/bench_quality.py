@@ -14,7 +14,7 @@ from slipstream.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class QualityFlags:
-    """What is compared with what, and on which texts."""
+    """Target, reference and texts of a comparison."""
 
     target: Annotated[str, Option(help="Target: an alias, a path or OWNER/NAME of the hub.")] = (
         "smollm2-135m-q4_1"

@@ -39,7 +39,7 @@ DISTRIBUTED = "distributed"
 
 @dataclass(frozen=True, slots=True)
 class RoundFlags:
-    """What is asked, and of whom."""
+    """Questions, and the services that answer them."""
 
     prompts: PromptsOption = None
     limit: LimitOption = None
@@ -54,7 +54,7 @@ class RoundFlags:
     ] = None
 
     def plan(self) -> "RoundsPlan":
-        """Raises `InvalidRequest` for what makes no sense."""
+        """Raise `InvalidRequest` for what makes no sense."""
         from slipstream.bench.rounds import RoundsPlan
 
         if self.router is not None and self.kv_delay_ms is not None:
@@ -93,7 +93,7 @@ def rounds(run: RoundFlags, models: ModelFlags, output: OutputFlags) -> None:
 
 
 def _answerers(stack: ExitStack, run: RoundFlags, models: ModelFlags) -> dict[str, "Answerer"]:
-    """Everybody who is to answer, until the stack closes."""
+    """Return the engines under test, until the stack closes."""
     from slipstream.bench.rounds import Answerer, check_same_model
     from slipstream.bench.rounds_figures import EMBEDDED
     from slipstream.client import Client

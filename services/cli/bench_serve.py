@@ -39,7 +39,7 @@ def _option(text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class LoadFlags:
-    """How many ask, and how often."""
+    """Load: users, and how often they ask."""
 
     concurrency: Annotated[
         str, _option("Users who ask again when answered, as 1,2,4; default: 1,2,4,8.")
@@ -64,7 +64,7 @@ class LoadFlags:
     ] = None
 
     def amount(self) -> "Amount":
-        """Raises `InvalidRequest` for what makes no sense."""
+        """Raise `InvalidRequest` for what makes no sense."""
         from slipstream.bench.serve.plan import Amount
 
         return Amount(self.requests_per_worker, self.num_requests, self.seconds)
@@ -72,7 +72,7 @@ class LoadFlags:
 
 @dataclass(frozen=True, slots=True)
 class AskFlags:
-    """What is asked, how it is answered, and what is looked at."""
+    """Prompts, methods, limits and plots."""
 
     methods: Annotated[
         str,
@@ -95,18 +95,18 @@ class AskFlags:
     plot: Annotated[Path | None, Option(help="Also draw the figures into this directory.")] = None
 
     def check(self) -> None:
-        """Raises an error for plots that can't be drawn."""
+        """Raise an error for plots that can't be drawn."""
         if self.plot is not None:
             from slipstream.bench.charts import check_folder
 
             check_folder(self.plot)
 
     def prompt_flags(self) -> PromptFlags:
-        """Where the questions are."""
+        """Return where the questions are."""
         return PromptFlags(self.prompts, self.limit)
 
     def plan(self, load: LoadFlags) -> "ServePlan":
-        """Raises `InvalidRequest` for what makes no sense."""
+        """Raise `InvalidRequest` for what makes no sense."""
         from slipstream.bench.serve.configurations import parse_configs
         from slipstream.bench.serve.plan import LongPromptPlan, ServePlan, parse_points
         from slipstream.bench.serve.sample import Limits
@@ -179,7 +179,7 @@ async def _figures(load: "Load") -> dict[str, Any]:
 
 
 def _opener(place: PlaceFlags) -> Callable[[], "AsyncClient"]:
-    """Makes the client, in its loop; engines in this process are loaded before."""
+    """Return what makes the client, in its loop; engines in this process are loaded before."""
     if place.is_remote:
         return lambda: _remote(place.router)
     client = _embedded(place.engine)

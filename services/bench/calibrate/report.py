@@ -29,13 +29,13 @@ class Calibrated:
 
     @property
     def best(self) -> Timed:
-        """What is chosen."""
+        """Return the fastest finalist, which is chosen."""
         return self.timed[0]
 
     def file(
         self, command: str, machine: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The profile file. `facts` are more of what to note."""
+        """Return the profile file. `facts` are more of what to note."""
         measured = {
             **facts,
             "num_replies": self.recorded.num_replies,
@@ -57,7 +57,7 @@ class Calibrated:
 
 
 def timed_table(timed: Sequence[Timed], tried: Sequence[Tried]) -> Table:
-    """One row a profile that ran against the clock, the fastest first."""
+    """Return one row for each profile that ran against the clock, the fastest first."""
     shown = table("profile", "greedy", "sampled", "both", "simulated", "tokens/round", "sampled")
     simulated = {item.name: item for item in tried}
     for item in timed:
@@ -75,7 +75,7 @@ def timed_table(timed: Sequence[Timed], tried: Sequence[Tried]) -> Table:
 
 
 def sweep_values(tried: Sequence[Tried], timed: Sequence[Timed]) -> dict[str, Any]:
-    """Everything that was tried, and what came of it."""
+    """Return everything that was tried, and its figures."""
     ranked = sorted(tried, key=lambda item: -item.speed)
     return {
         "simulated": [

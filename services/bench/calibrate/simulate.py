@@ -98,7 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """All rounds of some replies together."""
+    """Result of all rounds of some replies."""
 
     num_tokens: int
     num_rounds: int
@@ -170,7 +170,7 @@ def drafted(profile: Profile, trace: Trace, at: int) -> Sequence[Guess]:
 def _verified(
     profile: Profile, chain: Sequence[Guess], wanted: Sequence[int], temperature: float
 ) -> Outcome:
-    """What is left of the proposal, and what the target adds to it."""
+    """Return the tokens of a proposal that are kept, with the target's own."""
     tree = tree_of(profile, chain, temperature)
     at, accepted = ROOT, 0
     for token in wanted:

@@ -1,4 +1,4 @@
-"""Which profiles to try, and how they fare in simulation. Pure; knows no engine.
+"""Sweep over profiles in simulation. Pure; knows no engine.
 
 Greedy requests and sampled ones share the form of a proposal; each has its best threshold.
 """
@@ -15,7 +15,7 @@ from slipstream.core.types import Shape, StopPolicy
 
 NO_LEAVES = "chain"
 NODE_BUDGETS = (7, 11, 15, 23, 31)
-"""Of trees with leaves. A chain needs no other bound than its depth."""
+"""Node limits of trees with leaves. A chain needs no other bound than its depth."""
 LOOKUPS = (1, 2, 3)
 """Shortest matches behind which text is copied."""
 _THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
@@ -27,7 +27,7 @@ _THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a sweep goes by: replies of both kinds, and what rounds cost."""
+    """Evidence of a sweep: replies of both kinds, and what rounds cost."""
 
     greedy: tuple[Trace, ...]
     sampled: tuple[Trace, ...]
@@ -66,7 +66,7 @@ class Tried:
 def sweep(
     base: Profile, tables: Mapping[str, tuple[int, ...]], evidence: Evidence, *, depth: int
 ) -> Iterator[Tried]:
-    """Every policy with every kind of leaves and budget; thresholds are the best for each.
+    """Try every policy with every kind of leaves and budget; thresholds are the best for each.
 
     Nothing is copied yet: see `with_copies`.
 
@@ -106,7 +106,7 @@ def finalists(tried: Sequence[Tried], count: int) -> list[Tried]:
 
 
 def with_copies(tried: Tried, evidence: Evidence) -> Tried:
-    """The same with whichever lookup is fastest, none included."""
+    """Return the same with the fastest lookup, none included."""
     found = [tried]
     for shortest in LOOKUPS:
         profile = replace(tried.profile, lookup=shortest)

@@ -39,7 +39,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Who runs, on what. `samplings` are the greedy and the sampled law."""
+    """Profiles that run against the clock, and on what. `samplings` are greedy and sampled."""
 
     entries: Mapping[str, Profile]
     questions: tuple[Question, ...]
@@ -48,7 +48,7 @@ class Race:
     numerics: Numerics
 
     def methods(self) -> tuple[Method, ...]:
-        """The entries behind the fastest plain decoding."""
+        """Return the entries behind the fastest plain decoding."""
         entries = [
             Method(name, "best", self.numerics, SpeculationOptions()) for name in self.entries
         ]
@@ -56,7 +56,7 @@ class Race:
 
     @property
     def num_steps(self) -> int:
-        """Conversations of the whole race."""
+        """Return the conversations of the whole race."""
         return 2 * len(self.methods()) * (len(self.questions) + 1)
 
 

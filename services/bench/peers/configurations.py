@@ -63,7 +63,7 @@ class Configuration:
     method: Method | None = None
     mode: Mode = Mode.PLAIN
     is_full: bool = False
-    """Whether llama.cpp's weights are not quantised."""
+    """True for llama.cpp on weights that are not quantised."""
     url: str = ""
 
     @property

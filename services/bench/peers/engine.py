@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 Prompts = Sequence[Sequence[int]]
 Settings = Mapping[str, Any]
-"""What an engine loads, as JSON values."""
+"""Settings of an engine, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class EmbeddedEngine(EngineUnderTest):
 
 
 class BatchedEmbeddedEngine(EngineUnderTest):
-    """The same methods on engines whose requests share steps."""
+    """Methods of `bench speed` on engines whose requests share steps."""
 
     def __init__(self, settings: Settings) -> None:
         self._methods = methods_of(settings)
@@ -109,7 +109,7 @@ async def all_at_once(
     max_new_tokens: int,
     speculation: SpeculationOptions,
 ) -> list[Answer]:
-    """The answers to requests that are sent together."""
+    """Return the answers to requests that are sent together."""
     asking = (
         client.generate(tuple(ids), max_tokens=max_new_tokens, speculation=speculation)
         for ids in prompts
@@ -118,29 +118,29 @@ async def all_at_once(
 
 
 def answer_of_result(result: Result) -> Answer:
-    """What an engine says of a result."""
+    """Return a result as an answer."""
     return answer_of_ours(result.token_ids, result.stats.speculation)
 
 
 def answer_of_ours(token_ids: tuple[int, ...], at: SpeculationStats | None) -> Answer:
-    """An answer, and every forward of the target: that of the prompt, and one a round."""
+    """Return an answer, and every forward of the target: that of the prompt, and one a round."""
     forwards = len(token_ids) if at is None else 1 + at.num_spec_steps + at.num_plain_steps
     return Answer(len(token_ids), token_ids, num_forwards=forwards)
 
 
 def own_facts(threads: int, *pids: int) -> ProcessFacts:
-    """Of this process and of others that belong to it."""
+    """Return the facts of this process and of others that belong to it."""
     versions = {"slipstream": slipstream.__version__}
     return ProcessFacts((os.getpid(), *pids), versions, {"threads": threads})
 
 
 def methods_of(settings: Settings) -> Mapping[str, Method]:
-    """The methods of an engine by the name of their configuration."""
+    """Return the methods by the name of their configuration."""
     return {config: parse_method(name) for config, name in settings["methods"].items()}
 
 
 def engine_options(settings: Settings) -> EngineOptions:
-    """How the engines of an engine are loaded."""
+    """Return how the engines are loaded."""
     return EngineOptions(
         settings["dtype"],
         settings["numerics"],
@@ -151,5 +151,5 @@ def engine_options(settings: Settings) -> EngineOptions:
 
 
 def profile_of(settings: Settings) -> Path | None:
-    """The file in place of the draft's own profile."""
+    """Return the file in place of the draft's own profile."""
     return None if settings["profile"] is None else Path(settings["profile"])

@@ -84,7 +84,7 @@ class EndpointEngine(EngineUnderTest):
 
 
 def _events(lines: Any) -> Iterator[dict[str, Any]]:
-    """What comes as server-sent events. Raises `ServiceError` for an error among them."""
+    """Yield server-sent events. Raises `ServiceError` for an error among them."""
     for line in lines:
         text = line.decode().strip()
         if not text.startswith(_DATA):

@@ -89,7 +89,7 @@ class LlamaEngine(EngineUnderTest):
 
 
 def _switch_off_repacking(library: Any) -> None:
-    """In this process: `Llama` takes no such option, but starts from these defaults."""
+    """Change this process's defaults, from which `Llama` starts: it takes no such option."""
     defaults = library.llama_model_default_params
 
     def without() -> Any:

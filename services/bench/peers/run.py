@@ -29,7 +29,7 @@ class Sample:
     config: str
     concurrency: int
     batch: int
-    """Which one of its level: every configuration has the same."""
+    """Number within its level: every configuration has the same batches."""
     prompts: tuple[PromptIds, ...]
     wall_s: float
     answers: tuple[Answer, ...]
@@ -51,7 +51,7 @@ class Record:
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Facts and memory of engines by configuration; names as `named`."""
     is_whole: bool = False
-    """Whether everything was measured that could be."""
+    """True once everything was measured that could be."""
 
     def skip(self, config: str, concurrency: int, reason: str) -> None:
         """Note why a configuration is left out; once where it is the same at every concurrency."""

@@ -168,7 +168,7 @@ _STRIDE = 101
 
 
 class Ask(Protocol):
-    """Sends a question now, and reads on while `goes_on` says so."""
+    """Function that sends a question now, and reads on while `goes_on` returns True."""
 
     async def __call__(self, question: Question, *, goes_on: GoesOn) -> Sample: ...
 

@@ -12,7 +12,7 @@ from slipstream.bench.serve.sample import Sample
 from slipstream.core.timing import Clock
 
 Send = Callable[[Question, float], Awaitable[Sample]]
-"""Sends a question that was due at that time, and reads the answer to its end."""
+"""Function that sends a question due at that time, and reads the answer to its end."""
 
 
 AFTER_FAILURE_S = 0.1
