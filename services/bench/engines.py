@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,18 +26,6 @@ from slipstream.core.types import SamplingParams
 from slipstream.draft.build import SHIPPED, Drafter, DraftModel
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.store.digests import weights_digests
-
-
-class Conversation(Protocol):
-    """A conversation with one method."""
-
-    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
-        """Continue after `prompt`, the tokens that follow what was said before."""
-        ...
-
-    def close(self) -> None:
-        """Free its caches."""
-        ...
 
 
 class MethodEngines:
@@ -111,7 +99,7 @@ class MethodEngines:
             return SHIPPED / f"{self.engine('fast').model_id}-glide"
         return Path(self._draft).expanduser()
 
-    def conversation(self, method: Method) -> Conversation:
+    def conversation(self, method: Method) -> "Conversation":
         """Open a new conversation with a method."""
         if method.base == "hf":
             stop_token_ids = self.engine("fast").facts.stop_token_ids
@@ -161,7 +149,7 @@ class _SessionConversation:
         self._sampling = sampling
 
     def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
-        """See `Conversation.reply`."""
+        """Continue after `prompt`, the tokens that follow what was said before."""
         result = self._session.generate(
             tuple(prompt),
             sampling=self._sampling,
@@ -171,7 +159,7 @@ class _SessionConversation:
         return Reply(result.token_ids, result.stats.timings, result.stats.speculation)
 
     def close(self) -> None:
-        """See `Conversation.close`."""
+        """Free its caches."""
         self._session.close()
 
 
@@ -186,7 +174,7 @@ class GenerateConversation:
         self._tokens: list[int] = []
 
     def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
-        """See `Conversation.reply`."""
+        """Continue after `prompt`, the tokens that follow what was said before."""
         self._tokens += prompt
         tokens = torch.tensor([self._tokens], device=self._model.device)
         watch = _Watch()
@@ -204,7 +192,7 @@ class GenerateConversation:
         return Reply(reply, watch.timings(end))
 
     def close(self) -> None:
-        """See `Conversation.close`."""
+        """Free its caches."""
         self._tokens = []
 
     def _config(self, max_tokens: int) -> GenerationConfig:
@@ -218,6 +206,9 @@ class GenerateConversation:
             pad_token_id=ends[0] if ends else None,
             **law,
         )
+
+
+Conversation = GenerateConversation | _SessionConversation
 
 
 class _Watch:

@@ -36,18 +36,9 @@ BEST = "best"
 _DISTRIBUTED = "distributed:"
 _ROUTED = frozenset({"plain", "glide", "best"})
 OURS = (
-    "plain",
-    "plain+invariant",
-    "ngram",
-    "glide",
-    "glide+cape",
-    "glide+svip",
-    "glide+cape+svip",
-    "glide+cape+decision",
-    "glide+cape+cost",
-    BEST,
-    f"{_DISTRIBUTED}plain",
-    f"{_DISTRIBUTED}{BEST}",
+    *("plain", "plain+invariant", "ngram", "glide", "glide+cape", "glide+svip"),
+    *("glide+cape+svip", "glide+cape+decision", "glide+cape+cost", BEST),
+    *(f"{_DISTRIBUTED}plain", f"{_DISTRIBUTED}{BEST}"),
 )
 REFERENCES = ("plain+invariant", "plain", f"{_DISTRIBUTED}plain")
 """Configurations whose tokens others are compared with: the first of them that runs."""

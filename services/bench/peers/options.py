@@ -15,7 +15,7 @@ from slipstream.local.stack import StackPlan
 
 LOOKUP_TOKENS = 10
 LLAMA_LOOKUP_TOKENS = 2
-"""Default that llama-cpp-python advises for machines without a GPU; its default is 10."""
+"""Number that llama-cpp-python advises for machines without a GPU; its default is 10."""
 
 
 class NotAvailable(SlipstreamError):

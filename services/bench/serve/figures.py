@@ -42,13 +42,16 @@ def serve_figures(
         configs = {name: config_figures(of, plan.limits) for name, of in by_config.items()}
         for config in plan.configs:
             of, figures = by_config[config.name], configs[config.name]
-            figures["over_one_plain"] = None if single is None else over(of, single)
+            # Repeats are interleaved over all points, so that these are neighbours, too.
+            figures["over_one_plain"] = (
+                None if single is None else paired(speeds(of), speeds(single))
+            )
             figures["identity"] = None
             if references is not None:
                 expected = config.is_comparable(is_greedy=plan.sampling.is_greedy)
                 figures["identity"] = identity(_samples(of), references, is_expected=expected)
         facts = {"kind": point.kind, "value": point.value, "arms": configs}
-        points.append(facts | point_ratios(rates(by_config)))
+        points.append(facts | point_ratios({name: speeds(of) for name, of in by_config.items()}))
     return {"points": points}
 
 
@@ -88,9 +91,9 @@ def identity(
     }
 
 
-def rates(runs: Mapping[str, Sequence[Run]]) -> dict[str, list[float | None]]:
+def speeds(runs: Sequence[Run]) -> list[float | None]:
     """Return the speed of every run."""
-    return {name: [run.tokens_per_s for run in of] for name, of in runs.items()}
+    return [run.tokens_per_s for run in runs]
 
 
 def point_ratios(of: Rates) -> dict[str, Any]:
@@ -121,11 +124,6 @@ def better(of: Sequence[Sequence[float | None]]) -> list[float | None]:
         else None
         for rates in zip(*of, strict=True)
     ]
-
-
-def over(runs: Sequence[Run], base: Sequence[Run]) -> dict[str, float] | None:
-    """Return the ratio of runs at different points: repeats are interleaved over all points."""
-    return paired([run.tokens_per_s for run in runs], [run.tokens_per_s for run in base])
 
 
 def failures(samples: Iterable[Sample]) -> dict[str, Any]:
