@@ -99,7 +99,6 @@ def cost_lines(cost: Mapping[str, Any]) -> list[str]:
 def table(first: str, *others: str, title: str | None = None) -> Table:
     """Return an empty table: names on the left, numbers on the right."""
     empty = Table(title=title, box=None, pad_edge=False, header_style="bold")
-    empty.title_justify, empty.title_style = "left", "bold"
     empty.add_column(first, no_wrap=True)
     for name in others:
         empty.add_column(name, justify="right", overflow="fold")

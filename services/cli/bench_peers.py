@@ -234,6 +234,8 @@ def _finish(
     write(output, {"environment": facts, "peers": figures})
     console = figures_console()
     for shown in report.tables(figures):
+        console.print(shown.title, style="bold")
+        shown.title = None  # which would be wrapped to the width of the table
         console.print(shown)
         console.print()
     show_lines(report.lines(figures))

@@ -24,12 +24,28 @@ from slipstream.core.types import SamplingParams
 from slipstream.engine.thread import EngineThread
 
 
-class EmbeddedEngine(EngineUnderTest):
+class OwnEngine(EngineUnderTest):
+    """Slipstream: the methods of its configurations, and its facts."""
+
+    pids: tuple[int, ...] = ()
+    """Processes beside this one."""
+
+    def __init__(self, settings: Settings) -> None:
+        names: Mapping[str, str] = settings["methods"]
+        self._methods = {config: parse_method(name) for config, name in names.items()}
+        self._threads: int = settings["threads"]
+
+    def facts(self) -> ProcessFacts:
+        """See `EngineUnderTest`."""
+        versions = {"slipstream": slipstream.__version__}
+        return ProcessFacts((os.getpid(), *self.pids), versions, {"threads": self._threads})
+
+
+class EmbeddedEngine(OwnEngine):
     """Methods of `bench speed`, a request at a time."""
 
     def __init__(self, settings: Settings) -> None:
-        self._methods = methods_of(settings)
-        self._threads: int = settings["threads"]
+        super().__init__(settings)
         self._engines = MethodEngines(
             settings["target"],
             settings["draft"],
@@ -47,10 +63,6 @@ class EmbeddedEngine(EngineUnderTest):
         """See `EngineUnderTest`; one after the other."""
         return [self._one(config, prompt, max_new_tokens) for prompt in prompts]
 
-    def facts(self) -> ProcessFacts:
-        """See `EngineUnderTest`."""
-        return own_facts(self._threads)
-
     def _one(self, config: str, prompt: Any, max_new_tokens: int) -> Answer:
         conversation = self._engines.conversation(self._methods[config])
         try:
@@ -60,14 +72,13 @@ class EmbeddedEngine(EngineUnderTest):
         return answer_of_ours(reply.token_ids, reply.speculation)
 
 
-class BatchedEmbeddedEngine(EngineUnderTest):
+class BatchedEmbeddedEngine(OwnEngine):
     """Methods of `bench speed` on engines whose requests share steps."""
 
     def __init__(self, settings: Settings) -> None:
-        self._methods = methods_of(settings)
+        super().__init__(settings)
         self._draft: str = settings["draft"]
         self._profile = profile_of(settings)
-        self._threads: int = settings["threads"]
         self._thread = EngineThread("slipstream-engine")
         options = engine_options(settings)
         self._engine = self._thread.call(lambda: Engine.load(settings["target"], options))
@@ -83,10 +94,6 @@ class BatchedEmbeddedEngine(EngineUnderTest):
         method = self._methods[config]
         answering = all_at_once(self._client(method), prompts, max_new_tokens, method.options)
         return self._runner.run(answering)
-
-    def facts(self) -> ProcessFacts:
-        """See `EngineUnderTest`."""
-        return own_facts(self._threads)
 
     def close(self) -> None:
         """See `EngineUnderTest`."""
@@ -126,17 +133,6 @@ def answer_of_ours(token_ids: tuple[int, ...], at: SpeculationStats | None) -> A
     """Return an answer, and every forward of the target: that of the prompt, and one a round."""
     forwards = len(token_ids) if at is None else 1 + at.num_spec_steps + at.num_plain_steps
     return Answer(len(token_ids), token_ids, num_forwards=forwards)
-
-
-def own_facts(threads: int, *pids: int) -> ProcessFacts:
-    """Return the facts of this process and of others that belong to it."""
-    versions = {"slipstream": slipstream.__version__}
-    return ProcessFacts((os.getpid(), *pids), versions, {"threads": threads})
-
-
-def methods_of(settings: Settings) -> Mapping[str, Method]:
-    """Return the methods by the name of their configuration."""
-    return {config: parse_method(name) for config, name in settings["methods"].items()}
 
 
 def engine_options(settings: Settings) -> EngineOptions:

@@ -4,24 +4,18 @@ import asyncio
 from contextlib import ExitStack
 from typing import Any
 
-from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
-from slipstream.bench.peers.engine_embedded import (
-    all_at_once,
-    answer_of_result,
-    methods_of,
-    own_facts,
-)
+from slipstream.bench.peers.engine import Answer, Prompts, Settings
+from slipstream.bench.peers.engine_embedded import OwnEngine, all_at_once, answer_of_result
 from slipstream.bench.services import LocalServices
 from slipstream.client import AsyncClient, Client
 from slipstream.local.stack import StackPlan
 
 
-class RoutedEngine(EngineUnderTest):
+class RoutedEngine(OwnEngine):
     """Methods as requests to a router."""
 
     def __init__(self, settings: Settings) -> None:
-        self._methods = methods_of(settings)
-        self._threads: int = settings["threads"]
+        super().__init__(settings)
         self._opened = ExitStack()
         try:
             self._services = self._opened.enter_context(LocalServices(_plan(settings["stack"])))
@@ -29,6 +23,7 @@ class RoutedEngine(EngineUnderTest):
         except BaseException:
             self._opened.close()
             raise
+        self.pids = self._services.pids
         self._runner = self._opened.enter_context(asyncio.Runner())
         self._many: AsyncClient | None = None
 
@@ -45,10 +40,6 @@ class RoutedEngine(EngineUnderTest):
             return [answer_of_result(asked)]
         return self._runner.run(self._together(prompts, max_new_tokens, options))
 
-    def facts(self) -> ProcessFacts:
-        """See `EngineUnderTest`."""
-        return own_facts(self._threads, *self._services.pids)
-
     def close(self) -> None:
         """See `EngineUnderTest`."""
         if self._many is not None:
@@ -62,7 +53,7 @@ class RoutedEngine(EngineUnderTest):
 
 
 def _plan(values: dict[str, Any]) -> StackPlan:
-    """The services, which keep nothing for prompts that begin alike."""
+    """Return the services, which keep nothing for prompts that begin alike."""
     target = (*values["target"], "--max-parked-bytes", "0")
     draft, router = tuple(values["draft"]), tuple(values["router"])
     return StackPlan(target, draft, router, takes_turns=values["takes_turns"])

@@ -19,12 +19,12 @@ from slipstream.bench.peers.engine import EngineUnderTest, Settings
 from slipstream.core.timing import Clock
 
 _ENGINES = {
-    "transformers": ("engine_transformers", "TransformersEngine"),
-    "llama.cpp": ("engine_llama", "LlamaEngine"),
-    "openai": ("engine_endpoint", "EndpointEngine"),
-    "embedded": ("engine_embedded", "EmbeddedEngine"),
-    "embedded-batched": ("engine_embedded", "BatchedEmbeddedEngine"),
-    "distributed": ("engine_services", "RoutedEngine"),
+    "transformers": ("slipstream.bench.peers.engine_transformers", "TransformersEngine"),
+    "llama.cpp": ("slipstream.bench.peers.engine_llama", "LlamaEngine"),
+    "openai": ("slipstream.bench.peers.engine_endpoint", "EndpointEngine"),
+    "embedded": ("slipstream.bench.peers.engine_embedded", "EmbeddedEngine"),
+    "embedded-batched": ("slipstream.bench.peers.engine_embedded", "BatchedEmbeddedEngine"),
+    "distributed": ("slipstream.bench.peers.engine_services", "RoutedEngine"),
 }
 """Module and class by system; each module loads only what it needs."""
 
@@ -48,9 +48,7 @@ def main(clock: Clock = time.perf_counter) -> None:
 def loaded(settings: Settings) -> EngineUnderTest:
     """Load the system that the settings name. Raises what keeps it from that."""
     module, name = _ENGINES[settings["system"]]
-    engine: EngineUnderTest = getattr(import_module(f"slipstream.bench.peers.{module}"), name)(
-        settings
-    )
+    engine: EngineUnderTest = getattr(import_module(module), name)(settings)
     return engine
 
 
