@@ -1,4 +1,4 @@
-"""What forwards cost: rows of the target, a step of the draft, plain decoding. Prints nothing.
+"""Costs of forwards: rows of the target, a step of the draft, plain decoding. Prints nothing.
 
 Everything is timed in turn, round after round, and reported as a median, so that a drift of the
 machine hits all of it alike.
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from slipstream.bench.contenders import Contenders
+from slipstream.bench.engines import MethodEngines
+from slipstream.bench.harness import require_at_least
 from slipstream.bench.methods import Method, parse_method
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
@@ -37,7 +38,7 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class CostPlan:
-    """What to time: forwards of `rows` rows behind `context` tokens, `rounds` times each.
+    """Plan of timings: forwards of `rows` rows behind `context` tokens, `rounds` times each.
 
     `plain_tokens` is the length of the replies of plain decoding, of which there are
     `plain_rounds` by each method of `plain`.
@@ -55,23 +56,20 @@ class CostPlan:
             raise InvalidRequest(f"rows are {list(self.rows)}, but must ascend from 1")
         if self.rows[-1] > MAX_ROWS:
             raise InvalidRequest(f"rows go up to {self.rows[-1]}, but must be at most {MAX_ROWS}")
-        for name, least in (("context", 2), ("rounds", 1), ("plain_tokens", 2)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+        require_at_least(self, context=2, rounds=1, plain_tokens=2)
 
 
 def measure_cost(
-    plan: CostPlan, contenders: Contenders, text: str, *, has_draft: bool
+    plan: CostPlan, engines: MethodEngines, text: str, *, has_draft: bool
 ) -> dict[str, Any]:
-    """All costs in milliseconds, after as many tokens of `text` as the plan's context.
+    """Return all costs in milliseconds, after as many tokens of `text` as the plan's context.
 
     `forward_ms` maps numerics and number of rows (as text) to the time of a verification, head
     included. `draft` is None without a draft. Raises `PromptTooLong` where it does not fit.
     """
-    tokens = _context(plan, contenders, text)
+    tokens = _context(plan, engines, text)
     targets = {
-        numerics: _Forwards(contenders.engine(numerics).model, tokens)
+        numerics: _Forwards(engines.engine(numerics).model, tokens)
         for numerics in ("fast", "invariant")
     }
     actions: dict[Any, Action] = {
@@ -81,7 +79,7 @@ def measure_cost(
     }
     drafted = 0
     if has_draft:
-        model = contenders.draft_model("fast")
+        model = engines.draft_model("fast")
         drafted = min(DRAFTED, model.scorer.max_lag or DRAFTED)
         actions |= _draft_actions(model, targets["fast"].cache, tokens, drafted=drafted)
     ms = _medians(actions, plan.rounds, targets["fast"].model.device)
@@ -91,7 +89,7 @@ def measure_cost(
             numerics: {str(rows): ms[numerics, rows] for rows in plan.rows} for numerics in targets
         },
         "draft": _draft_cost(ms, drafted) if has_draft else None,
-        "plain_ms_per_token": _plain_ms(plan, contenders, tokens),
+        "plain_ms_per_token": _plain_ms(plan, engines, tokens),
     }
 
 
@@ -211,33 +209,33 @@ def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
 
 
 def _plain_ms(
-    plan: CostPlan, contenders: Contenders, tokens: Sequence[int]
+    plan: CostPlan, engines: MethodEngines, tokens: Sequence[int]
 ) -> dict[str, float | None]:
     """Milliseconds per token after the first; None where the model ended at once."""
     methods = [parse_method(name) for name in plan.plain]
     ms: dict[str, list[float]] = {name: [] for name in plan.plain}
     for round_ in range(1 + plan.plain_rounds):
         for method in methods:
-            value = _ms_per_token(contenders, method, tokens, plan.plain_tokens)
+            value = _ms_per_token(engines, method, tokens, plan.plain_tokens)
             if round_ and value is not None:
                 ms[method.name].append(value)
     return {name: median(values) if values else None for name, values in ms.items()}
 
 
 def _ms_per_token(
-    contenders: Contenders, method: Method, tokens: Sequence[int], max_tokens: int
+    engines: MethodEngines, method: Method, tokens: Sequence[int], max_tokens: int
 ) -> float | None:
-    talk = contenders.talk(method)
+    conversation = engines.conversation(method)
     try:
-        reply = talk.reply(tokens, max_tokens)
+        reply = conversation.reply(tokens, max_tokens)
     finally:
-        talk.close()
+        conversation.close()
     later = len(reply.token_ids) - 1
     return 1000 * reply.timings.decode_s / later if later else None
 
 
-def _context(plan: CostPlan, contenders: Contenders, text: str) -> list[int]:
-    engine = contenders.engine("fast")
+def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
+    engine = engines.engine("fast")
     room = engine.model.context_length - max(plan.rows[-1], plan.plain_tokens)
     if plan.context > room:
         raise PromptTooLong(

@@ -12,7 +12,7 @@ Clock = Callable[[], float]
 
 _PIECE = 1 << 16
 _MOST_PIECES = 1024
-"""Of one direction under way; a sender that is ahead of a slow reader waits, as on any wire."""
+"""Pieces under way in one direction; a sender that is ahead of a slow reader waits."""
 
 
 class DelayLine:
@@ -23,17 +23,17 @@ class DelayLine:
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self.address = ""
-        """Where it listens, once it does."""
+        """Address on which it listens, once it does."""
         self.set_delay(delay_s)
 
     def set_delay(self, delay_s: float) -> None:
-        """How long either direction takes from now on."""
+        """Set how long either direction takes from now on."""
         if not 0 <= delay_s <= 10:
             raise InvalidRequest(f"the delay is {delay_s:g} s, but must be 0 to 10")
         self._delay_s = delay_s
 
     def lead_to(self, address: str) -> None:
-        """Where connections lead from now on: HOST:PORT."""
+        """Set where connections lead from now on: HOST:PORT."""
         host, _, port = address.rpartition(":")
         self._upstream = (host, int(port))
 

@@ -1,4 +1,4 @@
-"""What figures depend on: versions, processor, threads, code. Knows no benchmark."""
+"""Environment of figures: versions, processor, threads, code."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Software and machine; `device` is where the models run."""
+    """Return software and machine; `device` is where the models run."""
     return {
         "slipstream": slipstream.__version__,
         "git_commit": code_revision(),

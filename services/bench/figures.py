@@ -1,21 +1,23 @@
-"""From single outputs to the figures of a method. Pure; knows no clock, model or terminal."""
+"""Figures of a method from its single outputs. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from slipstream.bench.counts import SpeculationCounts
+from slipstream.bench.identity import differences
 from slipstream.bench.methods import Method
-from slipstream.core.errors import InvalidRequest
+from slipstream.bench.statistics import quotient
 from slipstream.core.results import Timings
-from slipstream.core.stats import MAX_PER_STEP, SpeculationStats
+from slipstream.core.stats import SpeculationStats
 
 Key = tuple[int | str, int]
-"""question_id and turn: what was said."""
+"""Question and turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a method said, and how long it took."""
+    """Reply of a method, and how long it took."""
 
     token_ids: tuple[int, ...]
     timings: Timings
@@ -25,7 +27,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One run of one turn by one method. `prompt` is every token before the reply."""
+    """Run of one turn by one method. `prompt` is every token before the reply."""
 
     question_id: int | str
     category: str
@@ -40,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an output leaves plain decoding's, and how close plain decoding's choice was.
+    """Position where an output leaves plain decoding's, and how close plain decoding's choice was.
 
     `position` counts output tokens before; `margin` is the score of plain decoding's token over
     that of the next best (logits, or what sampling adds up to), None when not looked at.
@@ -66,46 +68,31 @@ class Comparison:
     divergences: Sequence[Divergence] = ()
 
     def only(self, category: str) -> "Comparison":
-        """The same for one category."""
+        """Return the comparison for one category."""
 
         def of(outputs: Sequence[Output]) -> list[Output]:
             return [output for output in outputs if output.category == category]
 
         outputs = of(self.outputs)
         asked = {output.question_id for output in outputs}
-        divergences = [item for item in self.divergences if item.question_id in asked]
-        return Comparison(
-            self.method,
-            outputs,
-            of(self.plain),
-            of(self.reference),
-            self.is_greedy,
-            divergences,
+        return replace(
+            self,
+            outputs=outputs,
+            plain=of(self.plain),
+            reference=of(self.reference),
+            divergences=[item for item in self.divergences if item.question_id in asked],
         )
 
 
-def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Index of the first token that differs or is missing on one side; None when all agree."""
-    if tuple(tokens) == tuple(reference):
-        return None
-    pairs = enumerate(zip(tokens, reference, strict=False))
-    shorter = min(len(tokens), len(reference))
-    return next((index for index, (a, b) in pairs if a != b), shorter)
-
-
 def divergences(outputs: Sequence[Output], reference: Sequence[Output]) -> list[Divergence]:
-    """Every output that is not the reference's; the earliest difference of its repeats."""
+    """Return outputs that are not the reference's, at the earliest difference of repeats."""
     expected = {output.key: output.reply.token_ids for output in reversed(reference)}
-    found: dict[Key, int] = {}
-    for output in outputs:
-        at = first_difference(output.reply.token_ids, expected[output.key])
-        if at is not None:
-            found[output.key] = min(at, found.get(output.key, at))
+    found = differences(((output.key, output.reply.token_ids) for output in outputs), expected)
     return [Divergence(question_id, turn, at) for (question_id, turn), at in found.items()]
 
 
 def method_figures(comparison: Comparison) -> dict[str, Any]:
-    """`{"overall": R, "categories": {CATEGORY: R}}`."""
+    """Return `{"overall": R, "categories": {CATEGORY: R}}`."""
     categories = dict.fromkeys(output.category for output in comparison.outputs)
     return {
         "overall": figures(comparison),
@@ -114,74 +101,27 @@ def method_figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def figures(comparison: Comparison) -> dict[str, Any]:
-    """One R: speed, acceptance and identity, of all outputs together."""
+    """Return one R: speed, acceptance and identity, of all outputs together."""
     outputs, plain = comparison.outputs, comparison.plain
-    counts = count(outputs)
+    counts = SpeculationCounts.of(
+        out.reply.speculation for out in outputs if out.reply.speculation is not None
+    )
     decode_s = _sum(outputs, lambda reply: reply.timings.decode_s)
     return {
         "tokens_per_s": _total_rate(outputs),
-        "ratio": _quotient(_total_rate(outputs), _total_rate(plain)),
-        "ratio_decode": _quotient(_decode_rate(outputs), _decode_rate(plain)),
-        "mean_acceptance_length": 1 + (_quotient(counts.accepted, counts.rounds) or 0.0),
-        "draft_acceptance_rate": _quotient(counts.accepted, counts.nodes) or 0.0,
-        "drafted_tokens": counts.nodes,
+        "ratio": quotient(_total_rate(outputs), _total_rate(plain)),
+        "ratio_decode": quotient(_decode_rate(outputs), _decode_rate(plain)),
+        "mean_acceptance_length": counts.acceptance_length,
+        "draft_acceptance_rate": quotient(counts.accepted, counts.drafted) or 0.0,
+        "drafted_tokens": counts.drafted,
         "outputs": len({output.key for output in outputs}),
-        **_identity(comparison, counts.nodes),
+        **_identity(comparison, counts.drafted),
         "tokens": int(_sum(outputs, lambda reply: len(reply.token_ids))),
-        "rounds": counts.rounds,
-        "plain_rounds": counts.plain_rounds,
-        "draft_share": _quotient(_sum(outputs, lambda reply: reply.timings.draft_s), decode_s),
-        "verify_share": _quotient(_sum(outputs, lambda reply: reply.timings.verify_s), decode_s),
+        "rounds": counts.speculative,
+        "plain_rounds": counts.plain,
+        "draft_share": quotient(_sum(outputs, lambda reply: reply.timings.draft_s), decode_s),
+        "verify_share": quotient(_sum(outputs, lambda reply: reply.timings.verify_s), decode_s),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Rounds of a method: how deep they drafted, and how far they got."""
-
-    rounds: int
-    plain_rounds: int
-    nodes: int
-    accepted: int
-    steps: tuple[tuple[int, int], ...]
-    """Accepted tokens and the longest path of each round that statistics have one by one."""
-
-    @property
-    def depth(self) -> int:
-        """Positions on the longest paths. Raises `InvalidRequest` where rounds are missing."""
-        return sum(depth for _, depth in self._all_steps())
-
-    @property
-    def tested(self) -> int:
-        """Positions that the target looked at: the accepted ones and the first rejected one.
-
-        Raises `InvalidRequest` where rounds are missing.
-        """
-        return sum(min(accepted + 1, depth) for accepted, depth in self._all_steps())
-
-    def _all_steps(self) -> tuple[tuple[int, int], ...]:
-        if len(self.steps) != self.rounds:
-            raise InvalidRequest(
-                f"an answer has more than {MAX_PER_STEP} rounds, and statistics have only so many"
-                " one by one: use fewer max_tokens"
-            )
-        return self.steps
-
-
-def count(outputs: Sequence[Output]) -> Counts:
-    """Count all outputs together; rounds without a draft count apart."""
-    parts = [out.reply.speculation for out in outputs if out.reply.speculation is not None]
-    return Counts(
-        sum(part.num_spec_steps for part in parts),
-        sum(part.num_plain_steps for part in parts),
-        sum(part.num_draft_tokens for part in parts),
-        sum(part.num_accepted_draft_tokens for part in parts),
-        tuple(
-            step
-            for part in parts
-            for step in zip(part.per_step_accepted, part.per_step_depth, strict=True)
-        ),
-    )
 
 
 def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:
@@ -216,14 +156,10 @@ def _sum(outputs: Sequence[Output], value: Callable[[Reply], float]) -> float:
 def _total_rate(outputs: Sequence[Output]) -> float | None:
     """Tokens per second, prefill included."""
     seconds = _sum(outputs, lambda reply: reply.timings.prefill_s + reply.timings.decode_s)
-    return _quotient(_sum(outputs, lambda reply: len(reply.token_ids)), seconds)
+    return quotient(_sum(outputs, lambda reply: len(reply.token_ids)), seconds)
 
 
 def _decode_rate(outputs: Sequence[Output]) -> float | None:
     """Tokens after the first, which is prefill's, per second of decoding."""
     tokens = _sum(outputs, lambda reply: max(len(reply.token_ids) - 1, 0))
-    return _quotient(tokens, _sum(outputs, lambda reply: reply.timings.decode_s))
-
-
-def _quotient(value: float | None, by: float | None) -> float | None:
-    return value / by if value is not None and by else None
+    return quotient(tokens, _sum(outputs, lambda reply: reply.timings.decode_s))

@@ -1,4 +1,4 @@
-"""What a benchmark compares: methods, named by a small grammar. Pure; loads no model.
+"""Methods that a benchmark compares, named by a small grammar. Pure; loads no model.
 
 A method is a base and modifiers: `glide+cape+svip=0.4+depth=8`. Bare `glide` and `vanilla:MODEL`
 are the classic: a chain of fixed length 5 in every round. `best` is the shipped default.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from slipstream.bench.harness import parse_names, require_distinct
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -37,7 +38,7 @@ _UNDRAFTED = frozenset({"plain", "hf"})
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to decode. `model` is the draft model of base `vanilla`."""
+    """Way to decode. `model` is the draft model of base `vanilla`."""
 
     name: str
     base: Base
@@ -47,45 +48,40 @@ class Method:
 
     @property
     def is_drafting(self) -> bool:
-        """Whether it is meant to draft anything."""
+        """Return whether it is meant to draft anything."""
         return self.base not in _UNDRAFTED
 
     @property
     def reference(self) -> str:
-        """The method whose outputs are plain decoding in this one's own numerics."""
+        """Return the method whose outputs are plain decoding in this one's own numerics."""
         return PLAIN if self.numerics == "fast" else f"{PLAIN}+invariant"
 
     def is_comparable(self, *, is_greedy: bool) -> bool:
-        """Whether the same tokens as plain decoding are to be expected, near-ties aside."""
+        """Return whether the same tokens as plain decoding are to be expected, near-ties aside."""
         verification = self.options.verification or Verification.EXACT
         if is_greedy:
             return verification.is_lossless
         return self.base != "hf" and verification is Verification.EXACT
 
     def promises_identity(self, *, is_greedy: bool) -> bool:
-        """Whether the same tokens as plain decoding are promised, near-ties included."""
+        """Return whether the same tokens as plain decoding are promised, near-ties included."""
         is_exact = self.is_comparable(is_greedy=is_greedy)
         return is_exact and self.base != "hf" and self.numerics == "invariant"
 
 
 def parse_methods(text: str, *, numerics: Numerics = "invariant") -> tuple[Method, ...]:
-    """The methods in a list with commas; `numerics` are those of drafting methods.
+    """Parse a list with commas; `numerics` are those of drafting methods.
 
     Raises `InvalidRequest` for anything that the grammar or the engines don't know.
     """
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
+    names = parse_names(text, "method")
     methods = tuple(parse_method(name, numerics=numerics) for name in names)
-    found = [method.name for method in methods]
-    for name in found:
-        if found.count(name) > 1:
-            raise InvalidRequest(f"method {name!r} is named twice")
+    require_distinct([method.name for method in methods], "method")
     return methods
 
 
 def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
-    """One method by name. See `parse_methods`."""
+    """Parse one method by name. See `parse_methods`."""
     head, *modifiers = name.split("+")
     base, model = _base(name, head)
     parts = _Parts(name)
@@ -105,7 +101,7 @@ def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
 
 
 def with_references(methods: Sequence[Method]) -> tuple[Method, ...]:
-    """`methods` with plain decoding in front, in every numerics that they are compared in."""
+    """Return `methods` behind plain decoding in every numerics that they are compared in."""
     wanted = dict.fromkeys([PLAIN, *(m.reference for m in methods if m.is_drafting)])
     named = {method.name for method in methods}
     added = [parse_method(name) for name in wanted if name not in named]
@@ -165,7 +161,7 @@ class _Parts:
             self.values[option] = setting
 
     def fill(self, base: Base) -> None:
-        """What the base means where no modifier says otherwise."""
+        """Add what the base means where no modifier differs."""
         values = self.values
         if values.get("verification") is Verification.TARGET_INIT:
             values.setdefault("shape", Shape.FORK)

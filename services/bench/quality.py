@@ -1,4 +1,4 @@
-"""How far one model's next-token distributions are from another's on the same texts."""
+"""Distance of one model's next-token distributions from another's on the same texts."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What a model gives where the reference gives something else.
+    """Agreement of a model with the reference.
 
     `top1`: share of positions with the same most probable token; `kl`: mean KL divergence of the
     model from the reference, in nats; `perplexity` and `reference_perplexity`: of the texts.

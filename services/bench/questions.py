@@ -20,7 +20,7 @@ class Question:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Every question of a file. Raises `InvalidRequest` naming the first line that is none."""
+    """Read every question of a file. Raises `InvalidRequest` naming the first line that is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -43,7 +43,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 def select(
     questions: Sequence[Question], *, categories: Sequence[str] = (), limit: int | None = None
 ) -> tuple[Question, ...]:
-    """Those of some categories, at most `limit` of them, evenly from each; in the given order.
+    """Select questions of some categories, at most `limit`, evenly from each, in order.
 
     No categories means all. Raises `InvalidRequest` for a category that no question has.
     """

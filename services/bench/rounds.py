@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_at_least, rotated
 from slipstream.bench.questions import Question
 from slipstream.bench.rounds_figures import Sample
 from slipstream.client import Client
@@ -11,30 +12,22 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.timing import Clock
 
-Advance = Callable[[str], None]
-"""Told the name of whoever has answered a question."""
-
-WARMUP_TOKENS = 32
-
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """What is asked, greedily and in the default setting."""
+    """Questions, asked greedily and in the default setting."""
 
     questions: tuple[Question, ...]
     max_new_tokens: int = 128
     warmup: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 2), ("warmup", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+        require_at_least(self, max_new_tokens=2, warmup=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Somebody who answers.
+    """Engine under test.
 
     `prepare` is called before each question; `others_cpu_s` is the processor time so far of those
     that ought to be idle meanwhile, None where they can't be seen.
@@ -46,7 +39,7 @@ class Answerer:
 
 
 def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:
-    """Raises `InvalidRequest` unless the tokens of both must be the same."""
+    """Raise `InvalidRequest` unless the tokens of both must be the same."""
     for name in ("model", "tokenizer_hash", "numerics", "dtype"):
         ours, theirs = getattr(embedded, name), getattr(routed, name)
         if ours != theirs:
@@ -60,7 +53,7 @@ def run_rounds(
     advance: Advance,
     clock: Clock = time.perf_counter,
 ) -> dict[str, list[Sample]]:
-    """Every answer of everybody; each question goes through all before the next.
+    """Return every answer of all engines; each question goes through all before the next.
 
     The order moves on by one from question to question.
     """
@@ -72,8 +65,7 @@ def run_rounds(
     samples: dict[str, list[Sample]] = {name: [] for name in answerers}
     names = tuple(answerers)
     for number, question in enumerate(plan.questions):
-        start = number % len(names)
-        for name in (*names[start:], *names[:start]):
+        for name in rotated(names, number):
             samples[name].append(_ask(answerers[name], question, plan.max_new_tokens, clock))
             advance(name)
     return samples

@@ -1,32 +1,36 @@
-"""From single requests to what a round costs, embedded and distributed. Pure; knows no clock."""
+"""Figures and tables of what a round costs, embedded and distributed."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.bench.figures import first_difference
+from rich.table import Table
+
+from slipstream.bench.counts import SpeculationCounts
+from slipstream.bench.identity import differences, position_text, positions
+from slipstream.bench.report import Figures, fallback_text, fixed, number, table, table_of
+from slipstream.bench.statistics import quotient
 from slipstream.core.results import Result, Timings
 
 EMBEDDED = "embedded"
-"""What the others are measured against: both engines in one process."""
-PARTS = (
-    "draft_engine",
-    "kv_wait",
-    "draft_service",
-    "draft_wire",
-    "target_engine",
-    "target_service",
-    "target_wire",
-    "serialisation",
-    "rest",
-)
-"""What a round's time goes to."""
+"""Baseline: both engines in one process."""
+PARTS = {
+    "draft_engine": "draft engine",
+    "kv_wait": "draft waits for keys and values",
+    "draft_service": "draft service, rest",
+    "draft_wire": "wire to the draft",
+    "target_engine": "target engine",
+    "target_service": "target service, rest",
+    "target_wire": "wire to the target",
+    "serialisation": "serialisation",
+    "rest": "loop, text and the rest of the router",
+}
+"""Parts of a round's time, and their labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request as its caller saw it.
+    """Request as its caller saw it.
 
     `wall_s` is from the call to the last token; `others_cpu_s` the processor time that processes
     with no part in it used meanwhile, None where they can't be seen.
@@ -37,49 +41,43 @@ class Sample:
     wall_s: float
     others_cpu_s: float | None = None
 
-    @property
-    def num_rounds(self) -> int:
-        """Rounds after the first, which reads the prompt."""
-        speculation = self.result.stats.speculation
-        return speculation.num_spec_steps + speculation.num_plain_steps
-
 
 Samples = Mapping[str, Sequence[Sample]]
-"""By the name of who answered."""
+"""Samples by the name of the engine."""
 
 
 def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
-    """Per name: speed, identity, and the parts of a round in milliseconds."""
+    """Return, by name: speed, identity, and the parts of a round in milliseconds."""
     embedded = samples[EMBEDDED]
     return {name: _figures(name, of, embedded) for name, of in samples.items()}
 
 
 def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]:
-    num_rounds = sum(sample.num_rounds for sample in of)
-    differences = _differences(of, embedded)
+    counts = SpeculationCounts.of(sample.result.stats.speculation for sample in of)
+    different = _different(of, embedded)
     timings = [sample.result.stats.timings for sample in of]
     parts = embedded_parts(timings) if name == EMBEDDED else distributed_parts(timings)
     return {
         "tokens_per_s": _rate(of),
-        "ratio": _quotient(_rate(of), _rate(embedded)),
+        "ratio": quotient(_rate(of), _rate(embedded)),
         "decode_tokens_per_s": _decode_rate(of),
-        "ratio_decode": _quotient(_decode_rate(of), _decode_rate(embedded)),
+        "ratio_decode": quotient(_decode_rate(of), _decode_rate(embedded)),
         "requests": len(of),
         "tokens": sum(len(sample.result.token_ids) for sample in of),
-        "rounds": num_rounds,
-        "drafted_tokens": sum(at.result.stats.speculation.num_draft_tokens for at in of),
-        "fallbacks": _fallbacks(of),
-        "identical": len(of) - len(differences),
-        "differences": differences,
+        "rounds": counts.rounds,
+        "drafted_tokens": counts.drafted,
+        "fallbacks": dict(counts.fallbacks),
+        "identical": len(of) - len(different),
+        "differences": different,
         "prefill_ms": 1000 * sum(at.prefill_s for at in timings) / len(of),
         "outside_ms": 1000 * sum(map(_outside_s, of)) / len(of),
-        "others_cpu_share": _quotient(_sum_others(of), sum(at.wall_s for at in of)),
-        "round_ms": {part: 1000 * s / max(num_rounds, 1) for part, s in parts.items()},
+        "others_cpu_share": quotient(_sum_others(of), sum(at.wall_s for at in of)),
+        "round_ms": {part: 1000 * s / max(counts.rounds, 1) for part, s in parts.items()},
     }
 
 
 def embedded_parts(timings: Sequence[Timings]) -> dict[str, float]:
-    """Seconds by what they went to, where an engine's call is the engine's work."""
+    """Return the seconds of each part, where an engine's call is the engine's work."""
     draft_s, verify_s = _sum(timings, "draft_s"), _sum(timings, "verify_s")
     total_s = _sum(timings, "decode_s")
     parts = dict.fromkeys(PARTS, 0.0)
@@ -88,7 +86,7 @@ def embedded_parts(timings: Sequence[Timings]) -> dict[str, float]:
 
 
 def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
-    """Seconds by what they went to; the parts add up to all of decoding.
+    """Return the seconds of each part; they add up to all of decoding.
 
     The router keeps one figure for turning values into bytes and back on both of its wires; half
     of it is taken off either.
@@ -112,42 +110,31 @@ def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
     }
 
 
-def _differences(of: Sequence[Sample], embedded: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Questions whose tokens are not those of the embedded engine, and where they part."""
-    expected = {sample.question_id: sample.result.token_ids for sample in embedded}
-    found = []
-    for sample in of:
-        tokens = sample.result.token_ids
-        at = first_difference(tokens, expected[sample.question_id])
-        if at is not None:
-            found.append({"question_id": sample.question_id, "position": at})
-    return found
-
-
-def _fallbacks(of: Sequence[Sample]) -> dict[str, int]:
-    """Rounds in which no draft answered, by reason."""
-    counts: Counter[str] = Counter()
-    for sample in of:
-        counts.update(sample.result.stats.speculation.fallbacks)
-    return dict(counts)
+def _different(of: Sequence[Sample], embedded: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return the questions whose tokens are not those of the embedded engine, and where."""
+    outputs, expected = (
+        [(sample.question_id, sample.result.token_ids) for sample in samples]
+        for samples in (of, embedded)
+    )
+    return positions(differences(outputs, dict(expected)))
 
 
 def _outside_s(sample: Sample) -> float:
-    """What the caller waited for that is neither prompt nor rounds: the way to the router."""
+    """Return what the caller waited for beside prompt and rounds: the way to the router."""
     timings = sample.result.stats.timings
     return sample.wall_s - timings.prefill_s - timings.decode_s
 
 
 def _rate(of: Sequence[Sample]) -> float | None:
-    """Tokens per second as callers see it, prefill included."""
+    """Return tokens per second as callers see it, prefill included."""
     tokens = sum(len(sample.result.token_ids) for sample in of)
-    return _quotient(tokens, sum(sample.wall_s for sample in of))
+    return quotient(tokens, sum(sample.wall_s for sample in of))
 
 
 def _decode_rate(of: Sequence[Sample]) -> float | None:
-    """Tokens after the first, which is prefill's, per second of decoding."""
+    """Return tokens after the first, which is prefill's, per second of decoding."""
     tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in of)
-    return _quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
+    return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
 
 
 def _sum_others(of: Sequence[Sample]) -> float | None:
@@ -159,5 +146,67 @@ def _sum(timings: Sequence[Timings], name: str) -> float:
     return float(sum(getattr(at, name) for at in timings))
 
 
-def _quotient(value: float | None, by: float | None) -> float | None:
-    return value / by if value is not None and by else None
+ByName = Mapping[str, Figures]
+"""Figures by the name of the engine."""
+
+
+def answers_table(figures: ByName) -> Table:
+    """Return the speed of every engine, one row each."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        "ratio": number("ratio", 3, "x"),
+        "decode tokens/s": number("decode_tokens_per_s", 1),
+        "ratio decode": number("ratio_decode", 3, "x"),
+        "tokens per round": lambda of: fixed(quotient(of["tokens"], of["rounds"]), 2),
+        "prefill ms": number("prefill_ms", 1),
+        "outside ms": number("outside_ms", 1),
+        "identical": lambda of: (
+            "reference" if of is figures[EMBEDDED] else f"{of['identical']}/{of['requests']}"
+        ),
+        "idle others' CPU": lambda of: _percent(of["others_cpu_share"]),
+    }
+    return table_of([""], columns, (([name], of) for name, of in figures.items()))
+
+
+def parts_table(figures: ByName) -> Table:
+    """Return what a mean round's milliseconds go to, one column for each engine."""
+    rows = table("ms per round", *figures)
+    for part, label in PARTS.items():
+        rows.add_row(label, *(fixed(of["round_ms"][part], 3) for of in figures.values()))
+    rows.add_row("all", *(fixed(total_ms(of), 3) for of in figures.values()))
+    return rows
+
+
+def total_ms(of: Figures) -> float:
+    """Return the milliseconds of a mean round."""
+    return float(sum(of["round_ms"].values()))
+
+
+def delay_line(without: Figures, with_delay: Figures, *, ms: float) -> str:
+    """Return what a delay between draft and target adds to a round."""
+    before, after = total_ms(without), total_ms(with_delay)
+    return (
+        f"{ms:g} ms between draft and target, each way: {after:.3f} ms per round instead of"
+        f" {before:.3f}, {after - before:+.3f} ms; {_acceptance(with_delay):.3f} tokens per round"
+        f" instead of {_acceptance(without):.3f}"
+    )
+
+
+def remarks(figures: ByName) -> list[str]:
+    """Return what went wrong: other tokens, rounds without a draft."""
+    lines = []
+    for name, of in figures.items():
+        if places := of["differences"]:
+            where = position_text(places)
+            lines.append(f"{name}: other tokens than {EMBEDDED} in question {where}")
+        if of["fallbacks"]:
+            lines.append(f"{name}: rounds without a draft: {fallback_text(of['fallbacks'])}")
+    return lines
+
+
+def _acceptance(of: Figures) -> float:
+    return quotient(of["tokens"], of["rounds"]) or 0.0
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

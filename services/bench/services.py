@@ -43,17 +43,17 @@ class LocalServices:
         self._end()
 
     def set_delay(self, delay_s: float) -> None:
-        """How long keys and values are under way from now on."""
+        """Set how long keys and values are under way from now on."""
         if self._line is not None:
             self._line.set_delay(delay_s)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The services' processes."""
+        """Return the services' processes."""
         return tuple(self._stack.pids.values())
 
     def cpu_s(self) -> float:
-        """Processor seconds that the services have used so far."""
+        """Return the processor seconds that the services have used so far."""
         return sum(map(processor_s, self.pids))
 
     async def _start(self) -> str:
@@ -86,7 +86,7 @@ class LocalServices:
 
 
 def processor_s(pid: int) -> float:
-    """User and system time of a process; 0 once it has ended."""
+    """Return user and system time of a process; 0 once it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
@@ -96,4 +96,4 @@ def processor_s(pid: int) -> float:
 
 
 def _drop(name: str, line: str) -> None:
-    """What the services log is not what is measured; what keeps one from starting is raised."""
+    """Ignore the services' logs; what keeps one from starting is raised."""

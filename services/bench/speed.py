@@ -1,13 +1,12 @@
-"""Runs the methods over the questions, in turn, so that no drift of the machine favours one.
+"""Runs the methods over the questions, in turn. Knows nothing of options, files and terminals."""
 
-Knows nothing of options, files and terminals.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.bench.contenders import Contenders, Talk
+import torch
+
+from slipstream.bench.engines import Conversation, MethodEngines
 from slipstream.bench.figures import (
     Comparison,
     Divergence,
@@ -15,25 +14,30 @@ from slipstream.bench.figures import (
     divergences,
     method_figures,
 )
-from slipstream.bench.margin import margin
+from slipstream.bench.harness import (
+    WARMUP_TOKENS,
+    Advance,
+    require_at_least,
+    require_room,
+    rotated,
+)
 from slipstream.bench.methods import PLAIN, Method
 from slipstream.bench.questions import Question
-from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.keyed_noise import Purpose
+from slipstream.core.laws import LawContext
+from slipstream.core.noise import gumbel
 from slipstream.core.types import SamplingParams
+from slipstream.models.causal import CausalModel
+from slipstream.models.rows import Part
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 Outputs = Mapping[str, Sequence[Output]]
-"""By the name of the method."""
-
-Advance = Callable[[str], None]
-"""Told the name of a method whenever it has finished a conversation."""
-
-WARMUP_TOKENS = 32
+"""Outputs by the name of the method."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """What to run. `methods` include their references, see `with_references`."""
+    """Plan of a comparison. `methods` include their references, see `with_references`."""
 
     methods: tuple[Method, ...]
     questions: tuple[Question, ...]
@@ -44,47 +48,38 @@ class SpeedPlan:
     all_turns: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("repeats", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+        require_at_least(self, max_new_tokens=1, repeats=1, warmup=0)
 
     @property
     def num_conversations(self) -> int:
-        """Conversations of the whole run, warm-up included."""
+        """Return the conversations of the whole run, warm-up included."""
         return len(self.methods) * (self.repeats * len(self.questions) + self.warmup)
 
     def turns(self, question: Question) -> tuple[str, ...]:
-        """What the user says in a conversation."""
+        """Return what the user sends in a conversation."""
         return question.turns if self.all_turns else question.turns[:1]
 
 
-def run_speed(plan: SpeedPlan, contenders: Contenders, *, advance: Advance) -> Outputs:
-    """Every output of every method; each question goes through all methods before the next.
+def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Outputs:
+    """Return every output of every method; each question goes through all methods before the next.
 
     The order of the methods moves on by one from question to question. Raises `InvalidRequest`
     before anything is measured when a prompt does not fit.
     """
     for method in plan.methods:
-        contenders.load(method)
-    _check_lengths(plan, contenders)
-    _warm_up(plan, contenders, advance)
+        engines.load(method)
+    _check_lengths(plan, engines)
+    _warm_up(plan, engines, advance)
     outputs: dict[str, list[Output]] = {method.name: [] for method in plan.methods}
     for number, question in enumerate(plan.questions * plan.repeats):
         for method in rotated(plan.methods, number):
-            outputs[method.name] += _converse(plan, contenders, method, question)
+            outputs[method.name] += _converse(plan, engines, method, question)
             advance(method.name)
     return outputs
 
 
-def rotated(methods: Sequence[Method], by: int) -> tuple[Method, ...]:
-    """`methods` beginning with another one for each `by`."""
-    start = by % len(methods)
-    return (*methods[start:], *methods[:start])
-
-
-def compare(plan: SpeedPlan, contenders: Contenders, outputs: Outputs) -> dict[str, Any]:
-    """The figures of every method, with margins where outputs leave plain decoding's."""
+def compare(plan: SpeedPlan, engines: MethodEngines, outputs: Outputs) -> dict[str, Any]:
+    """Return the figures of every method, with margins where outputs leave plain decoding's."""
     compared = {}
     for method in plan.methods:
         reference = outputs[method.reference]
@@ -94,20 +89,20 @@ def compare(plan: SpeedPlan, contenders: Contenders, outputs: Outputs) -> dict[s
             outputs[PLAIN],
             reference,
             plan.sampling.is_greedy,
-            _measured(plan, contenders, method, outputs),
+            _measured(plan, engines, method, outputs),
         )
         compared[method.name] = method_figures(comparison)
     return compared
 
 
 def _measured(
-    plan: SpeedPlan, contenders: Contenders, method: Method, outputs: Outputs
+    plan: SpeedPlan, engines: MethodEngines, method: Method, outputs: Outputs
 ) -> list[Divergence]:
     if not method.is_comparable(is_greedy=plan.sampling.is_greedy):
         return []
     reference = outputs[method.reference]
     by_key = {output.key: output for output in reversed(reference)}
-    model = contenders.engine(method.numerics).model
+    model = engines.engine(method.numerics).model
     measured = []
     for item in divergences(outputs[method.name], reference):
         plain = by_key[(item.question_id, item.turn)]
@@ -118,17 +113,19 @@ def _measured(
 
 
 def _converse(
-    plan: SpeedPlan, contenders: Contenders, method: Method, question: Question
+    plan: SpeedPlan, engines: MethodEngines, method: Method, question: Question
 ) -> list[Output]:
-    talk = contenders.talk(method)
+    conversation = engines.conversation(method)
     try:
-        return _turns(plan, contenders, talk, question)
+        return _turns(plan, engines, conversation, question)
     finally:
-        talk.close()
+        conversation.close()
 
 
-def _turns(plan: SpeedPlan, contenders: Contenders, talk: Talk, question: Question) -> list[Output]:
-    tokenizer = contenders.engine("fast").text
+def _turns(
+    plan: SpeedPlan, engines: MethodEngines, conversation: Conversation, question: Question
+) -> list[Output]:
+    tokenizer = engines.engine("fast").text
     said: tuple[int, ...] = ()
     outputs = []
     for turn, text in enumerate(plan.turns(question)):
@@ -136,30 +133,45 @@ def _turns(plan: SpeedPlan, contenders: Contenders, talk: Talk, question: Questi
             prompt = encode_turn(tokenizer, text, last_token=said[-1])
         else:
             prompt = encode_prompt(tokenizer, text)
-        reply = talk.reply(prompt, plan.max_new_tokens)
+        reply = conversation.reply(prompt, plan.max_new_tokens)
         said += prompt
         outputs.append(Output(question.question_id, question.category, turn, said, reply))
         said += reply.token_ids
     return outputs
 
 
-def _warm_up(plan: SpeedPlan, contenders: Contenders, advance: Advance) -> None:
-    """Let every method generate a little, so that nobody pays for what is done once."""
+def _warm_up(plan: SpeedPlan, engines: MethodEngines, advance: Advance) -> None:
+    """Let every method generate a little, so that what is done once is not measured."""
     question = replace(plan.questions[0], turns=plan.questions[0].turns[:1])
     short = replace(plan, max_new_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
     for _ in range(plan.warmup):
         for method in plan.methods:
-            _converse(short, contenders, method, question)
+            _converse(short, engines, method, question)
             advance(method.name)
 
 
-def _check_lengths(plan: SpeedPlan, contenders: Contenders) -> None:
-    engine = contenders.engine("fast")
+def _check_lengths(plan: SpeedPlan, engines: MethodEngines) -> None:
+    engine = engines.engine("fast")
     limit = engine.model.context_length
     for question in plan.questions:
         length = len(encode_prompt(engine.text, question.turns[0]))
-        if length + plan.max_new_tokens > limit:
-            raise PromptTooLong(
-                f"question {question.question_id} has {length} tokens, which with"
-                f" {plan.max_new_tokens} new ones exceed the context of {limit}"
-            )
+        require_room(question.question_id, length, plan.max_new_tokens, limit)
+
+
+def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) -> float:
+    """Return the score of the token chosen after `prefix` over that of the next best.
+
+    Greedy: the gap of the two best logits. Else the gap of log-probabilities (up to the law's
+    normaliser) plus noise, the sum whose largest value is drawn.
+    """
+    cache = model.open(len(prefix))
+    model.prefill(cache, prefix[:-1])
+    hidden, _ = model.forward([Part(cache, prefix[-1:])])
+    logits = model.logits(hidden)[0].float()
+    scores = LawContext(sampling, len(prefix)).scores(logits, prefix)
+    if not sampling.is_greedy:
+        ids = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
+        noise = gumbel(sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
+        scores = scores + noise
+    best = scores.topk(2).values
+    return float(best[0] - best[1])

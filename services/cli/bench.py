@@ -15,22 +15,25 @@ from slipstream.cli.bench_flags import (
     RunFlags,
     Turns,
 )
-from slipstream.cli.bench_kv import kv
-from slipstream.cli.bench_leaks import leaks
-from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
-from slipstream.cli.bench_papers import papers
+from slipstream.cli.bench_output import (
+    check_writable,
+    figures_console,
+    model_facts,
+    prompt_facts,
+    show_lines,
+    step_bar,
+    write,
+)
 from slipstream.cli.bench_peers import peers
 from slipstream.cli.bench_quality import quality
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_serve import serve
-from slipstream.cli.bench_store import store
-from slipstream.cli.bench_structured import structured
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.bench.contenders import Contenders
+    from slipstream.bench.engines import MethodEngines
     from slipstream.bench.speed import SpeedPlan
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
@@ -38,13 +41,8 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 
 app.command()(rounds)
 app.command()(peers)
-app.command()(kv)
 app.command()(serve)
-app.command()(leaks)
 app.command()(quality)
-app.command()(store)
-app.command()(papers)
-app.command()(structured)
 
 
 @app.callback()
@@ -74,16 +72,16 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         run.warmup,
         prompts.turns is Turns.ALL,
     )
-    contenders = _contenders(methods, sampling, models)
+    engines = _engines(methods, sampling, models)
     with step_bar(plan.num_conversations) as advance:
-        outputs = run_speed(plan, contenders, advance=advance)
+        outputs = run_speed(plan, engines, advance=advance)
     values = {
         "environment": {
-            **_environment(models, methods),
+            **model_facts(models, *_draft_models(methods)),
             **_run_facts(prompts, plan),
-            "draft_sha256": contenders.draft_digests,
+            "draft_sha256": engines.draft_digests,
         },
-        "methods": compare(plan, contenders, outputs),
+        "methods": compare(plan, engines, outputs),
     }
     _show_speed(values["methods"])
     write(output, values)
@@ -101,15 +99,13 @@ def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
     from slipstream.bench.cost import CostPlan, measure_cost
 
     plan = CostPlan(costs.row_counts(), costs.context, costs.rounds)
-    contenders = _contenders((), SamplingParams(), models)
+    engines = _engines((), SamplingParams(), models)
     text = "\n".join(turn for question in PromptFlags().questions() for turn in question.turns)
-    has_draft = models.draft != "glide" or contenders.draft_folder().is_dir()
-    measured = measure_cost(plan, contenders, text, has_draft=has_draft)
-    console = figures_console()
-    console.print(report.cost_table(measured))
-    for line in report.cost_lines(measured):
-        console.print(line, markup=False, soft_wrap=True)
-    environment = {**_environment(models, ()), "rounds": plan.rounds}
+    has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
+    measured = measure_cost(plan, engines, text, has_draft=has_draft)
+    figures_console().print(report.cost_table(measured))
+    show_lines(report.cost_lines(measured))
+    environment = {**model_facts(models), "rounds": plan.rounds}
     write(output, {"environment": environment, "cost": measured})
 
 
@@ -118,11 +114,11 @@ def _check(models: ModelFlags, output: OutputFlags) -> None:
     check_writable(output)
 
 
-def _contenders(
+def _engines(
     methods: Sequence[Method], sampling: SamplingParams, models: ModelFlags
-) -> "Contenders":
+) -> "MethodEngines":
     """Find every model that is needed, and load none yet."""
-    from slipstream.bench.contenders import Contenders
+    from slipstream.bench.engines import MethodEngines
     from slipstream.client.engine import EngineOptions
     from slipstream.models.store.resolve import resolve
 
@@ -131,7 +127,7 @@ def _contenders(
     with bars() as progress:
         for name in (models.target, *_draft_models(methods)):
             resolve(name, progress=progress)
-    return Contenders(
+    return MethodEngines(
         models.target, models.draft, options, sampling=sampling, profile=models.profile
     )
 
@@ -140,28 +136,9 @@ def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
     return (method.model for method in methods if method.model is not None)
 
 
-def _environment(models: ModelFlags, methods: Sequence[Method]) -> dict[str, Any]:
-    from slipstream.bench.environment import environment, running_dtype
-    from slipstream.models.store.digests import weights_digests
-    from slipstream.models.store.resolve import find_local
-
-    names = dict.fromkeys([models.target, *_draft_models(methods)])
-    weights = {name: weights_digests(find_local(name)) for name in names}
-    return {
-        **environment(models.device),
-        "command": command(),
-        "target": models.target,
-        "dtype": running_dtype(models.dtype, models.device),
-        "weights_sha256": weights,
-    }
-
-
 def _run_facts(prompts: PromptFlags, plan: "SpeedPlan") -> dict[str, Any]:
-    from slipstream.models.store.digests import file_digest
-
     return {
-        "prompts": prompts.path().name,
-        "prompts_sha256": file_digest(prompts.path()),
+        **prompt_facts(prompts),
         "num_prompts": len(plan.questions),
         "turns": prompts.turns.value,
         "max_new_tokens": plan.max_new_tokens,
@@ -177,8 +154,7 @@ def _show_speed(methods: dict[str, Any]) -> None:
     console.print(report.speed_table(methods))
     console.print()
     console.print(report.category_table(methods))
-    for line in report.divergence_lines(methods):
-        console.print(line, markup=False, soft_wrap=True)
+    show_lines(report.divergence_lines(methods))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Numerics(StrEnum):
 
 
 class Turns(StrEnum):
-    """How much of a conversation to run."""
+    """Part of a conversation to run."""
 
     FIRST = "first"
     ALL = "all"
@@ -32,7 +32,7 @@ class Turns(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """What runs, and on what."""
+    """Models, and where they run."""
 
     target: Annotated[str, Option(help="Target: an alias, a path or OWNER/NAME of the hub.")] = (
         "smollm2-135m"
@@ -49,7 +49,7 @@ class ModelFlags:
     ] = None
 
     def check(self) -> None:
-        """Raises `InvalidRequest` for a draft that is no GliDe draft."""
+        """Raise `InvalidRequest` for a draft that is no GliDe draft."""
         if self.draft != "glide" and not Path(self.draft).expanduser().is_dir():
             raise InvalidRequest(
                 f"the draft is {self.draft!r}, but must be glide or a directory of GliDe weights;"
@@ -68,7 +68,7 @@ LimitOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class PromptFlags:
-    """What is asked."""
+    """Prompts."""
 
     prompts: PromptsOption = None
     limit: LimitOption = None
@@ -84,14 +84,14 @@ class PromptFlags:
         return Path(str(resources.files("slipstream") / "data" / "prompts.jsonl"))
 
     def questions(self) -> tuple[Question, ...]:
-        """Raises `InvalidRequest` for a file, line or choice that makes no sense."""
+        """Raise `InvalidRequest` for a file, line or choice that makes no sense."""
         names = [name.strip() for name in self.categories.split(",") if name.strip()]
         return select(read_questions(self.path()), categories=names, limit=self.limit)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """How it is run."""
+    """Methods, and how they are run."""
 
     methods: Annotated[str, Option(help=f"With commas between; a method is {GRAMMAR}.")] = _METHODS
     numerics: Annotated[
@@ -104,7 +104,7 @@ class RunFlags:
     repeats: Annotated[int, Option(help="Runs over all prompts.")] = 1
 
     def sampling(self) -> SamplingParams:
-        """Raises `InvalidRequest` for a value out of range."""
+        """Raise `InvalidRequest` for a value out of range."""
         return SamplingParams(temperature=self.temperature, seed=self.seed)
 
     def parsed(self) -> tuple[Method, ...]:
@@ -115,14 +115,14 @@ class RunFlags:
 
 @dataclass(frozen=True, slots=True)
 class CostFlags:
-    """What is timed."""
+    """Timings of costs."""
 
     rows: Annotated[str, Option(help="Rows of a verification, ascending from 1.")] = "1,2,4,8,16,32"
     context: Annotated[int, Option(help="Tokens before the rows.")] = 300
     rounds: Annotated[int, Option(help="Timings of each forward.")] = 20
 
     def row_counts(self) -> tuple[int, ...]:
-        """Raises `InvalidRequest` for what is no list of numbers."""
+        """Raise `InvalidRequest` for what is no list of numbers."""
         try:
             return tuple(int(part) for part in self.rows.split(","))
         except ValueError:
@@ -131,6 +131,6 @@ class CostFlags:
 
 @dataclass(frozen=True, slots=True)
 class OutputFlags:
-    """Where the figures go."""
+    """File of the figures."""
 
     json: Annotated[Path | None, Option(help="Also write everything to this file.")] = None

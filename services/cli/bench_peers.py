@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from slipstream.bench.peers.arms import concurrent_arms, parse_arms, parse_endpoints
+from slipstream.bench.peers.configurations import concurrent_configs, parse_configs, parse_endpoints
 from slipstream.bench.peers.plan import PeersPlan, parse_concurrencies
 from slipstream.cli.bench_flags import (
     LimitOption,
@@ -19,20 +19,28 @@ from slipstream.cli.bench_flags import (
     PromptFlags,
     PromptsOption,
 )
-from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.bench_output import (
+    check_writable,
+    figures_console,
+    model_facts,
+    prompt_facts,
+    show_lines,
+    stack_of,
+    step_bar,
+    write,
+)
 from slipstream.cli.flags import with_flags
-from slipstream.cli.up import StackFlags
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 
 if TYPE_CHECKING:
-    from slipstream.bench.peers.outfit import Outfit
+    from slipstream.bench.peers.options import PeerOptions
     from slipstream.bench.peers.run import Record
     from slipstream.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class ArmFlags:
-    """Who is measured."""
+class ConfigurationFlags:
+    """Configurations, and what single ones need."""
 
     arms: Annotated[
         str,
@@ -59,7 +67,7 @@ class ArmFlags:
     ] = True
 
     def token(self) -> str | None:
-        """What endpoints are shown. Raises `InvalidRequest` for a file that can't be read."""
+        """Return the bearer token for endpoints. Raises `InvalidRequest` for an unreadable file."""
         if self.endpoint_token_file is None:
             return None
         try:
@@ -70,7 +78,7 @@ class ArmFlags:
 
 @dataclass(frozen=True, slots=True)
 class AskFlags:
-    """What is asked of everybody."""
+    """Prompts, and how they are sent."""
 
     prompts: PromptsOption = None
     limit: LimitOption = None
@@ -81,59 +89,66 @@ class AskFlags:
         int, Option(help="Prompts at each concurrency above 1, rounded up to whole batches.")
     ] = 16
     concurrent_arms: Annotated[
-        str, Option(help="Arms at a concurrency above 1; default: the others, plain and best.")
+        str,
+        Option(
+            help="Configurations at a concurrency above 1; default: the others, plain and best."
+        ),
     ] = ""
-    warmup: Annotated[int, Option(help="Short unmeasured batches of each arm first.")] = 1
-    settle_s: Annotated[float, Option(help="Pause before each batch of an arm.")] = 0.05
+    warmup: Annotated[int, Option(help="Short unmeasured batches of each configuration first.")] = 1
+    settle_s: Annotated[float, Option(help="Pause before each batch.")] = 0.05
 
     def prompt_flags(self) -> PromptFlags:
-        """Where the questions are."""
+        """Return where the questions are."""
         return PromptFlags(self.prompts, self.limit, self.categories)
 
 
 @dataclass(frozen=True, slots=True)
 class PageFlags:
-    """Where else the figures go."""
+    """Other places for the figures."""
 
     markdown: Annotated[Path | None, Option(help="Also write tables for a page here.")] = None
     plot: Annotated[Path | None, Option(help="Also draw PNG and SVG into this directory.")] = None
 
     def check(self) -> None:
-        """Raises an error for what can't be written, before hours are spent."""
+        """Raise an error for what can't be written, before hours are spent."""
         if self.markdown is not None:
             from slipstream.bench.environment import check_writable as check
 
             check(self.markdown)
         if self.plot is not None:
-            from slipstream.bench.serve.curves import check_folder
+            from slipstream.bench.charts import check_folder
 
             check_folder(self.plot)
 
 
 @with_flags
 def peers(
-    who: ArmFlags, ask: AskFlags, models: ModelFlags, pages: PageFlags, output: OutputFlags
+    which: ConfigurationFlags,
+    ask: AskFlags,
+    models: ModelFlags,
+    pages: PageFlags,
+    output: OutputFlags,
 ) -> None:
     """Slipstream beside transformers, llama.cpp and servers: same weights, prompts and limits.
 
-    All arms answer each prompt in turn, greedily, every system in a process of its own. Arms that
-    can't run here are skipped, with the reason. Ratios are of tokens per second, prefill included.
+    All answer each prompt in turn, greedily, every system in a process of its own. Those that can't
+    run here are skipped, with the reason. Ratios are of tokens per second, prefill included.
     """
     models.check()
     pages.check()
     check_writable(output)
-    endpoints = parse_endpoints(who.endpoint)
-    arms = parse_arms(who.arms, endpoints)
-    at_once = concurrent_arms(arms, ask.concurrent_arms)
+    endpoints = parse_endpoints(which.endpoint)
+    configs = parse_configs(which.arms, endpoints)
+    at_once = concurrent_configs(configs, ask.concurrent_arms)
     questions = ask.prompt_flags().questions()
     concurrencies = parse_concurrencies(ask.concurrency)
-    StackFlags(models.target, models.draft).fetch()
+    stack_of(models).fetch()
     from slipstream.bench.peers.prompts import encoded, target_tokenizer
 
     tokenizer = target_tokenizer(models.target)
     plan = PeersPlan(
         encoded(questions, tokenizer),
-        arms,
+        configs,
         at_once,
         concurrencies,
         ask.concurrent_limit,
@@ -141,20 +156,20 @@ def peers(
         ask.warmup,
         ask.settle_s,
     )
-    outfit = _outfit(who, models, plan)
+    options = _options(which, models, plan)
     _check_lengths(plan, models.target)
-    record = _measured(plan, outfit)
-    _finish(record, plan, tokenizer, pages, output, _facts(ask, models, plan, outfit))
+    record = _measured(plan, options)
+    _finish(record, plan, tokenizer, pages, output, _facts(ask, models, plan, options))
 
 
-def _measured(plan: PeersPlan, outfit: "Outfit") -> "Record":
-    """Everything that was seen; what there is of it, where somebody interrupts."""
+def _measured(plan: PeersPlan, options: "PeerOptions") -> "Record":
+    """Return all results, or those so far when interrupted."""
     from slipstream.bench.peers.run import Record, run_peers
 
     record = Record()
     try:
         with _interrupted_by_sigterm(), step_bar(plan.num_steps) as advance:
-            run_peers(plan, outfit, record, advance=advance)
+            run_peers(plan, options, record, advance=advance)
     except KeyboardInterrupt:
         if not record.samples:
             raise
@@ -171,32 +186,24 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _outfit(who: ArmFlags, models: ModelFlags, plan: PeersPlan) -> "Outfit":
-    from slipstream.bench.peers.outfit import Outfit
+def _options(which: ConfigurationFlags, models: ModelFlags, plan: PeersPlan) -> "PeerOptions":
+    from slipstream.bench.peers.options import PeerOptions
 
-    stack = StackFlags(
-        models.target,
-        models.draft,
-        models.dtype,
-        threads=models.threads,
-        device=models.device,
-        profile=models.profile,
-    )
-    return Outfit(
+    return PeerOptions(
         models.target,
         models.draft,
         models.dtype,
         models.threads or len(os.sched_getaffinity(0)),
         models.device,
         plan.num_positions,
-        stack.plan(port=0),
+        stack_of(models).plan(port=0),
         models.profile,
-        who.assistant,
-        who.gguf,
-        who.token(),
-        who.lookup_tokens,
-        who.llama_lookup_tokens,
-        who.llama_repack,
+        which.assistant,
+        which.gguf,
+        which.token(),
+        which.lookup_tokens,
+        which.llama_lookup_tokens,
+        which.llama_repack,
     )
 
 
@@ -223,41 +230,32 @@ def _finish(
     from slipstream.bench.peers import report
     from slipstream.bench.peers.figures import peers_figures
 
-    figures = peers_figures(record, plan.arms, tokenizer.decode)
+    figures = peers_figures(record, plan.configs, tokenizer.decode)
     write(output, {"environment": facts, "peers": figures})
     console = figures_console()
-    for rows in report.tables(figures):
-        console.print(rows.title, style="bold")
-        console.print(rows.shown())
+    for shown in report.tables(figures):
+        console.print(shown.title, style="bold")
+        shown.title = None  # which would be wrapped to the width of the table
+        console.print(shown)
         console.print()
-    for line in report.lines(figures):
-        console.print(line, markup=False, soft_wrap=True)
+    show_lines(report.lines(figures))
     if pages.markdown is not None:
         pages.markdown.write_text(report.page(figures, facts), encoding="utf-8")
     if pages.plot is not None:
         from slipstream.bench.peers.charts import save_charts
 
-        for path in save_charts(figures, pages.plot):
-            console.print(f"plot {path}", markup=False, soft_wrap=True)
+        show_lines(f"plot {path}" for path in save_charts(figures, pages.plot))
 
 
-def _facts(ask: AskFlags, models: ModelFlags, plan: PeersPlan, outfit: "Outfit") -> dict[str, Any]:
-    from slipstream.bench.environment import environment, running_dtype
-    from slipstream.models.store.digests import file_digest, weights_digests
-    from slipstream.models.store.resolve import find_local
-
-    prompts = ask.prompt_flags().path()
+def _facts(
+    ask: AskFlags, models: ModelFlags, plan: PeersPlan, options: "PeerOptions"
+) -> dict[str, Any]:
     return {
-        **environment(models.device),
-        "command": command(),
-        "target": models.target,
+        **model_facts(models),
+        **prompt_facts(ask.prompt_flags()),
         "draft": models.draft,
-        "dtype": running_dtype(models.dtype, models.device),
-        "threads": outfit.threads,
-        "weights_sha256": {models.target: weights_digests(find_local(models.target))},
-        "assistant": outfit.assistant,
-        "prompts": prompts.name,
-        "prompts_sha256": file_digest(prompts),
+        "threads": options.threads,
+        "assistant": options.assistant,
         "num_prompts": len(plan.prompts),
         "max_new_tokens": plan.max_new_tokens,
         "concurrencies": plan.concurrencies,

@@ -7,14 +7,14 @@ import typer
 from typer import Option
 
 from slipstream.cli.bench_flags import LimitOption, OutputFlags, PromptFlags, PromptsOption
-from slipstream.cli.bench_output import check_writable, command, write
+from slipstream.cli.bench_output import check_writable, machine_facts, write
 from slipstream.cli.flags import with_flags
 from slipstream.core.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class QualityFlags:
-    """What is compared with what, and on which texts."""
+    """Target, reference and texts of a comparison."""
 
     target: Annotated[str, Option(help="Target: an alias, a path or OWNER/NAME of the hub.")] = (
         "smollm2-135m-q4_1"
@@ -42,7 +42,6 @@ def quality(flags: QualityFlags, output: OutputFlags) -> None:
     if flags.num_tokens < 1:
         raise InvalidRequest(f"num_tokens is {flags.num_tokens}, but must be at least 1")
     questions = PromptFlags(flags.prompts, flags.limit).questions()
-    from slipstream.bench.environment import environment
     from slipstream.bench.quality import compare, cut
     from slipstream.models.causal import CausalModel
     from slipstream.models.loading import load_model
@@ -64,5 +63,5 @@ def quality(flags: QualityFlags, output: OutputFlags) -> None:
         f" perplexity {found.perplexity:.3f} ({found.reference_perplexity:.3f})"
     )
     types = {"target_type": model.weights_type, "reference_type": reference.weights_type}
-    facts = {**environment("cpu"), "command": command(), **types}
+    facts = {**machine_facts("cpu"), **types}
     write(output, {"environment": facts, "quality": asdict(found)})

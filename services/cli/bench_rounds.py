@@ -15,9 +15,17 @@ from slipstream.cli.bench_flags import (
     PromptFlags,
     PromptsOption,
 )
-from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.bench_output import (
+    check_writable,
+    figures_console,
+    model_facts,
+    prompt_facts,
+    show_lines,
+    stack_of,
+    step_bar,
+    write,
+)
 from slipstream.cli.flags import with_flags
-from slipstream.cli.up import StackFlags
 from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 
@@ -31,7 +39,7 @@ DISTRIBUTED = "distributed"
 
 @dataclass(frozen=True, slots=True)
 class RoundFlags:
-    """What is asked, and of whom."""
+    """Questions, and the services that answer them."""
 
     prompts: PromptsOption = None
     limit: LimitOption = None
@@ -46,7 +54,7 @@ class RoundFlags:
     ] = None
 
     def plan(self) -> "RoundsPlan":
-        """Raises `InvalidRequest` for what makes no sense."""
+        """Raise `InvalidRequest` for what makes no sense."""
         from slipstream.bench.rounds import RoundsPlan
 
         if self.router is not None and self.kv_delay_ms is not None:
@@ -70,7 +78,7 @@ def rounds(run: RoundFlags, models: ModelFlags, output: OutputFlags) -> None:
     models.check()
     check_writable(output)
     plan = run.plan()
-    StackFlags(models.target, models.draft).fetch()
+    stack_of(models).fetch()
     from slipstream.bench.rounds import run_rounds
     from slipstream.bench.rounds_figures import rounds_figures
 
@@ -85,7 +93,7 @@ def rounds(run: RoundFlags, models: ModelFlags, output: OutputFlags) -> None:
 
 
 def _answerers(stack: ExitStack, run: RoundFlags, models: ModelFlags) -> dict[str, "Answerer"]:
-    """Everybody who is to answer, until the stack closes."""
+    """Return the engines under test, until the stack closes."""
     from slipstream.bench.rounds import Answerer, check_same_model
     from slipstream.bench.rounds_figures import EMBEDDED
     from slipstream.client import Client
@@ -110,15 +118,7 @@ def _answerers(stack: ExitStack, run: RoundFlags, models: ModelFlags) -> dict[st
 def _services(run: RoundFlags, models: ModelFlags) -> "LocalServices":
     from slipstream.bench.services import LocalServices
 
-    flags = StackFlags(
-        models.target,
-        models.draft,
-        models.dtype,
-        threads=models.threads,
-        device=models.device,
-        profile=models.profile,
-    )
-    return LocalServices(flags.plan(port=0), has_delay_line=run.kv_delay_ms is not None)
+    return LocalServices(stack_of(models).plan(port=0), has_delay_line=run.kv_delay_ms is not None)
 
 
 def _embedded(models: ModelFlags) -> "Client":
@@ -139,7 +139,7 @@ def _delayed(ms: float) -> str:
 
 
 def _show(figures: dict[str, Any], run: RoundFlags) -> None:
-    from slipstream.bench import rounds_report as report
+    from slipstream.bench import rounds_figures as report
 
     console = figures_console()
     console.print(report.answers_table(figures))
@@ -148,24 +148,13 @@ def _show(figures: dict[str, Any], run: RoundFlags) -> None:
     lines = report.remarks(figures)
     if (ms := run.kv_delay_ms) is not None:
         lines.append(report.delay_line(figures[DISTRIBUTED], figures[_delayed(ms)], ms=ms))
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+    show_lines(lines)
 
 
 def _environment(run: RoundFlags, models: ModelFlags, plan: "RoundsPlan") -> dict[str, Any]:
-    from slipstream.bench.environment import environment, running_dtype
-    from slipstream.models.store.digests import file_digest, weights_digests
-    from slipstream.models.store.resolve import find_local
-
-    prompts = PromptFlags(run.prompts).path()
     return {
-        **environment(models.device),
-        "command": command(),
-        "target": models.target,
-        "dtype": running_dtype(models.dtype, models.device),
-        "weights_sha256": {models.target: weights_digests(find_local(models.target))},
-        "prompts": prompts.name,
-        "prompts_sha256": file_digest(prompts),
+        **model_facts(models),
+        **prompt_facts(PromptFlags(run.prompts)),
         "num_prompts": len(plan.questions),
         "max_new_tokens": plan.max_new_tokens,
         "warmup": plan.warmup,

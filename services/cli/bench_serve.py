@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from slipstream.cli.bench_flags import LimitOption, OutputFlags, PromptFlags, PromptsOption
-from slipstream.cli.bench_output import check_writable, command, figures_console, step_bar, write
+from slipstream.cli.bench_output import (
+    check_writable,
+    figures_console,
+    machine_facts,
+    prompt_facts,
+    show_lines,
+    step_bar,
+    weights_facts,
+    write,
+)
 from slipstream.cli.engine import fetched, remote_options
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
@@ -30,7 +39,7 @@ def _option(text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class LoadFlags:
-    """How many ask, and how often."""
+    """Load: users, and how often they ask."""
 
     concurrency: Annotated[
         str, _option("Users who ask again when answered, as 1,2,4; default: 1,2,4,8.")
@@ -55,7 +64,7 @@ class LoadFlags:
     ] = None
 
     def amount(self) -> "Amount":
-        """Raises `InvalidRequest` for what makes no sense."""
+        """Raise `InvalidRequest` for what makes no sense."""
         from slipstream.bench.serve.plan import Amount
 
         return Amount(self.requests_per_worker, self.num_requests, self.seconds)
@@ -63,7 +72,7 @@ class LoadFlags:
 
 @dataclass(frozen=True, slots=True)
 class AskFlags:
-    """What is asked, how it is answered, and what is looked at."""
+    """Prompts, methods, limits and plots."""
 
     methods: Annotated[
         str,
@@ -86,20 +95,20 @@ class AskFlags:
     plot: Annotated[Path | None, Option(help="Also draw the figures into this directory.")] = None
 
     def check(self) -> None:
-        """Raises an error for plots that can't be drawn."""
+        """Raise an error for plots that can't be drawn."""
         if self.plot is not None:
-            from slipstream.bench.serve.curves import check_folder
+            from slipstream.bench.charts import check_folder
 
             check_folder(self.plot)
 
     def prompt_flags(self) -> PromptFlags:
-        """Where the questions are."""
+        """Return where the questions are."""
         return PromptFlags(self.prompts, self.limit)
 
     def plan(self, load: LoadFlags) -> "ServePlan":
-        """Raises `InvalidRequest` for what makes no sense."""
-        from slipstream.bench.serve.arms import parse_arms
-        from slipstream.bench.serve.plan import IntruderPlan, ServePlan, parse_points
+        """Raise `InvalidRequest` for what makes no sense."""
+        from slipstream.bench.serve.configurations import parse_configs
+        from slipstream.bench.serve.plan import LongPromptPlan, ServePlan, parse_points
         from slipstream.bench.serve.sample import Limits
 
         asks_nothing = not (load.concurrency.strip() or load.rates.strip())
@@ -108,7 +117,7 @@ class AskFlags:
             raise UnsupportedCombination("--plot draws loads, but --intruder-tokens measures none")
         return ServePlan(
             parse_points("1,2,4,8" if asks_nothing else load.concurrency, load.rates),
-            parse_arms(self.methods),
+            parse_configs(self.methods),
             self.prompt_flags().questions(),
             SamplingParams(temperature=self.temperature, seed=self.seed),
             load.amount(),
@@ -117,7 +126,7 @@ class AskFlags:
             load.warmup,
             Limits(self.slo_ttft_ms, self.slo_tpot_ms),
             self.check_identity,
-            None if tokens is None else IntruderPlan(tokens),
+            None if tokens is None else LongPromptPlan(tokens),
         )
 
 
@@ -140,7 +149,7 @@ def serve(load: LoadFlags, ask: AskFlags, place: PlaceFlags, output: OutputFlags
     if ask.plot is not None:
         _draw(figures, ask.plot)
     environment = {**_environment(place, about), **_facts(ask, load, plan)}
-    name = "serve" if plan.intruder is None else "intruder"
+    name = "serve" if plan.long_prompt is None else "intruder"
     write(output, {"environment": environment, name: figures})
 
 
@@ -158,19 +167,19 @@ async def _measure(
 
 async def _figures(load: "Load") -> dict[str, Any]:
     from slipstream.bench.serve.figures import serve_figures
-    from slipstream.bench.serve.intruder import intruder_figures
-    from slipstream.bench.serve.run import find_references, run_intruders, run_serve
+    from slipstream.bench.serve.interference import interference_figures
+    from slipstream.bench.serve.run import find_references, run_interference, run_serve
 
     plan = load.plan
-    if plan.intruder is not None:
-        return intruder_figures(await run_intruders(load, plan.intruder))
+    if plan.long_prompt is not None:
+        return interference_figures(await run_interference(load, plan.long_prompt))
     runs = await run_serve(load)
     references = await find_references(load, runs) if plan.checks_identity else None
     return serve_figures(plan, runs, references)
 
 
 def _opener(place: PlaceFlags) -> Callable[[], "AsyncClient"]:
-    """Makes the client, in its loop; engines in this process are loaded before."""
+    """Return what makes the client, in its loop; engines in this process are loaded before."""
     if place.is_remote:
         return lambda: _remote(place.router)
     client = _embedded(place.engine)
@@ -196,47 +205,35 @@ def _show(figures: dict[str, Any], plan: "ServePlan") -> None:
 
     console = figures_console()
     tables = [report.load_table, report.latency_table, report.ratio_table]
-    for make in tables if plan.intruder is None else [report.intruder_table]:
+    for make in tables if plan.long_prompt is None else [report.interference_table]:
         console.print(make(figures))
         console.print()
-    for line in report.remarks(figures):
-        console.print(line, markup=False, soft_wrap=True)
+    show_lines(report.remarks(figures))
 
 
 def _draw(figures: dict[str, Any], folder: Path) -> None:
     from slipstream.bench.serve.curves import save_curves
 
-    for path in save_curves(figures, folder):
-        figures_console().print(f"plot {path}", markup=False, soft_wrap=True)
+    show_lines(f"plot {path}" for path in save_curves(figures, folder))
 
 
 def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
     """The machine of this process; of engines elsewhere only what the router says."""
-    from slipstream.bench.environment import environment
-
-    facts = {**environment("cpu"), "command": command(), **about}
+    facts = {**machine_facts("cpu"), **about}
     if place.is_remote:
         return facts | {"router": place.router.router, "device": None, "threads": None}
-    from slipstream.models.store.digests import weights_digests
-    from slipstream.models.store.resolve import find_local
-
-    target = place.engine.target or DEFAULT_TARGET
     return facts | {
-        "device": environment(place.engine.device or "cpu")["device"],
+        "device": machine_facts(place.engine.device or "cpu")["device"],
         "draft": place.engine.draft or "glide",
-        "weights_sha256": {target: weights_digests(find_local(target))},
+        **weights_facts(place.engine.target or DEFAULT_TARGET),
     }
 
 
 def _facts(ask: AskFlags, load: LoadFlags, plan: "ServePlan") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from slipstream.models.store.digests import file_digest
-
-    prompts = ask.prompt_flags().path()
     return {
-        "prompts": prompts.name,
-        "prompts_sha256": file_digest(prompts),
+        **prompt_facts(ask.prompt_flags()),
         "num_prompts": len(plan.questions),
         "max_new_tokens": plan.max_new_tokens,
         "temperature": plan.sampling.temperature,

@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from slipstream.cli.bench_flags import Numerics, PromptFlags
-from slipstream.cli.bench_output import command, figures_console, step_bar
+from slipstream.cli.bench_output import command, figures_console, prompt_facts, step_bar
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars
 from slipstream.core.errors import InvalidRequest, ModelMismatch
@@ -22,9 +22,9 @@ from slipstream.core.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.bench.calibrate.result import Calibrated
+    from slipstream.bench.calibrate.report import Calibrated
     from slipstream.bench.calibrate.run import CalibrationPlan
-    from slipstream.bench.contenders import Contenders
+    from slipstream.bench.engines import MethodEngines
     from slipstream.draft.build import DraftModel
 
 app = typer.Typer(add_completion=False)
@@ -47,9 +47,9 @@ class PairFlags:
     threads: Annotated[int | None, Option(help="CPU threads; default: torch's choice.")] = None
     device: Annotated[str, Option(help="cpu, cuda or cuda:N.")] = "cpu"
 
-    def contenders(self) -> "Contenders":
+    def engines(self) -> "MethodEngines":
         """Find the models, and load none yet. Raises `InvalidRequest` for a draft that is none."""
-        from slipstream.bench.contenders import Contenders
+        from slipstream.bench.engines import MethodEngines
         from slipstream.client.engine import EngineOptions
         from slipstream.models.store.resolve import resolve
 
@@ -60,7 +60,7 @@ class PairFlags:
             resolve(self.target, progress=progress)
             if self.draft.startswith("vanilla:"):
                 resolve(self.draft.removeprefix("vanilla:"), progress=progress)
-        return Contenders(self.target, self.draft, options, sampling=SamplingParams())
+        return MethodEngines(self.target, self.draft, options, sampling=SamplingParams())
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,8 @@ def calibrate(files: FileFlags, models: PairFlags, asked: AskedFlags, tuning: Tu
     prompts = asked.flags()
     plan = _plan(models, prompts, tuning)
     files.check()
-    contenders = models.contenders()
-    stages = _Stages(plan, contenders, contenders.draft_model(plan.numerics))
+    engines = models.engines()
+    stages = _Stages(plan, engines, engines.draft_model(plan.numerics))
     result = stages.run()
     _show(result)
     _write(result, files, models, prompts)
@@ -196,22 +196,22 @@ class _Stages:
     """The stages, one after the other, each with a bar and the time that is left."""
 
     def __init__(
-        self, plan: "CalibrationPlan", contenders: "Contenders", model: "DraftModel"
+        self, plan: "CalibrationPlan", engines: "MethodEngines", model: "DraftModel"
     ) -> None:
         self._plan = plan
-        self._contenders = contenders
+        self._engines = engines
         self._model = model
         self._start_s = time.monotonic()
 
     def run(self) -> "Calibrated":
         from slipstream.bench.calibrate import run
-        from slipstream.bench.calibrate.result import Calibrated
+        from slipstream.bench.calibrate.report import Calibrated
         from slipstream.bench.calibrate.timed import Race, entries, race
 
-        plan, contenders, model = self._plan, self._contenders, self._model
+        plan, engines, model = self._plan, self._engines, self._model
         before = self._before()
         self._say("measuring what steps and rows cost")
-        costs, measured = run.measure(plan, contenders)
+        costs, measured = run.measure(plan, engines)
         self._say("recording replies, and what the draft makes of them")
         recorded = self._record()
         fitted, evidence = run.fitted(before or model.untuned_profile(), recorded, costs)
@@ -225,7 +225,7 @@ class _Stages:
         ready = run.affordable(ready, self._left_s(), recorded, costs)
         self._say(f"running the best {len(named)} on {len(ready.questions)} prompts")
         with step_bar(ready.num_steps) as advance:
-            timed = race(ready, contenders, model, advance=advance)
+            timed = race(ready, engines, model, advance=advance)
         return Calibrated(
             model.pair,
             timed,
@@ -249,7 +249,7 @@ class _Stages:
         with step_bar(len(self._plan.questions)) as advance:
             return record(
                 self._plan,
-                self._contenders,
+                self._engines,
                 self._model,
                 is_time_left=lambda: time.monotonic() < until,
                 advance=advance,
@@ -273,11 +273,8 @@ def _show(result: "Calibrated") -> None:
 def _write(result: "Calibrated", files: FileFlags, models: PairFlags, prompts: PromptFlags) -> None:
     from slipstream.bench.calibrate.report import save_sweep, sweep_values
     from slipstream.bench.environment import environment, write_json
-    from slipstream.models.store.digests import file_digest
 
-    path = prompts.path()
-    facts = {"prompts": path.name, "prompts_sha256": file_digest(path)}
-    values = result.file(command(), environment(models.device), facts)
+    values = result.file(command(), environment(models.device), prompt_facts(prompts))
     write_json(files.sweep_path(), sweep_values(result.tried, result.timed))
     if (plot := files.plot_path()) is not None:
         save_sweep(plot, result.tried)

@@ -13,7 +13,6 @@ from slipstream.config import usually
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.client.embedded_aio import AsyncEmbedded
 
 # A thread that waits for the others of a product soon sleeps. Where two of them meet on one core,
 # one that spins keeps the core from the one that it waits for: with OpenMP's own 300,000 rounds a
@@ -70,17 +69,6 @@ def _import_engines() -> None:
 def shorten_spins() -> None:
     """Have idle threads sleep soon. For a command that is about to import torch."""
     usually(_SHORT_SPINS)
-
-
-def load_async(flags: EngineFlags) -> "AsyncEmbedded":
-    """Engines for an asyncio client in this process."""
-    from slipstream.client.embedded_aio import AsyncEmbedded
-    from slipstream.client.engine import EngineOptions
-
-    with fetched(flags) as options:
-        names = options.pop("target", DEFAULT_TARGET), options.pop("draft", "glide")
-        profile = options.pop("profile", None)
-        return AsyncEmbedded.load(*names, EngineOptions(**options), profile=profile)
 
 
 def remote_options(flags: RouterFlags) -> dict[str, Any]:

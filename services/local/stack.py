@@ -55,10 +55,7 @@ class StackPlan:
 
     def traced(self, directory: Path) -> "StackPlan":
         """The same with all requests traced, to files in a directory."""
-        return self.told("--traces", f"file:{directory}", "--trace-ratio", "1")
-
-    def told(self, *flags: str) -> "StackPlan":
-        """The same with more flags for every service, ahead of those that it has."""
+        flags = ("--traces", f"file:{directory}", "--trace-ratio", "1")
         draft = None if self.draft is None else (*flags, *self.draft)
         http = None if self.http is None else (*flags, *self.http)
         target, router = (*flags, *self.target), (*flags, *self.router)

@@ -1,4 +1,4 @@
-"""`slipstream bench peers` on tiny models: all systems in their seats, figures, files, refusals."""
+"""`slipstream bench peers` on tiny models: engines in processes, figures, files, refusals."""
 
 import json
 from importlib.util import find_spec
@@ -43,18 +43,18 @@ def asked(tmp_path):
 
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
-    """Seats find the package, and share what there is of a machine with other tests."""
+    """Engines find the package, and share what there is of a machine with other tests."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def test_everybody_answers_the_same_prompts_with_the_same_tokens(pair, asked, tmp_path, capsys):
     file, page, plots = tmp_path / "peers.json", tmp_path / "peers.md", tmp_path / "plots"
-    has_llama = find_spec("llama_cpp") is not None  # the arm itself is tested where it is there
-    arms = "hf,hf-assistant,plain+invariant,glide+cape,glide+depth=9,best"
-    arms += "" if has_llama else ",llama.cpp"
+    has_llama = find_spec("llama_cpp") is not None  # the config itself is tested where it is there
+    configs = "hf,hf-assistant,plain+invariant,glide+cape,glide+depth=9,best"
+    configs += "" if has_llama else ",llama.cpp"
     out = ["--json", str(file), "--markdown", str(page), "--plot", str(plots)]
-    how = ["--arms", arms, "--concurrency", "1,2", "--concurrent-limit", "2"]
+    how = ["--arms", configs, "--concurrency", "1,2", "--concurrent-limit", "2"]
     assert exit_code(["bench", "peers", *pair, *asked, *how, *out]) == 0
     said = capsys.readouterr().out
     assert said.count("skipped") == 3 - has_llama, said
@@ -80,11 +80,11 @@ def test_everybody_answers_the_same_prompts_with_the_same_tokens(pair, asked, tm
 
 BAD = [
     (["--arms", "nobody"], "method 'nobody' is unknown"),
-    (["--arms", "hf,hf"], "arm 'hf' is named twice"),
+    (["--arms", "hf,hf"], "configuration 'hf' is named twice"),
     (["--arms", "distributed:ngram"], "needs another draft than the services have"),
-    (["--arms", "hf", "--concurrent-arms", "plain"], "'plain' is none of the arms hf"),
+    (["--arms", "hf", "--concurrent-arms", "plain"], "'plain' is none of the configurations hf"),
     (["--endpoint", "here"], "must be NAME=http://"),
-    (["--endpoint", "hf=http://localhost/v1"], "has the name of another arm"),
+    (["--endpoint", "hf=http://localhost/v1"], "has the name of another configuration"),
     (["--concurrency", "1,1"], "each once"),
     (["--concurrency", "0"], "from 1 to 64"),
     (["--limit", "0"], "limit is 0"),

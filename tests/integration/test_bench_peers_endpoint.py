@@ -1,4 +1,4 @@
-"""The arm of servers with OpenAI's API, in its seat, against a small HTTP server."""
+"""The config of servers with OpenAI's API, in its process, against a small HTTP server."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from processes import ROOT
-from slipstream.bench.peers.seats import Seat
+from slipstream.bench.peers.process import EngineProcess
 from slipstream.core.errors import ServiceError
 
 
@@ -54,15 +54,15 @@ def server(monkeypatch):
 
 
 @pytest.fixture
-def seat(server):
+def engine(server):
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    seat = Seat({"system": "openai", "url": url, "token": "secret"})
-    yield seat
-    seat.close()
+    engine = EngineProcess({"system": "openai", "url": url, "token": "secret"})
+    yield engine
+    engine.close()
 
 
-def test_prompts_are_token_ids_and_tokens_are_what_the_server_counts(server, seat):
-    reply = seat.ask("vllm", [[1, 2], [3]], 2)
+def test_prompts_are_token_ids_and_tokens_are_what_the_server_counts(server, engine):
+    reply = engine.ask("vllm", [[1, 2], [3]], 2)
     assert [answer.num_tokens for answer in reply.answers] == [2, 2]
     assert {answer.text for answer in reply.answers} == {"w0 w1 "}
     assert sorted(asked["prompt"] for asked in server.asked) == [[1, 2], [3]]
@@ -71,17 +71,17 @@ def test_prompts_are_token_ids_and_tokens_are_what_the_server_counts(server, sea
         assert asked["temperature"] == 0
         assert asked["authorization"] == "Bearer secret"
     assert reply.wall_s > 0
-    assert seat.facts.settings["model"] == "small"
-    assert seat.peak_bytes() > 0
+    assert engine.facts.settings["model"] == "small"
+    assert engine.peak_bytes() > 0
 
 
-def test_a_refused_prompt_is_an_error_and_the_next_one_is_answered(server, seat):
+def test_a_refused_prompt_is_an_error_and_the_next_one_is_answered(server, engine):
     with pytest.raises(ServiceError, match="answers 400"):
-        seat.ask("vllm", [[13]], 2)
-    assert seat.ask("vllm", [[14]], 1).answers[0].num_tokens == 1
+        engine.ask("vllm", [[13]], 2)
+    assert engine.ask("vllm", [[14]], 1).answers[0].num_tokens == 1
 
 
-def test_a_server_without_usage_is_refused(server, seat):
+def test_a_server_without_usage_is_refused(server, engine):
     server.tells_usage = False
     with pytest.raises(ServiceError, match="tells no usage"):
-        seat.ask("vllm", [[1]], 2)
+        engine.ask("vllm", [[1]], 2)

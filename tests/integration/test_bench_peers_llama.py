@@ -1,4 +1,4 @@
-"""llama.cpp in its seat, on a tiny random model, where llama-cpp-python is installed."""
+"""llama.cpp in its process, on a tiny random model, where llama-cpp-python is installed."""
 
 from importlib.util import find_spec
 
@@ -7,7 +7,7 @@ import pytest
 from gguf import GGUFWriter, TokenType
 
 from processes import ROOT
-from slipstream.bench.peers.seats import Seat
+from slipstream.bench.peers.process import EngineProcess
 
 # Only looked for: the library leaves files open, which is no business of this process.
 pytestmark = pytest.mark.skipif(
@@ -58,8 +58,8 @@ def _matrices():
         yield f"{name}.weight", VOCABULARY, WIDTH
 
 
-def seat(model, mode):
-    return Seat(
+def engine(model, mode):
+    return EngineProcess(
         {
             "system": "llama.cpp",
             "mode": mode,
@@ -76,7 +76,7 @@ def test_lookup_says_what_plain_decoding_says_in_no_more_forwards(model, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
     answers = {}
     for mode in ("plain", "lookup"):
-        at = seat(model, mode)
+        at = engine(model, mode)
         try:
             first, again = (at.ask(mode, [[5, 6, 7, 5, 6]], 12).answers[0] for _ in range(2))
             assert first == again  # nothing is left of the first

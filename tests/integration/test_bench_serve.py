@@ -1,4 +1,4 @@
-"""`slipstream bench serve` on tiny models: embedded and behind a router, closed, open, intruded."""
+"""`slipstream bench serve` on tiny models: embedded and behind a router, every kind of load."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import pytest
 import fleet
 from cluster import running
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.arms import parse_arms
+from slipstream.bench.serve.configurations import parse_configs
 from slipstream.bench.serve.figures import serve_figures
 from slipstream.bench.serve.load import Load
 from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
@@ -92,7 +92,7 @@ def test_a_long_prompt_comes_among_running_sessions(serve, capsys):
         assert all(of[f"{name}_ms"] > 0 for name in ("before", "during", "after"))
         assert of["intruder_ttft_ms"] > 0
         assert of["ratio"]["count"] == 1
-    assert "intruder's first token" in capsys.readouterr().out
+    assert "long prompt's first token" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_router_is_asked_as_engines_of_ones_own_are(target, tmp_path):
 async def test_behind_a_router_what_it_refuses_is_counted_and_the_rest_is_measured(target):
     plan = ServePlan(
         parse_points("4", ""),
-        parse_arms("plain,forced"),
+        parse_configs("plain,forced"),
         QUESTIONS,
         SamplingParams(),
         Amount(requests=12),

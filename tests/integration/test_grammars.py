@@ -1,6 +1,6 @@
 """Texts follow their grammar wherever they are written: in one process, behind a router, moved."""
 
-import itertools
+import asyncio
 import json
 import re
 
@@ -9,10 +9,7 @@ import pytest
 
 import fleet
 from fleet import draft_worker, glide_of, routed, running, target_worker
-from slipstream.bench.structured.figures import is_proved, lines, structured_figures
-from slipstream.bench.structured.masks import mask_times_us
-from slipstream.bench.structured.run import StructuredRun, run_structured
-from slipstream.bench.structured.schemas import draw_schemas
+from random_schemas import draw_schemas
 from slipstream.cli.main import exit_code
 from slipstream.client import (
     AsyncClient,
@@ -25,7 +22,6 @@ from slipstream.client import (
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.types import FinishReason
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, max_draft_tokens=6)
@@ -145,27 +141,37 @@ def test_the_command_takes_a_schema_as_a_file_or_as_it_is(folder, tmp_path, caps
     assert "can't be read" in capsys.readouterr().err
 
 
-async def test_the_bench_proves_what_it_says_on_a_model_without_any_sense(folder):
-    draft = str(glide_of(folder))
-    engines = AsyncEmbedded.load(str(folder), draft, EngineOptions(dtype="float32"))
-    grammars, drawn = engines.engine.target.grammars, draw_schemas(4, 2)
-    seconds = itertools.count()
-
-    def clock():
-        return float(next(seconds))
-
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_answers_by_random_schemas_are_valid_and_the_same_with_speculation(
+    folder, temperature
+):
+    engines = AsyncEmbedded.load(str(folder), str(glide_of(folder)), EngineOptions(dtype="float32"))
+    drawn = draw_schemas(6, 2)
+    answers = []
     async with AsyncClient.of(engines) as client:
-        run = StructuredRun(client, grammars.force, clock, lambda _: None, concurrency=3)
-        records = await run_structured(run, drawn, (0.0, 1.0))
-    texts = [
-        (Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema.schema)), text.result.token_ids)
-        for schema, text in zip(drawn, records[0].arms["plain"].texts, strict=True)
-    ]
-    times = mask_times_us(grammars, texts, engines.engine.facts.stop_token_ids, clock)
-    figures = structured_figures(records, times)
-    assert is_proved(figures)
-    assert figures["mask_us"]["count"] == figures["temperatures"][0]["arms"]["plain"]["num_tokens"]
-    arms = figures["temperatures"][0]["arms"]
-    assert arms["forced"]["num_rounds"] < arms["unforced"]["num_rounds"]
-    assert "24 of 24" not in lines(figures)[0]
-    assert "12 of 12 answers valid" in lines(figures)[0]
+
+        async def answer(schema, speculation):
+            return await client.generate(
+                schema.prompt,
+                json_schema=schema.schema,
+                max_tokens=schema.longest + 1,
+                sampling=SamplingParams(temperature=temperature),
+                speculation=speculation,
+            )
+
+        for speculation, jumps in ((OFF, True), (FORCED, True), (FORCED, False)):
+            engines.engine.target.grammars.force(jumps)
+            asked = (answer(schema, speculation) for schema in drawn)
+            answers.append(await asyncio.gather(*asked))
+    for schema, *results in zip(drawn, *answers, strict=True):
+        value = json.loads(results[0].text)
+        jsonschema.validate(value, schema.schema, jsonschema.Draft202012Validator)
+        assert all(result.finish_reason is FinishReason.STOP for result in results)
+        assert len({result.token_ids for result in results}) == 1
+    _, jumped, drafted = (sum(map(num_rounds, results)) for results in answers)
+    assert jumped < drafted
+
+
+def num_rounds(result):
+    at = result.stats.speculation
+    return at.num_spec_steps + at.num_plain_steps

@@ -9,16 +9,14 @@ from slipstream.bench.figures import (
     Divergence,
     Output,
     Reply,
-    count,
     divergences,
     figures,
-    first_difference,
     method_figures,
 )
+from slipstream.bench.identity import first_difference
 from slipstream.bench.methods import parse_method
-from slipstream.core.errors import InvalidRequest
 from slipstream.core.results import Timings
-from slipstream.core.stats import MAX_PER_STEP, Outcomes
+from slipstream.core.stats import Outcomes
 
 KEYS = {
     "tokens_per_s",
@@ -71,17 +69,6 @@ def test_the_figures_of_a_hand_made_run():
     assert (got["drafted_tokens"], got["rounds"], got["outputs"]) == (10, 3, 2)
     assert (got["draft_share"], got["verify_share"]) == (0.25, 0.5)
     assert (got["identical"], got["identity"]) == (1, "different")
-
-
-def test_paths_are_counted_only_where_statistics_have_every_round():
-    counts = count(GLIDE)
-    assert (counts.depth, counts.tested) == (10, 2 + 1 + 4)
-    rounds = [(3, 1)] * (MAX_PER_STEP + 1)
-    counts = count([output(1, [5], (1.0, 1.0), stats=drafted(*rounds))])
-    assert (counts.rounds, counts.accepted) == (MAX_PER_STEP + 1, MAX_PER_STEP + 1)
-    for name in ("depth", "tested"):
-        with pytest.raises(InvalidRequest, match="more than 1024 rounds"):
-            getattr(counts, name)
 
 
 def test_categories_are_the_same_figures_over_their_own_outputs():

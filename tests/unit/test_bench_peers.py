@@ -1,26 +1,27 @@
-"""The plan, the arms and the figures of `bench peers`, and llama.cpp's files; nothing is loaded."""
+"""Plan, configurations and figures of `bench peers`, and llama.cpp's files; nothing is loaded."""
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from slipstream.bench.peers.arms import (
-    Arm,
+from slipstream.bench.harness import rotated
+from slipstream.bench.peers.configurations import (
+    Configuration,
     Mode,
     System,
-    concurrent_arms,
-    parse_arms,
+    concurrent_configs,
+    parse_configs,
     parse_endpoints,
 )
+from slipstream.bench.peers.engine import Answer
 from slipstream.bench.peers.figures import peers_figures
 from slipstream.bench.peers.ggufs import published, write_bfloat16
-from slipstream.bench.peers.outfit import NotHere, Outfit, seat_settings
-from slipstream.bench.peers.plan import PeersPlan, PromptIds, parse_concurrencies, rotated
+from slipstream.bench.peers.options import NotAvailable, PeerOptions, engine_settings
+from slipstream.bench.peers.plan import PeersPlan, PromptIds, parse_concurrencies
+from slipstream.bench.peers.process import EngineProcess
 from slipstream.bench.peers.report import lines, page
 from slipstream.bench.peers.run import Record, Sample
-from slipstream.bench.peers.seats import Seat
-from slipstream.bench.peers.wire import Answer
 from slipstream.core.errors import InvalidRequest, ModelNotFound, ServiceError, WeightsError
 from slipstream.local.stack import StackPlan
 from tiny_checkpoint import save_checkpoint
@@ -28,17 +29,19 @@ from tiny_checkpoint import save_checkpoint
 PROMPTS = tuple(PromptIds(n, "ab"[n % 2], tuple(range(n + 1))) for n in range(4))
 
 
-def names(arms):
-    return [arm.name for arm in arms]
+def names(configs):
+    return [config.name for config in configs]
 
 
-def outfit(**values):
+def options(**values):
     given = {"target": "no-such-model", "draft": "glide", "dtype": "float32", "threads": 1}
-    return Outfit(**{**given, "device": "cpu", "num_positions": 9, "stack": StackPlan(), **values})
+    return PeerOptions(
+        **{**given, "device": "cpu", "num_positions": 9, "stack": StackPlan(), **values}
+    )
 
 
-def test_no_names_are_all_arms_endpoints_included():
-    found = names(parse_arms("", {"vllm": "http://a/v1"}))
+def test_no_names_are_all_configurations_endpoints_included():
+    found = names(parse_configs("", {"vllm": "http://a/v1"}))
     assert found[:3] == ["hf", "hf-lookup", "hf-assistant"]
     assert "vllm" in found
     assert found[-1] == "distributed:best"
@@ -46,13 +49,15 @@ def test_no_names_are_all_arms_endpoints_included():
 
 
 def test_requests_that_come_together_meet_all_others_but_only_plain_and_best_of_ours():
-    found = names(concurrent_arms(parse_arms("", {}), ""))
+    found = names(concurrent_configs(parse_configs("", {}), ""))
     assert "glide" not in found
     assert {"hf", "llama.cpp", "plain", "best", "distributed:best"} <= set(found)
 
 
 def test_what_batches_and_what_answers_one_after_another():
-    by_name = {arm.name: arm.is_batching for arm in parse_arms("", {"vllm": "http://a/v1"})}
+    by_name = {
+        config.name: config.is_batching for config in parse_configs("", {"vllm": "http://a/v1"})
+    }
     alone = {name for name, is_batching in by_name.items() if not is_batching}
     assert alone == {name for name in by_name if "hf-" in name or "llama" in name}
 
@@ -71,50 +76,50 @@ def test_concurrencies_are_numbers_each_once(text):
 
 
 def test_a_level_has_whole_batches_and_goes_round_its_prompts():
-    arms = parse_arms("hf,best,glide", {})
-    plan = PeersPlan(PROMPTS, arms, arms[:2], (1, 3), concurrent_limit=4, warmup=2)
+    configs = parse_configs("hf,best,glide", {})
+    plan = PeersPlan(PROMPTS, configs, configs[:2], (1, 3), concurrent_limit=4, warmup=2)
     one, three = plan.levels
     assert [batch[0].question_id for batch in one.batches] == [0, 1, 2, 3]
     asked = [[prompt.question_id for prompt in batch] for batch in three.batches]
     assert asked == [[0, 1, 2], [3, 0, 1]]
-    assert names(three.arms) == ["hf", "best"]
+    assert names(three.configs) == ["hf", "best"]
     assert plan.num_steps == 3 * (2 + 4) + 2 * (2 + 2)
-    assert names(rotated(arms, 4)) == ["best", "glide", "hf"]
+    assert names(rotated(configs, 4)) == ["best", "glide", "hf"]
 
 
-def test_arms_that_cannot_run_say_why():
-    (assistant,) = parse_arms("hf-assistant", {})
-    with pytest.raises(NotHere, match="--assistant names one"):
-        seat_settings(assistant, outfit(), is_concurrent=False)
-    llama = Arm("llama.cpp", System.LLAMA_CPP)
-    with pytest.raises(NotHere):
-        seat_settings(llama, outfit(device="cuda"), is_concurrent=False)
+def test_configurations_that_cannot_run_say_why():
+    (assistant,) = parse_configs("hf-assistant", {})
+    with pytest.raises(NotAvailable, match="--assistant names one"):
+        engine_settings(assistant, options(), is_concurrent=False)
+    llama = Configuration("llama.cpp", System.LLAMA_CPP)
+    with pytest.raises(NotAvailable):
+        engine_settings(llama, options(device="cuda"), is_concurrent=False)
 
 
-def test_methods_of_one_numerics_share_a_seat_and_those_of_another_do_not():
-    arms = parse_arms("plain,plain+invariant,glide,best", {})
-    found = [seat_settings(arm, outfit(), is_concurrent=False) for arm in arms]
+def test_methods_of_one_numerics_share_an_engine_and_those_of_another_do_not():
+    configs = parse_configs("plain,plain+invariant,glide,best", {})
+    found = [engine_settings(config, options(), is_concurrent=False) for config in configs]
     assert found[0] != found[1]
     assert found[1] == found[2] == found[3]
 
 
-def test_a_seat_that_cannot_start_says_why():
-    (arm,) = parse_arms("vllm", {"vllm": "http://127.0.0.1:9/v1"})
-    settings = seat_settings(arm, outfit(), is_concurrent=False)
+def test_an_engine_that_cannot_start_says_why():
+    (config,) = parse_configs("vllm", {"vllm": "http://127.0.0.1:9/v1"})
+    settings = engine_settings(config, options(), is_concurrent=False)
     with pytest.raises(ServiceError, match="does not answer"):
-        Seat(settings)
+        EngineProcess(settings)
 
 
-def sample(arm, number, tokens, wall_s, *, concurrency=1, text=None):
+def sample(config, number, tokens, wall_s, *, concurrency=1, text=None):
     ids = None if text is not None else tokens
     answer = Answer(len(tokens), ids, text, num_forwards=len(tokens) // 2 or None)
     prompts = (PROMPTS[number],) * concurrency
     answers = (answer,) * concurrency
-    return Sample(arm, concurrency, number, prompts, wall_s, answers, wall_s / 10)
+    return Sample(config, concurrency, number, prompts, wall_s, answers, wall_s / 10)
 
 
-def figures_of(record, arms, endpoints=()):
-    return peers_figures(record, parse_arms(arms, dict(endpoints)), decode=str)
+def figures_of(record, configs, endpoints=()):
+    return peers_figures(record, parse_configs(configs, dict(endpoints)), decode=str)
 
 
 def test_figures_are_of_all_tokens_over_all_seconds():
@@ -139,7 +144,7 @@ def test_figures_are_of_all_tokens_over_all_seconds():
     assert said == ["best is 2.00x (2.00 to 2.00) of hf at 1", "skipped hf-assistant: none"]
 
 
-def test_only_what_all_arms_have_answered_counts_in_a_run_that_was_interrupted():
+def test_only_what_all_configurations_have_answered_counts_in_a_run_that_was_interrupted():
     record = Record([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)])
     record.samples.append(sample("hf", 1, (1,), 9.0))
     figures = figures_of(record, "hf,best")
@@ -148,7 +153,7 @@ def test_only_what_all_arms_have_answered_counts_in_a_run_that_was_interrupted()
     assert "interrupted" in lines(figures)[-1]
 
 
-def test_an_arm_that_failed_keeps_others_from_nothing():
+def test_a_configuration_that_failed_keeps_others_from_nothing():
     record = Record([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)], is_whole=True)
     record.samples.append(sample("best", 1, (1,), 1.0))
     record.skip("hf", 1, "it failed: so")
@@ -158,7 +163,7 @@ def test_an_arm_that_failed_keeps_others_from_nothing():
     assert level["arms"]["best"]["ratio"] is None
 
 
-def test_an_arm_is_skipped_once_for_one_reason_and_again_for_another():
+def test_a_configuration_is_skipped_once_for_one_reason_and_again_for_another():
     record = Record()
     for concurrency, reason in ((1, "a"), (4, "a"), (16, "b")):
         record.skip("hf", concurrency, reason)
@@ -170,9 +175,9 @@ def test_servers_that_send_text_are_compared_by_text():
         [sample("plain", 0, (1, 2), 1.0), sample("vllm", 0, (1, 2), 1.0, text="(1, 2)")]
     )
     figures = figures_of(record, "plain,vllm", {"vllm": "http://a"})
-    arms = figures["levels"][0]["arms"]
-    assert arms["vllm"]["identity"] == {"same": 1, "of": 1, "by": "text"}
-    assert arms["plain"]["is_reference"]
+    configs = figures["levels"][0]["arms"]
+    assert configs["vllm"]["identity"] == {"same": 1, "of": 1, "by": "text"}
+    assert configs["plain"]["is_reference"]
 
 
 def test_a_page_holds_every_table_and_what_was_measured_with():
@@ -229,5 +234,5 @@ def test_a_file_of_another_model_is_refused(quantised, tmp_path):
 
 
 def test_lookup_is_a_mode_of_the_same_system():
-    (lookup,) = parse_arms("llama.cpp-bf16-lookup", {})
+    (lookup,) = parse_configs("llama.cpp-bf16-lookup", {})
     assert (lookup.system, lookup.mode, lookup.is_full) == (System.LLAMA_CPP, Mode.LOOKUP, True)

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from slipstream.bench import rounds_report
+from slipstream.bench import rounds_figures as rounds_report
 from slipstream.bench.questions import Question
 from slipstream.bench.rounds import Answerer, RoundsPlan, check_same_model, run_rounds
 from slipstream.bench.rounds_figures import (
@@ -74,7 +74,7 @@ def test_an_embedded_engine_has_engines_and_a_loop_and_nothing_between():
         "target_engine",
         "rest",
     }
-    assert tuple(parts) == PARTS
+    assert tuple(parts) == tuple(PARTS)
 
 
 def test_speed_is_what_the_caller_sees_and_its_ratio_is_to_the_embedded_engine():

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from slipstream.bench.environment import write_json
-from slipstream.bench.margin import margin
+from slipstream.bench.harness import rotated
 from slipstream.bench.methods import parse_methods
-from slipstream.bench.speed import rotated
+from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify import choose

@@ -7,11 +7,17 @@ from itertools import count, cycle, pairwise
 import pytest
 
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.arrivals import Pace, open_loop, poisson_times, schedule
-from slipstream.bench.serve.crowd import Crowd, intrude, intruder_prompt
-from slipstream.bench.serve.request import Ask, send
+from slipstream.bench.serve.interference import interfere, long_prompt
+from slipstream.bench.serve.load import Request, send
+from slipstream.bench.serve.loops import (
+    AFTER_FAILURE_S,
+    Pace,
+    closed_loop,
+    open_loop,
+    poisson_times,
+    schedule,
+)
 from slipstream.bench.serve.sample import Failure, Mark, Sample
-from slipstream.bench.serve.workers import AFTER_FAILURE_S, closed_loop
 from slipstream.core.errors import CapacityError
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.results import Chunk, RequestStats, Timings
@@ -171,7 +177,7 @@ class Answers:
             raise self.error
 
 
-ASK = Ask(5, "hello", 9, SamplingParams(seed=3), SpeculationOptions())
+ASK = Request(5, "hello", 9, SamplingParams(seed=3), SpeculationOptions())
 CHUNKS = [
     Chunk("a", (1,)),
     Chunk("", ()),
@@ -244,10 +250,11 @@ def coming(time, log):
     return come
 
 
-async def test_an_intruder_comes_when_all_sessions_run_and_they_run_on_after_its_first_token():
+async def test_a_long_prompt_comes_when_all_sessions_run_and_they_run_on_after_its_first_token():
     time, log = FakeTime(), []
-    work = intrude(
-        Crowd(3, 4),
+    work = interfere(
+        3,
+        4,
         cycle(questions(9)),
         sessions(time, log),
         coming(time, log),
@@ -255,28 +262,26 @@ async def test_an_intruder_comes_when_all_sessions_run_and_they_run_on_after_its
     )
     found = await time.run(work)
     assert log.index("came") >= 3 + 3 * 4
-    came_s = found.intruder.sent_s
+    came_s = found.long_prompt.sent_s
     assert found.begun_s <= came_s - 3
-    first_s = found.intruder.marks[0].at_s
+    first_s = found.long_prompt.marks[0].at_s
     after = [at for at in log[log.index("came") + 1 :] if at > first_s]
     assert 3 * 4 <= len(after) <= 3 * 6
     assert len(found.samples) == 3
 
 
-async def test_sessions_that_fail_end_the_run_without_an_intruder():
+async def test_sessions_that_fail_end_the_run_without_a_long_prompt():
     time, log = FakeTime(), []
     ask = sessions(time, log, fails_at=3.0)
-    work = intrude(
-        Crowd(2, 50), cycle(questions(9)), ask, coming(time, log), clock=lambda: time.now
-    )
+    work = interfere(2, 50, cycle(questions(9)), ask, coming(time, log), clock=lambda: time.now)
     found = await time.run(work)
-    assert found.intruder is None
+    assert found.long_prompt is None
     assert found.windows() == {}
     assert [sample.failure is None for sample in found.samples].count(False) == 1
 
 
-def test_intruders_begin_differently_and_have_the_length_they_are_to_have():
+def test_long_prompts_begin_differently_and_have_the_length_they_are_to_have():
     words = list(range(300))
-    prompts = [intruder_prompt(words, 1000, number=number) for number in range(20)]
+    prompts = [long_prompt(words, 1000, number=number) for number in range(20)]
     assert {len(prompt) for prompt in prompts} == {1000}
     assert len({prompt[0] for prompt in prompts}) == 20

@@ -7,20 +7,25 @@ import pytest
 
 from slipstream.bench.questions import Question
 from slipstream.bench.serve import curves, report
-from slipstream.bench.serve.arms import parse_arms
-from slipstream.bench.serve.distributions import median_interval, percentile, spread
-from slipstream.bench.serve.figures import arm_figures, serve_figures
-from slipstream.bench.serve.identity import identity
-from slipstream.bench.serve.intruder import (
-    Intrusion,
+from slipstream.bench.serve.configurations import parse_configs
+from slipstream.bench.serve.figures import (
+    better,
+    config_figures,
+    identity,
+    paired,
+    point_ratios,
+    serve_figures,
+)
+from slipstream.bench.serve.interference import (
+    InterferenceRun,
     Window,
-    intruder_figures,
+    interference_figures,
     longest_gap,
     time_per_token,
 )
 from slipstream.bench.serve.plan import Point, ServePlan
-from slipstream.bench.serve.ratios import better, paired, point_ratios
 from slipstream.bench.serve.sample import Failure, Limits, Mark, Run, Sample
+from slipstream.bench.statistics import median_interval, percentile, spread
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.results import RequestStats, Timings
 from slipstream.core.stats import SpeculationStats
@@ -95,8 +100,8 @@ def test_latencies_count_from_the_users_coming():
 
 def test_what_the_benchmark_sent_late_is_told_of_open_loops_only():
     late = Sample(1, 2.0, 2.5, 9.0, (Mark(3.0, 1),), (1,), stats(1))
-    assert arm_figures([Run([late])], Limits())["sent_late_ms"]["p99"] == 500
-    assert arm_figures([Run([late], 1)], Limits())["sent_late_ms"] is None
+    assert config_figures([Run([late])], Limits())["sent_late_ms"]["p99"] == 500
+    assert config_figures([Run([late], 1)], Limits())["sent_late_ms"] is None
 
 
 def test_what_did_not_come_has_no_time():
@@ -117,15 +122,15 @@ def test_goodput_counts_requests_that_met_every_limit_over_all_of_the_time():
     )
     limits = Limits(ttft_ms=500, tpot_ms=200)
     assert [limits.met_by(one) for one in run.samples] == [True, False, False, True, False]
-    figures = arm_figures([run], limits)["goodput"]
+    figures = config_figures([run], limits)["goodput"]
     assert figures["share"] == pytest.approx(2 / 5)
     assert figures["requests_per_s"] == pytest.approx(2 / 1.2)
-    assert arm_figures([run], Limits())["goodput"] is None
+    assert config_figures([run], Limits())["goodput"] is None
 
 
 def test_errors_are_counted_by_name_and_their_tokens_are_not_output():
     run = Run([sample(0, [1.0, 2.0]), sample(0, [1.0], failure=FULL), sample(0, [], failure=FULL)])
-    figures = arm_figures([run], Limits())
+    figures = config_figures([run], Limits())
     assert figures["errors"] == {"CapacityError": 2}
     assert figures["error_examples"] == {"CapacityError": "there is no room"}
     assert (figures["requests"], figures["finished"], figures["tokens"]) == (3, 1, 2)
@@ -133,7 +138,7 @@ def test_errors_are_counted_by_name_and_their_tokens_are_not_output():
 
 
 def test_a_run_in_which_all_failed_has_errors_and_no_latencies():
-    figures = arm_figures([Run([sample(0, [], failure=FULL)], 1)], Limits(ttft_ms=1))
+    figures = config_figures([Run([sample(0, [], failure=FULL)], 1)], Limits(ttft_ms=1))
     assert figures["tokens_per_s"] == 0
     assert figures["ttft_ms"] is None
     assert figures["goodput"]["share"] == 0
@@ -155,7 +160,7 @@ def test_acceptance_and_cached_tokens_are_of_all_requests_together():
             sample(0, [1.0], steps=1, accepted=0, plain=5),
         ]
     )
-    figures = arm_figures([run], Limits())
+    figures = config_figures([run], Limits())
     assert figures["mean_acceptance_length"] == pytest.approx(1 + 6 / 5)
     assert figures["speculative_share"] == pytest.approx(0.5)
     assert (figures["cached_tokens"], figures["prompt_tokens"]) == (10, 20)
@@ -224,31 +229,31 @@ def test_the_longest_gap_is_of_waits_that_reach_into_the_window():
         Window(2, 1)
 
 
-def test_an_intrusion_is_measured_before_during_and_after():
+def test_interference_is_measured_before_during_and_after():
     running = sample(0, [1, 2, 3, 6, 7, 8])
-    intruder = sample(3, [6], name="intruder")
-    found = intruder_figures(
-        {Point("concurrency", 1): {"auto": [Intrusion([running], 1.0, 8.0, intruder)]}}
+    prompt = sample(3, [6], name="long")
+    found = interference_figures(
+        {Point("concurrency", 1): {"auto": [InterferenceRun([running], 1.0, 8.0, prompt)]}}
     )
     of = found["points"][0]["arms"]["auto"]
     assert [of[f"{name}_ms"] for name in ("before", "during", "after")] == [1000, 3000, 1000]
     assert (of["ratio"]["median"], of["intruder_ttft_ms"]) == (3.0, 3000)
-    assert report.intruder_table(found).row_count == 1
+    assert report.interference_table(found).row_count == 1
 
 
-def test_an_intruder_that_failed_is_counted_and_makes_no_figures():
-    lost = Intrusion([sample(0, [1, 2])], 1.0, 2.0, sample(1, [], failure=FULL))
-    found = intruder_figures({Point("concurrency", 1): {"auto": [lost]}})
+def test_a_long_prompt_that_failed_is_counted_and_makes_no_figures():
+    lost = InterferenceRun([sample(0, [1, 2])], 1.0, 2.0, sample(1, [], failure=FULL))
+    found = interference_figures({Point("concurrency", 1): {"auto": [lost]}})
     of = found["points"][0]["arms"]["auto"]
     assert (of["ratio"], of["errors"]) == (None, {"CapacityError": 1})
     assert report.remarks(found) == ["concurrency 1, auto: 1 CapacityError: there is no room"]
 
 
 def whole():
-    """Figures of two points and two arms, with a question each."""
+    """Figures of two points and two configurations, with a question each."""
     one, two = Point("concurrency", 1), Point("concurrency", 2)
-    arms = parse_arms("plain,auto")
-    plan = ServePlan((one, two), arms, (Question(1, "c", ("q",)),), repeats=2)
+    configs = parse_configs("plain,auto")
+    plan = ServePlan((one, two), configs, (Question(1, "c", ("q",)),), repeats=2)
     slow = [Run([sample(0, [1, 2])], 1)] * 2
     fast = [Run([sample(0, [0.5, 1], steps=1, accepted=1)], 1)] * 2
     runs = {one: {"plain": slow, "auto": fast}, two: {"plain": fast, "auto": fast}}
@@ -279,8 +284,8 @@ def test_every_table_has_a_row_for_each_point_and_arm():
 def test_plots_have_a_line_for_each_arm(tmp_path):
     figures = whole()
     assert curves.lines(figures["points"], "tokens-per-s") == {
-        "plain": ([1, 2], [1, 2]),
-        "auto": ([1, 2], [2, 2]),
+        "plain": [(1, 1), (2, 2)],
+        "auto": [(1, 2), (2, 2)],
     }
     assert list(curves.lines(figures["points"], "ttft")) == [
         "plain p50",

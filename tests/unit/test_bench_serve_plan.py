@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.arms import parse_arms
+from slipstream.bench.serve.configurations import parse_configs
 from slipstream.bench.serve.plan import Amount, Point, ServePlan, parse_points
 from slipstream.bench.serve.run import turns
 from slipstream.cli.main import exit_code
@@ -16,20 +16,20 @@ QUESTIONS = tuple(Question(number, "ab"[number % 2], (f"q{number}",)) for number
 
 
 def plan(points="1,2", **changes):
-    return ServePlan(parse_points(points, ""), parse_arms("plain,auto"), QUESTIONS, **changes)
+    return ServePlan(parse_points(points, ""), parse_configs("plain,auto"), QUESTIONS, **changes)
 
 
 def test_arms_are_what_a_request_asks_for():
-    plain, auto, forced, glide = parse_arms("plain, auto,forced,glide+cape+depth=4")
+    plain, auto, forced, glide = parse_configs("plain, auto,forced,glide+cape+depth=4")
     assert plain.options == SpeculationOptions(mode=Mode.OFF)
     assert auto.options == SpeculationOptions()
     assert forced.options == SpeculationOptions(mode=Mode.FORCED)
     assert (glide.options.shape, glide.options.drafter) == (Shape.CAPE, "glide")
-    assert [arm.name for arm in (plain, auto, forced)] == ["plain", "auto", "forced"]
+    assert [at.name for at in (plain, auto, forced)] == ["plain", "auto", "forced"]
 
 
 def test_arms_know_whether_plain_decodings_tokens_are_to_be_expected():
-    exact, law_only = parse_arms("forced,glide+mcsd")
+    exact, law_only = parse_configs("forced,glide+mcsd")
     assert exact.is_comparable(is_greedy=False)
     assert law_only.is_comparable(is_greedy=True)
     assert not law_only.is_comparable(is_greedy=False)
@@ -62,7 +62,7 @@ def test_repeats_go_on_in_the_questions_which_are_mixed_by_category():
 
 
 def test_every_repeat_goes_through_all_points_and_the_order_of_arms_moves_on():
-    order = [(point.value, arm.name, repeat) for point, arm, repeat in turns(plan(repeats=2))]
+    order = [(point.value, at.name, repeat) for point, at, repeat in turns(plan(repeats=2))]
     assert order == [
         (1, "plain", 0),
         (1, "auto", 0),
@@ -96,8 +96,8 @@ BAD = [
     (["--slo-ttft-ms", "0"], "slo_ttft_ms is 0"),
     (["--slo-tpot-ms", "nan"], "slo_tpot_ms is nan"),
     (["--intruder-tokens", "0"], "intruder_tokens is 0"),
-    (["--intruder-tokens", "9", "--rates", "1"], "an intruder comes among workers"),
-    (["--intruder-tokens", "9", "--seconds", "1"], "an intruder ends its run itself"),
+    (["--intruder-tokens", "9", "--rates", "1"], "a long prompt comes among workers"),
+    (["--intruder-tokens", "9", "--seconds", "1"], "a long prompt ends its run"),
     (["--intruder-tokens", "9", "--check-identity"], "neither identity nor limits"),
     (["--intruder-tokens", "9", "--plot", "plots"], "--plot draws loads"),
     (["--methods", "plain,"], "must be names with commas between"),

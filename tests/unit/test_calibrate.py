@@ -9,9 +9,8 @@ import tiny
 from rounds import speculate
 from slipstream.bench.calibrate.fit import fit_calibration, fit_cape, monotone
 from slipstream.bench.calibrate.record import Recorder, Request
-from slipstream.bench.calibrate.replay import replayed
-from slipstream.bench.calibrate.simulate import Costs, Outcome, rounds_of, simulate
-from slipstream.bench.calibrate.sweep import Evidence, cape_tables, finalists, sweep
+from slipstream.bench.calibrate.simulate import Costs, Outcome, replayed, rounds_of, simulate
+from slipstream.bench.calibrate.sweep import Evidence, finalists, sweep
 from slipstream.bench.calibrate.traces import Guess, Trace
 from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
@@ -214,7 +213,7 @@ def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
 @pytest.fixture(scope="module")
 def tried(traces):
     evidence = Evidence(tuple(traces[GREEDY]), tuple(traces[SAMPLED]), COSTS)
-    tables = cape_tables((3, 3, 3, 2, 2, 2, 1, 1, 0, 0))
+    tables = {"paper": PAPER_TABLE, "measured": (3, 3, 3, 2, 2, 2, 1, 1, 0, 0)}
     return list(sweep(Profile(), tables, evidence, depth=DEPTH))
 
 

@@ -22,7 +22,7 @@ from grammar_texts import (
     regex,
     schema,
 )
-from slipstream.bench.structured.schemas import draw_schemas
+from random_schemas import draw_schemas
 from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.types import Session

@@ -1,4 +1,4 @@
-"""What a draft's confidence is worth, out of recorded replies. Pure and deterministic.
+"""Acceptance by a draft's confidence, from recorded replies. Pure and deterministic.
 
 A calibration is a monotone curve, a CaPE table the number of runner-ups that pay for their rows.
 """
@@ -10,7 +10,7 @@ from slipstream.core.calibration import Calibration
 from slipstream.core.cape import PAPER_TABLE
 
 NUM_POINTS = 11
-"""Of a calibration: by tenths, which some hundred tokens suffice for."""
+"""Points of a calibration: by tenths, which some hundred tokens suffice for."""
 _PRIOR = 2.0
 """Tokens that each point is given beforehand, which take the draft at its word."""
 _LEAST = 25
@@ -75,7 +75,7 @@ def _num_paying(band: Sequence[tuple[Guess, int]], price: float) -> int:
 
 
 def _slots(traces: Sequence[Trace]) -> Iterator[tuple[Guess, int]]:
-    """Every slot that is reached, with the token that the target put there."""
+    """Yield every position that is reached, with the token that the target put there."""
     for trace in traces:
         for start in range(len(trace.chains)):
             yield from trace.reached(start)

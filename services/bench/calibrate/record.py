@@ -37,7 +37,7 @@ class Request:
     stop_token_ids: frozenset[int]
 
     def session(self, name: str) -> Session:
-        """The same under a name, for either engine."""
+        """Return the request as a session, for either engine."""
         return Session(
             name,
             len(self.prompt),
@@ -60,7 +60,7 @@ class _Past:
 
 
 class Recorder:
-    """Makes traces of one pair of models in this process."""
+    """Recorder of traces of one pair of models in this process."""
 
     def __init__(self, target: LocalTarget, model: DraftModel, *, depth: int) -> None:
         """`depth` is that of the recorded chains."""

@@ -1,20 +1,63 @@
-"""A calibration for people: a table, a plot, and all of it as values. Computes nothing."""
+"""A calibration: what it found, as a file, a table and a plot."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from slipstream.bench.calibrate.run import Recorded
 from slipstream.bench.calibrate.sweep import Tried
 from slipstream.bench.calibrate.timed import Timed
 from slipstream.bench.report import fixed, table
 from slipstream.core.profile_values import profile_values
+from slipstream.draft.profile_file import Pair, profile_file
 from slipstream.plots import save_plot
 
 
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """`timed` are the finalists, the fastest first; `measured` are costs in milliseconds."""
+
+    pair: Pair
+    timed: Sequence[Timed]
+    tried: Sequence[Tried]
+    recorded: Recorded
+    measured: Mapping[str, Any]
+    num_timed_prompts: int
+
+    @property
+    def best(self) -> Timed:
+        """Return the fastest finalist, which is chosen."""
+        return self.timed[0]
+
+    def file(
+        self, command: str, machine: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the profile file. `facts` are more of what to note."""
+        measured = {
+            **facts,
+            "num_replies": self.recorded.num_replies,
+            "num_tokens": self.recorded.num_tokens,
+            "num_timed_prompts": self.num_timed_prompts,
+            "chosen": self.best.name,
+            "greedy": dict(self.best.greedy),
+            "sampled": dict(self.best.sampled),
+            "costs": dict(self.measured),
+        }
+        facts_of_machine = dict(machine)
+        notes = {
+            "command": command,
+            "revision": facts_of_machine.pop("git_commit", None),
+            "machine": facts_of_machine,
+            "measured": measured,
+        }
+        return profile_file(self.best.profile, self.pair, notes)
+
+
 def timed_table(timed: Sequence[Timed], tried: Sequence[Tried]) -> Table:
-    """One row a profile that ran against the clock, the fastest first."""
+    """Return one row for each profile that ran against the clock, the fastest first."""
     shown = table("profile", "greedy", "sampled", "both", "simulated", "tokens/round", "sampled")
     simulated = {item.name: item for item in tried}
     for item in timed:
@@ -32,7 +75,7 @@ def timed_table(timed: Sequence[Timed], tried: Sequence[Tried]) -> Table:
 
 
 def sweep_values(tried: Sequence[Tried], timed: Sequence[Timed]) -> dict[str, Any]:
-    """Everything that was tried, and what came of it."""
+    """Return everything that was tried, and its figures."""
     ranked = sorted(tried, key=lambda item: -item.speed)
     return {
         "simulated": [

@@ -14,17 +14,18 @@ from slipstream.bench.calibrate.simulate import Costs, simulate
 from slipstream.bench.calibrate.sweep import (
     Evidence,
     Tried,
-    cape_tables,
     finalists,
     sweep,
     with_copies,
 )
 from slipstream.bench.calibrate.timed import Race
 from slipstream.bench.calibrate.traces import Trace
-from slipstream.bench.contenders import Contenders
 from slipstream.bench.cost import CostPlan, measure_cost
+from slipstream.bench.engines import MethodEngines
+from slipstream.bench.harness import Advance
 from slipstream.bench.methods import Numerics
 from slipstream.bench.questions import Question, in_turn
+from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams
@@ -32,17 +33,19 @@ from slipstream.draft.build import DraftModel
 from slipstream.text.prompts import encode_prompt
 
 Clock = Callable[[], float]
-Advance = Callable[[str], None]
 
 RECORDING_SHARE = 0.45
-"""Of the time, up to which prompts are recorded; the sweep is short, and timing has the rest."""
+"""Share of the time in which prompts are recorded; the sweep is short, timing has the rest."""
 _CONTEXT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """What to go by. `minutes` is what all stages together should take, `temperature` that of the
-    sampled replies, `depth` the longest chain tried, and `num_finalists` run against the clock."""
+    """Plan of a calibration.
+
+    `minutes` is what all stages together should take, `temperature` that of the sampled replies,
+    `depth` the longest chain tried, and `num_finalists` run against the clock.
+    """
 
     questions: tuple[Question, ...]
     max_new_tokens: int = 64
@@ -71,16 +74,16 @@ class CalibrationPlan:
 
     @property
     def num_timings(self) -> int:
-        """How often each cost is timed: less often where there is little time for everything."""
+        """Return how often each cost is timed: less often where there is little time."""
         return min(12, max(3, int(6 * self.minutes)))
 
     @property
     def samplings(self) -> tuple[SamplingParams, SamplingParams]:
-        """Greedy, and sampled."""
+        """Return greedy and sampled parameters."""
         return SamplingParams(), SamplingParams(temperature=self.temperature, seed=self.seed)
 
     def depth_of(self, model: DraftModel) -> int:
-        """The longest chain that the draft was trained for as well."""
+        """Return the longest chain that the draft was trained for as well."""
         lag = model.scorer.max_lag
         return self.depth if lag is None else min(self.depth, lag)
 
@@ -103,9 +106,9 @@ class Recorded:
         return len(self.greedy) + len(self.sampled)
 
 
-def measure(plan: CalibrationPlan, contenders: Contenders) -> tuple[Costs, dict[str, Any]]:
-    """What forwards, draft steps and plain decoding cost here, and all of it as measured."""
-    limit = contenders.engine("fast").model.context_length
+def measure(plan: CalibrationPlan, engines: MethodEngines) -> tuple[Costs, dict[str, Any]]:
+    """Measure what forwards, draft steps and plain decoding cost here."""
+    limit = engines.engine("fast").model.context_length
     timing = CostPlan(
         context=min(_CONTEXT, limit // 2),
         rounds=plan.num_timings,
@@ -114,20 +117,20 @@ def measure(plan: CalibrationPlan, contenders: Contenders) -> tuple[Costs, dict[
         plain=("plain", "plain+invariant"),
     )
     text = "\n".join(turn for question in plan.questions for turn in question.turns)
-    measured = measure_cost(timing, contenders, text, has_draft=True)
+    measured = measure_cost(timing, engines, text, has_draft=True)
     return _costs(measured, plan.numerics), measured
 
 
 def record(
     plan: CalibrationPlan,
-    contenders: Contenders,
+    engines: MethodEngines,
     model: DraftModel,
     *,
     is_time_left: Callable[[], bool],
     advance: Advance,
 ) -> Recorded:
-    """Replies to as many prompts as there is time for, at least one, fairly by category."""
-    engine = contenders.engine(plan.numerics)
+    """Record replies to as many prompts as there is time for, at least one, fairly by category."""
+    engine = engines.engine(plan.numerics)
     recorder = Recorder(engine.target, model, depth=plan.depth_of(model))
     traces: tuple[list[Trace], list[Trace]] = ([], [])
     for number, question in enumerate(in_turn(plan.questions)):
@@ -142,7 +145,7 @@ def record(
 
 
 def fitted(base: Profile, recorded: Recorded, costs: Costs) -> tuple[Profile, Evidence]:
-    """`base` with measured costs, calibrations and CaPE table, and what a sweep goes by."""
+    """Return `base` with measured costs, calibrations and CaPE table, and what a sweep goes by."""
     evidence = Evidence(recorded.greedy, recorded.sampled, costs)
     known = replace(
         base,
@@ -158,17 +161,18 @@ def fitted(base: Profile, recorded: Recorded, costs: Costs) -> tuple[Profile, Ev
 
 
 def swept(profile: Profile, evidence: Evidence, *, depth: int) -> Iterator[Tried]:
-    """Every setting in simulation; `profile` is a fitted one."""
-    return sweep(profile, cape_tables(profile.cape_table), evidence, depth=depth)
+    """Simulate every setting; `profile` is a fitted one."""
+    tables = {"paper": PAPER_TABLE, "measured": profile.cape_table}
+    return sweep(profile, tables, evidence, depth=depth)
 
 
 def best_of(tried: Sequence[Tried], evidence: Evidence, count: int) -> list[Tried]:
-    """The settings to run against the clock, each with the lookup that suits it."""
+    """Return the settings to run against the clock, each with the lookup that suits it."""
     return [with_copies(item, evidence) for item in finalists(tried, count)]
 
 
 def affordable(race: Race, seconds: float, recorded: Recorded, costs: Costs) -> Race:
-    """The race on as many of its prompts as it can be run on in that time, at least two.
+    """Return the race on as many of its prompts as it can be run on in that time, at least two.
 
     Goes by the length of the recorded replies, and takes no entry to be faster than plain
     decoding, which leaves room for prompts to be read.

@@ -1,4 +1,4 @@
-"""Which profiles to try, and how they fare in simulation. Pure; knows no engine.
+"""Sweep over profiles in simulation. Pure; knows no engine.
 
 Greedy requests and sampled ones share the form of a proposal; each has its best threshold.
 """
@@ -7,17 +7,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.bench.calibrate.replay import replayed
-from slipstream.bench.calibrate.simulate import Costs, Simulated, simulate, total
+from slipstream.bench.calibrate.simulate import Costs, Simulated, replayed, simulate, total
 from slipstream.bench.calibrate.traces import Trace
-from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 
 NO_LEAVES = "chain"
 NODE_BUDGETS = (7, 11, 15, 23, 31)
-"""Of trees with leaves. A chain needs no other bound than its depth."""
+"""Node limits of trees with leaves. A chain needs no other bound than its depth."""
 LOOKUPS = (1, 2, 3)
 """Shortest matches behind which text is copied."""
 _THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
@@ -29,7 +27,7 @@ _THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a sweep goes by: replies of both kinds, and what rounds cost."""
+    """Evidence of a sweep: replies of both kinds, and what rounds cost."""
 
     greedy: tuple[Trace, ...]
     sampled: tuple[Trace, ...]
@@ -68,7 +66,7 @@ class Tried:
 def sweep(
     base: Profile, tables: Mapping[str, tuple[int, ...]], evidence: Evidence, *, depth: int
 ) -> Iterator[Tried]:
-    """Every policy with every kind of leaves and budget; thresholds are the best for each.
+    """Try every policy with every kind of leaves and budget; thresholds are the best for each.
 
     Nothing is copied yet: see `with_copies`.
 
@@ -108,7 +106,7 @@ def finalists(tried: Sequence[Tried], count: int) -> list[Tried]:
 
 
 def with_copies(tried: Tried, evidence: Evidence) -> Tried:
-    """The same with whichever lookup is fastest, none included."""
+    """Return the same with the fastest lookup, none included."""
     found = [tried]
     for shortest in LOOKUPS:
         profile = replace(tried.profile, lookup=shortest)
@@ -150,8 +148,3 @@ def _best_thresholds(profile: Profile, table: str, evidence: Evidence) -> Tried:
     best_sampled = max(sampled, key=lambda value: sampled[value].speed)
     chosen = replace(profile, threshold=best, threshold_sampled=best_sampled)
     return Tried(chosen, table, greedy[best], sampled[best_sampled])
-
-
-def cape_tables(measured: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """The tables that a sweep tries, by name."""
-    return {"paper": PAPER_TABLE, "measured": measured}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.bench.calibrate.sweep import Tried
-from slipstream.bench.contenders import Contenders
+from slipstream.bench.engines import MethodEngines
 from slipstream.bench.figures import Comparison, figures
 from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question
@@ -39,7 +39,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Who runs, on what. `samplings` are the greedy and the sampled law."""
+    """Profiles that run against the clock, and on what. `samplings` are greedy and sampled."""
 
     entries: Mapping[str, Profile]
     questions: tuple[Question, ...]
@@ -48,7 +48,7 @@ class Race:
     numerics: Numerics
 
     def methods(self) -> tuple[Method, ...]:
-        """The entries behind the fastest plain decoding."""
+        """Return the entries behind the fastest plain decoding."""
         entries = [
             Method(name, "best", self.numerics, SpeculationOptions()) for name in self.entries
         ]
@@ -56,7 +56,7 @@ class Race:
 
     @property
     def num_steps(self) -> int:
-        """Conversations of the whole race."""
+        """Return the conversations of the whole race."""
         return 2 * len(self.methods()) * (len(self.questions) + 1)
 
 
@@ -67,14 +67,14 @@ def entries(before: Profile | None, best: Sequence[Tried]) -> dict[str, Profile]
 
 
 def race(
-    plan: Race, contenders: Contenders, model: DraftModel, *, advance: Callable[[str], None]
+    plan: Race, engines: MethodEngines, model: DraftModel, *, advance: Callable[[str], None]
 ) -> list[Timed]:
     """Run all on the same prompts, in turn; the fastest first, the earlier of equals."""
     methods = plan.methods()
     for method in methods[1:]:
-        contenders.tune(method, model.drafter(plan.entries[method.name]))
+        engines.tune(method, model.drafter(plan.entries[method.name]))
     greedy, sampled = (
-        _figures(plan, contenders.under(sampling), sampling, advance) for sampling in plan.samplings
+        _figures(plan, engines.under(sampling), sampling, advance) for sampling in plan.samplings
     )
     timed = [
         Timed(name, profile, greedy[name], sampled[name]) for name, profile in plan.entries.items()
@@ -83,12 +83,12 @@ def race(
 
 
 def _figures(
-    plan: Race, contenders: Contenders, sampling: SamplingParams, advance: Callable[[str], None]
+    plan: Race, engines: MethodEngines, sampling: SamplingParams, advance: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """Return figures by entry. Another benchmark compares the tokens with plain decoding's."""
     methods = plan.methods()
     speed = SpeedPlan(methods, plan.questions, sampling, plan.max_new_tokens)
-    outputs = run_speed(speed, contenders, advance=advance)
+    outputs = run_speed(speed, engines, advance=advance)
     plain = outputs[PLAIN]
     all_of = {
         method.name: figures(Comparison(method, outputs[method.name], plain, plain))

@@ -1,4 +1,4 @@
-"""What a draft would have said after every token of a reply. Values only; knows no model."""
+"""Chains that a draft proposes after every token of a reply. Values only."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,12 @@
-"""The figures as plots: bars of every arm, and lines over concurrency; as PNG and as SVG."""
+"""Plots of a comparison with other engines: bars, and lines over concurrency; PNG and SVG."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.peers.report import arm_names
+from slipstream.bench.charts import draw_line, scale_loads
+from slipstream.bench.peers.report import config_names
 from slipstream.plots import save_plot
 
 Figures = Mapping[str, Any]
@@ -44,24 +45,24 @@ def _saved(stem: Path, draw: Callable[[Any], None], *, title: str, x: str, y: st
 
 
 def _bars(level: Figures, axes: Any) -> None:
-    """The fastest on top; ours in another colour."""
-    arms = sorted(level["arms"].items(), key=lambda item: item[1]["tokens_per_s"])
-    rates = [of["tokens_per_s"] for _, of in arms]
-    colours = [_OURS if of["is_ours"] else _OTHERS for _, of in arms]
-    bars = axes.barh([name for name, _ in arms], rates, color=colours)
+    """Draw the fastest on top; ours in another colour."""
+    configs = sorted(level["arms"].items(), key=lambda item: item[1]["tokens_per_s"])
+    rates = [of["tokens_per_s"] for _, of in configs]
+    colours = [_OURS if of["is_ours"] else _OTHERS for _, of in configs]
+    bars = axes.barh([name for name, _ in configs], rates, color=colours)
     axes.bar_label(bars, fmt="%.1f", fontsize="x-small", padding=2)
     axes.tick_params(axis="y", labelsize="x-small")
 
 
 def _categories(level: Figures, axes: Any) -> None:
-    """Ratios of the best of ours and of those that are not ours; the base is the line at 1."""
-    arms = level["arms"]
-    others = [name for name, of in arms.items() if not of["is_ours"] and name != level["base"]]
+    """Draw ratios of the best of ours and of those that are not ours; the base is the line at 1."""
+    configs = level["arms"]
+    others = [name for name, of in configs.items() if not of["is_ours"] and name != level["base"]]
     names = [level["best"], *others]
-    categories = list(arms[level["best"]]["categories"])
+    categories = list(configs[level["best"]]["categories"])
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        heights = [arms[name]["categories"][at]["ratio"]["ratio"] for at in categories]
+        heights = [configs[name]["categories"][at]["ratio"]["ratio"] for at in categories]
         places = [index + number * width for index in range(len(categories))]
         axes.bar(places, heights, width, label=name)
     middle = 0.4 - width / 2
@@ -71,18 +72,14 @@ def _categories(level: Figures, axes: Any) -> None:
 
 
 def _lines(levels: Sequence[Figures], axes: Any) -> None:
-    """Those that ran at more than one concurrency."""
-    for name in arm_names(levels):
+    """Draw those that ran at more than one concurrency."""
+    for name in config_names(levels):
         found = [
             (level["concurrency"], level["arms"][name]["tokens_per_s"])
             for level in levels
             if name in level["arms"]
         ]
         if len(found) > 1:
-            x, y = zip(*found, strict=True)
             style = "-" if levels[0]["arms"][name]["is_ours"] else "--"
-            axes.plot(x, y, style, marker="o", markersize=3, label=name)
-    loads = [level["concurrency"] for level in levels]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(loads, labels=[str(load) for load in loads])
-    axes.set_ylim(bottom=0)
+            draw_line(axes, found, name, linestyle=style)
+    scale_loads(axes, [level["concurrency"] for level in levels])

@@ -25,7 +25,7 @@ _NORM = ("output_norm.weight", "model.norm.weight")
 
 
 def published(target: str, gguf: Path | None = None, settings: Settings | None = None) -> Path:
-    """The GGUF file that a target was made of: `gguf`, the target itself, or fetched once.
+    """Return the GGUF file that a target was made of: `gguf`, the target itself, or fetched once.
 
     Raises `ModelNotFound` where there is none, `WeightsError` for one with other weights.
     """
@@ -40,7 +40,7 @@ def published(target: str, gguf: Path | None = None, settings: Settings | None =
 
 
 def in_bfloat16(gguf: Path, settings: Settings | None = None) -> Path:
-    """The same model with all matrices as bfloat16, written to our cache once."""
+    """Return the same model with all matrices as bfloat16, written to our cache once."""
     cache = (settings or load_settings()).cache_dir
     name = f"{gguf.stem}-{file_digest(gguf)[:12]}-bf16"
     written = cache / name / f"{gguf.stem}.BF16.gguf"
@@ -81,7 +81,7 @@ def _add(writer: GGUFWriter, tensor: Any) -> None:
 
 
 def _fetched(target: str, settings: Settings) -> Path:
-    """The file that a known model comes in; kept in our cache."""
+    """Return the file that a known model comes in; kept in our cache."""
     name = short_name(target)
     for known in CATALOG.values():
         if known.quantised_of == name:
@@ -92,7 +92,7 @@ def _fetched(target: str, settings: Settings) -> Path:
 
 
 def _require_same_weights(gguf: Path, folder: Path) -> None:
-    """Compares the last norm: no two trained models have the same."""
+    """Compare the last norm: no two trained models have the same."""
     theirs = next((t for t in GGUFReader(gguf).tensors if t.name == _NORM[0]), None)
     weights = folder / WEIGHTS
     if theirs is None or not weights.is_file():

@@ -1,20 +1,19 @@
-"""What is asked of everybody, and in which order. Pure; knows nobody who answers."""
+"""Plan of a comparison with other engines: prompts, configurations, batches. Pure."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from slipstream.bench.peers.arms import Arm
+from slipstream.bench.harness import parse_numbers, require_at_least
+from slipstream.bench.peers.configurations import Configuration
 from slipstream.core.errors import InvalidRequest
 
-WARMUP_TOKENS = 32
 MAX_LEVEL = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PromptIds:
-    """A question as every arm gets it."""
+    """Question as every configuration gets it."""
 
     question_id: int | str
     category: str
@@ -23,57 +22,54 @@ class PromptIds:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """So many requests at once, by which arms."""
+    """Concurrency, its configurations and batches."""
 
     concurrency: int
-    arms: tuple[Arm, ...]
+    configs: tuple[Configuration, ...]
     batches: tuple[tuple[PromptIds, ...], ...]
     """Requests that are sent together."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeersPlan:
-    """All that is measured. At a concurrency above 1, fewer arms get fewer prompts."""
+    """Plan of all levels. At a concurrency above 1, fewer configurations get fewer prompts."""
 
     prompts: tuple[PromptIds, ...]
-    arms: tuple[Arm, ...]
-    concurrent: tuple[Arm, ...]
+    configs: tuple[Configuration, ...]
+    concurrent: tuple[Configuration, ...]
     concurrencies: tuple[int, ...] = (1,)
     concurrent_limit: int = 16
     """Prompts at each concurrency above 1, rounded up to whole batches."""
     max_new_tokens: int = 128
     warmup: int = 1
     settle_s: float = 0.05
-    """Pause between two arms, in which threads of the one before fall asleep."""
+    """Pause between two configurations, in which threads of the one before fall asleep."""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 2), ("warmup", 0), ("concurrent_limit", 1)):
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+        require_at_least(self, max_new_tokens=2, warmup=0, concurrent_limit=1)
         if not 0 <= self.settle_s <= 10:
             raise InvalidRequest(f"settle_s is {self.settle_s:g}, but must be 0 to 10")
-        if not self.prompts or not self.arms:
-            raise InvalidRequest("there must be at least one prompt and one arm")
+        if not self.prompts or not self.configs:
+            raise InvalidRequest("there must be at least one prompt and one configuration")
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """What is run at each concurrency, one after the other."""
+        """Return what is run at each concurrency, one after the other."""
         return tuple(map(self._level, self.concurrencies))
 
     @property
     def num_steps(self) -> int:
-        """Batches of all arms, warm-up included."""
-        return sum(len(at.arms) * (self.warmup + len(at.batches)) for at in self.levels)
+        """Return the batches of all configurations, warm-up included."""
+        return sum(len(at.configs) * (self.warmup + len(at.batches)) for at in self.levels)
 
     @property
     def num_positions(self) -> int:
-        """Tokens that the longest request may hold."""
+        """Return the tokens that the longest request may hold."""
         return max(len(prompt.token_ids) for prompt in self.prompts) + self.max_new_tokens
 
     def _level(self, concurrency: int) -> Level:
         if concurrency == 1:
-            return Level(1, self.arms, tuple((prompt,) for prompt in self.prompts))
+            return Level(1, self.configs, tuple((prompt,) for prompt in self.prompts))
         count = math.ceil(self.concurrent_limit / concurrency)
         endless = cycle(self.prompts)
         batches = tuple(tuple(islice(endless, concurrency)) for _ in range(count))
@@ -81,19 +77,10 @@ class PeersPlan:
 
 
 def parse_concurrencies(text: str) -> tuple[int, ...]:
-    """Numbers with commas between, each once. Raises `InvalidRequest`."""
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidRequest(f"concurrency is {text!r}, but must be as 1,4,16") from None
+    """Parse numbers with commas between, each once. Raises `InvalidRequest`."""
+    found = parse_numbers("concurrency", text, int)
     if len(set(found)) != len(found) or not all(1 <= value <= MAX_LEVEL for value in found):
         raise InvalidRequest(
             f"concurrency is {text!r}, but must be numbers from 1 to {MAX_LEVEL}, each once"
         )
     return found
-
-
-def rotated(arms: Sequence[Arm], by: int) -> tuple[Arm, ...]:
-    """`arms` beginning with another one for each `by`."""
-    start = by % len(arms)
-    return (*arms[start:], *arms[:start])

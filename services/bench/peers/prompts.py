@@ -1,4 +1,4 @@
-"""Questions as the token ids that every arm gets: by the target's own tokenizer and template."""
+"""Questions as token ids, by the target's own tokenizer and chat template."""
 
 from collections.abc import Sequence
 

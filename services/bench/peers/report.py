@@ -1,117 +1,82 @@
-"""The figures as tables, on a terminal and as a part of a page. The numbers are made elsewhere."""
+"""Tables of a comparison with other engines, for a terminal and for a page."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from slipstream.bench.report import fixed, table
+from slipstream.bench.report import Figures, fixed, markdown, number, table, table_of
 
-Figures = Mapping[str, Any]
 _ONE_BY_ONE = "one after another"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A table, whatever shows it: names on the left, numbers on the right."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def shown(self) -> Table:
-        """For a terminal."""
-        made = table(*self.heads)
-        for row in self.rows:
-            made.add_row(*row)
-        return made
-
-    def markdown(self) -> str:
-        """For a page."""
-        rules = ["---", *["---:"] * (len(self.heads) - 1)]
-        lines = [f"| {' | '.join(cells)} |" for cells in (self.heads, rules, *self.rows)]
-        return "\n".join([f"**{self.title}**", "", *lines])
-
-
-def tables(figures: Figures) -> Iterator[Rows]:
-    """Speed at every concurrency, ratios by category, and memory."""
+def tables(figures: Figures) -> Iterator[Table]:
+    """Yield speed at every concurrency, ratios by category, and memory."""
     for level in figures["levels"]:
-        yield speed_rows(level, figures["reference"])
+        yield speed_table(level, figures["reference"])
         if level["concurrency"] == 1:
-            yield category_rows(level)
-    yield memory_rows(figures["seats"])
+            yield category_table(level)
+    yield memory_table(figures["seats"])
 
 
-def speed_rows(level: Figures, reference: str | None) -> Rows:
-    """One row an arm."""
+def speed_table(level: Figures, reference: str | None) -> Table:
+    """Return tokens per second, one row a configuration."""
     is_single = level["concurrency"] == 1
-    heads = ["arm", "tokens/s", f"over {level['base'] or 'hf'}", "95% interval"]
-    heads += ["tokens per forward"] if is_single else ["requests"]
-    heads += [f"as {reference or 'plain'}", "idle others' CPU"]
-    rows = []
-    for name, of in level["arms"].items():
-        how = "together" if of["is_batching"] else _ONE_BY_ONE
-        rows.append(
-            (
-                name,
-                fixed(of["tokens_per_s"], 1),
-                *_ratio(of["ratio"]),
-                fixed(of["tokens_per_forward"], 2) if is_single else how,
-                _identity(of),
-                f"{of['others_cpu_share']:.1%}",
-            )
-        )
     requests = "one request at a time" if is_single else f"{level['concurrency']} at once"
-    title = f"{requests}, {level['prompts']} prompts"
-    return Rows(title, tuple(heads), tuple(rows))
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        f"over {level['base'] or 'hf'}": lambda of: _ratio(of["ratio"])[0],
+        "95% interval": lambda of: _ratio(of["ratio"])[1],
+        **(
+            {"tokens per forward": number("tokens_per_forward", 2)}
+            if is_single
+            else {"requests": lambda of: "together" if of["is_batching"] else _ONE_BY_ONE}
+        ),
+        f"as {reference or 'plain'}": _identity,
+        "idle others' CPU": lambda of: f"{of['others_cpu_share']:.1%}",
+    }
+    rows = (([name], of) for name, of in level["arms"].items())
+    return table_of(
+        ["configuration"], columns, rows, title=f"{requests}, {level['prompts']} prompts"
+    )
 
 
-def category_rows(level: Figures) -> Rows:
-    """Tokens per second over the base (without one: tokens per second), by category."""
-    arms = level["arms"]
-    names = dict.fromkeys(name for of in arms.values() for name in of["categories"])
-    rows = []
-    for name, of in arms.items():
-        cells = [of["categories"][category] for category in names]
-        rows.append((name, *(_short(cell) for cell in cells)))
+def category_table(level: Figures) -> Table:
+    """Return ratios over the base (without one: tokens per second) by category."""
     what = f"over {level['base']}" if level["base"] else "tokens per second"
-    return Rows(f"{what}, by category", ("arm", *names), tuple(rows))
+    categories = {name: of["categories"] for name, of in level["arms"].items()}
+    names = dict.fromkeys(category for of in categories.values() for category in of)
+    shown = table("configuration", *names, title=f"{what}, by category")
+    for name, of in categories.items():
+        shown.add_row(name, *(_short(of[category]) for category in names))
+    return shown
 
 
-def memory_rows(seats: Figures) -> Rows:
-    """What the processes of every arm held at most, with others in the same process if any."""
-    rows = []
-    for name, of in seats.items():
-        versions = ", ".join(f"{what} {number}" for what, number in of["versions"].items())
-        others = len(of["arms"]) - 1
-        rows.append(
-            (
-                name,
-                fixed(of["peak_bytes"] / 2**20, 0),
-                str(of["num_processes"]),
-                f"with {others} more" if others else "alone",
-                versions or "-",
-            )
-        )
-    heads = ("arm", "peak MiB", "processes", "shared", "versions")
-    return Rows("memory", heads, tuple(rows))
+def memory_table(engines: Figures) -> Table:
+    """Return the peak memory of every configuration's processes."""
+    columns = {
+        "peak MiB": lambda of: fixed(of["peak_bytes"] / 2**20, 0),
+        "processes": lambda of: str(of["num_processes"]),
+        "shared": lambda of: f"with {len(of['arms']) - 1} more" if of["arms"][1:] else "alone",
+        "versions": lambda of: ", ".join(f"{a} {b}" for a, b in of["versions"].items()) or "-",
+    }
+    rows = (([name], of) for name, of in engines.items())
+    return table_of(["configuration"], columns, rows, title="memory")
 
 
 def lines(figures: Figures) -> list[str]:
-    """What the best of ours is over everybody else, and who was left out."""
+    """Return the ratios of the best of ours to the others, and what was skipped."""
     said = []
     for level in figures["levels"]:
         said += list(_best_lines(level))
     said += [f"skipped {name}: {reason}" for name, reason in figures["skipped"].items()]
     if not figures["whole"]:
-        said.append("this run was interrupted: figures are of what all arms had answered")
+        said.append("this run was interrupted: figures are of what all configurations had answered")
     return said
 
 
 def page(figures: Figures, facts: Figures) -> str:
-    """A part of a Markdown page: tables, lines, and what they were measured with."""
-    parts = [rows.markdown() for rows in tables(figures)]
+    """Return a part of a Markdown page: tables, lines, and what they were measured with."""
+    parts = [markdown(shown) for shown in tables(figures)]
     parts.append("\n".join(f"- {line}" for line in lines(figures)))
     what = f"{facts['processor']}, {facts['threads']} threads, {facts['platform']}"
     parts.append(f"Measured with `{facts['command']}` on {what}; commit {facts['git_commit']}.")
@@ -150,6 +115,6 @@ def _identity(of: Figures) -> str:
     return f"{found['same']}/{found['of']}{by}"
 
 
-def arm_names(levels: Sequence[Figures]) -> list[str]:
-    """Of all levels, in the order of the first."""
+def config_names(levels: Sequence[Figures]) -> list[str]:
+    """Return the configurations of all levels, in the order of the first."""
     return list(dict.fromkeys(name for level in levels for name in level["arms"]))

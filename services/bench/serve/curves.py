@@ -1,12 +1,12 @@
-"""The figures under load as plots: one line an arm, over concurrency and over rate."""
+"""Figures under load as plots: one line a configuration, over concurrency and over rate."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest
-from slipstream.plots import check_plot, save_plot
+from slipstream.bench.charts import draw_line, scale_loads
+from slipstream.plots import save_plot
 
 Figures = Mapping[str, Any]
 Value = Callable[[Figures], float | None]
@@ -18,13 +18,6 @@ _TITLES = {
     "tpot": ("Time per output token", "ms"),
 }
 _LATENCIES = {"ttft": "ttft_ms", "tpot": "tpot_ms"}
-
-
-def check_folder(folder: Path) -> None:
-    """Raises `InvalidRequest` for what can't become a folder, and what `check_plot` does."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidRequest(f"{folder} is a file, but plots go into a directory")
-    check_plot(folder / "plot.png")
 
 
 def save_curves(figures: Figures, folder: Path) -> list[Path]:
@@ -41,14 +34,13 @@ def save_curves(figures: Figures, folder: Path) -> list[Path]:
     return written
 
 
-def lines(points: Sequence[Figures], name: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Load and value of every point that has one, by the label of the line."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+def lines(points: Sequence[Figures], name: str) -> dict[str, list[tuple[float, float]]]:
+    """Return load and value of every point that has one, by the label of the line."""
+    found: dict[str, list[tuple[float, float]]] = {}
     for label, value in _values(name).items():
-        for arm in points[0]["arms"]:
-            pairs = [(point["value"], value(point["arms"][arm])) for point in points]
-            known = sorted((x, y) for x, y in pairs if y is not None)
-            found[f"{arm}{label}"] = ([x for x, _ in known], [y for _, y in known])
+        for config in points[0]["arms"]:
+            pairs = [(point["value"], value(point["arms"][config])) for point in points]
+            found[f"{config}{label}"] = sorted((x, y) for x, y in pairs if y is not None)
     return found
 
 
@@ -65,13 +57,9 @@ def _ranked(key: str, rank: str, of: Figures) -> float | None:
 
 
 def _draw(points: Sequence[Figures], name: str, axes: Any) -> None:
-    """Both percentiles of an arm have its colour; loads are usually doubled, so is the axis."""
-    colours = {arm: f"C{number}" for number, arm in enumerate(points[0]["arms"])}
-    for label, (x, y) in lines(points, name).items():
+    """Draw every configuration in a colour of its own."""
+    colours = {config: f"C{number}" for number, config in enumerate(points[0]["arms"])}
+    for label, line in lines(points, name).items():
         style = "--" if label.endswith(" p99") else "-"
-        colour = colours[label.partition(" ")[0]]
-        axes.plot(x, y, style, color=colour, marker="o", markersize=3, label=label)
-    loads = sorted(point["value"] for point in points)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(loads, labels=[f"{load:g}" for load in loads])
-    axes.set_ylim(bottom=0)
+        draw_line(axes, line, label, linestyle=style, color=colours[label.partition(" ")[0]])
+    scale_loads(axes, sorted(point["value"] for point in points))

@@ -1,21 +1,28 @@
-"""From the runs of all arms at all points to figures. Pure; knows no clock and no terminal."""
+"""Figures of the runs of all configurations at all points. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.bench.counts import SpeculationCounts
+from slipstream.bench.identity import differences, positions
 from slipstream.bench.methods import PLAIN
-from slipstream.bench.serve.distributions import median_interval, spread
-from slipstream.bench.serve.identity import References, identity
+from slipstream.bench.serve.configurations import baselines
 from slipstream.bench.serve.plan import Point, ServePlan
-from slipstream.bench.serve.ratios import over, point_ratios, rates
 from slipstream.bench.serve.sample import Limits, Run, Sample
+from slipstream.bench.statistics import median_interval, paired, spread
 from slipstream.core.results import RequestStats
 
+References = Mapping[int | str, tuple[int, ...]]
+"""Tokens of plain decoding by question_id, one request at a time, by the same engine."""
 Runs = Mapping[Point, Mapping[str, Sequence[Run]]]
-"""By point and by the name of the arm, one a repeat."""
+"""Runs by point and by the name of the configuration, one a repeat."""
 
+Rates = Mapping[str, Sequence[float | None]]
+"""Tokens per second of every run by configuration; None where nothing was finished."""
+
+BETTER = "better"
 ONE_SESSION = Point("concurrency", 1)
 
 _LATENCIES: Mapping[str, Callable[[Sample], float | None]] = {
@@ -28,25 +35,28 @@ _LATENCIES: Mapping[str, Callable[[Sample], float | None]] = {
 def serve_figures(
     plan: ServePlan, runs: Runs, references: References | None = None
 ) -> dict[str, Any]:
-    """`{"points": [...]}`: each with its arms' figures, and ratios between arms."""
+    """Return `{"points": [...]}`: each with figures of its configurations, and their ratios."""
     single = runs.get(ONE_SESSION, {}).get(PLAIN)
     points = []
-    for point, by_arm in runs.items():
-        arms = {name: arm_figures(of, plan.limits) for name, of in by_arm.items()}
-        for arm in plan.arms:
-            of, figures = by_arm[arm.name], arms[arm.name]
-            figures["over_one_plain"] = None if single is None else over(of, single)
+    for point, by_config in runs.items():
+        configs = {name: config_figures(of, plan.limits) for name, of in by_config.items()}
+        for config in plan.configs:
+            of, figures = by_config[config.name], configs[config.name]
+            # Repeats are interleaved over all points, so that these are neighbours, too.
+            figures["over_one_plain"] = (
+                None if single is None else paired(speeds(of), speeds(single))
+            )
             figures["identity"] = None
             if references is not None:
-                expected = arm.is_comparable(is_greedy=plan.sampling.is_greedy)
+                expected = config.is_comparable(is_greedy=plan.sampling.is_greedy)
                 figures["identity"] = identity(_samples(of), references, is_expected=expected)
-        facts = {"kind": point.kind, "value": point.value, "arms": arms}
-        points.append(facts | point_ratios(rates(by_arm)))
+        facts = {"kind": point.kind, "value": point.value, "arms": configs}
+        points.append(facts | point_ratios({name: speeds(of) for name, of in by_config.items()}))
     return {"points": points}
 
 
-def arm_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
-    """One arm at one point: speeds are medians over the runs, latencies are of all requests."""
+def config_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
+    """Return figures at one point: speeds are medians over runs, latencies of all requests."""
     samples = _samples(runs)
     finished = [sample for sample in samples if sample.is_finished]
     gaps = [1000 * gap for sample in finished for gap in sample.gaps_s]
@@ -67,8 +77,57 @@ def arm_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
     }
 
 
+def identity(
+    samples: Sequence[Sample], references: References, *, is_expected: bool
+) -> dict[str, Any]:
+    """Compare finished outputs with those of the same prompts alone, by tokens."""
+    outputs = [(at.question_id, at.token_ids) for at in samples if at.is_finished]
+    num_identical = sum(tokens == references[name] for name, tokens in outputs)
+    return {
+        "identical": num_identical,
+        "outputs": len(outputs),
+        "expected": is_expected,
+        "differences": positions(differences(outputs, references)),
+    }
+
+
+def speeds(runs: Sequence[Run]) -> list[float | None]:
+    """Return the speed of every run."""
+    return [run.tokens_per_s for run in runs]
+
+
+def point_ratios(of: Rates) -> dict[str, Any]:
+    """Return `{"ratios": {SUBJECT: {BASELINE: interval, "better": interval}}}`.
+
+    `better` is the better of all baselines in the same repeat, each time: the hardest to meet, as
+    the larger of two figures with noise is too large on average.
+    """
+    subjects, bases = baselines(tuple(of))
+    if not bases:
+        return {"ratios": {}}
+    against = {name: of[name] for name in bases}
+    if len(bases) > 1:
+        against[BETTER] = better(list(against.values()))
+    return {
+        "ratios": {
+            subject: {name: paired(of[subject], base) for name, base in against.items()}
+            for subject in subjects
+        }
+    }
+
+
+def better(of: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Return the largest of each repeat; None where one is missing."""
+    return [
+        max(known)
+        if len(known := [rate for rate in rates if rate is not None]) == len(of)
+        else None
+        for rates in zip(*of, strict=True)
+    ]
+
+
 def failures(samples: Iterable[Sample]) -> dict[str, Any]:
-    """Failed requests by the class of their error, and one sentence of each."""
+    """Count failed requests by the class of their error, and one sentence of each."""
     found = [sample.failure for sample in samples if sample.failure is not None]
     return {
         "errors": dict(Counter(failure.name for failure in found)),
@@ -89,7 +148,7 @@ def _run(run: Run, limits: Limits) -> dict[str, Any]:
 
 
 def _goodput(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
-    """Of all requests, failed ones included, those that met the limits."""
+    """Count the requests that met the limits, among all, failed ones included."""
     samples = _samples(runs)
     met = sum(map(limits.met_by, samples))
     return {
@@ -101,24 +160,18 @@ def _goodput(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
 
 
 def _sent_late(runs: Sequence[Run]) -> dict[str, float] | None:
-    """How long users waited for the benchmark itself; in a closed loop nobody does."""
+    """Return how late requests of open loops were sent."""
     samples = _samples(run for run in runs if run.concurrency is None)
     return _spread_ms(samples, lambda sample: sample.sent_s - sample.due_s)
 
 
 def _counts(stats: Sequence[RequestStats]) -> dict[str, Any]:
-    speculation = [at.speculation for at in stats]
-    steps = sum(at.num_spec_steps for at in speculation)
-    rounds = steps + sum(at.num_plain_steps for at in speculation)
-    accepted = sum(at.num_accepted_draft_tokens for at in speculation)
-    fallbacks: Counter[str] = Counter()
-    for at in speculation:
-        fallbacks.update(at.fallbacks)
+    counts = SpeculationCounts.of(at.speculation for at in stats)
     return {
-        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
-        "speculative_share": steps / rounds if rounds else 0.0,
-        "drafted_tokens": sum(at.num_draft_tokens for at in speculation),
-        "fallbacks": dict(fallbacks),
+        "mean_acceptance_length": counts.acceptance_length,
+        "speculative_share": counts.speculative / max(counts.rounds, 1),
+        "drafted_tokens": counts.drafted,
+        "fallbacks": dict(counts.fallbacks),
         "prompt_tokens": sum(at.num_prompt_tokens for at in stats),
         "cached_tokens": sum(at.num_cached_tokens for at in stats),
     }

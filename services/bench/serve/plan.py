@@ -1,4 +1,4 @@
-"""What is to be measured under load. Pure values that refuse what makes no sense."""
+"""Plan of a benchmark under load. Pure values that refuse what makes no sense."""
 
 import math
 from collections.abc import Iterator
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Literal
 
+from slipstream.bench.harness import parse_numbers, require_at_least
 from slipstream.bench.questions import Question, in_turn
-from slipstream.bench.serve.arms import Arm
+from slipstream.bench.serve.configurations import Configuration
 from slipstream.bench.serve.sample import Limits
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.types import SamplingParams
@@ -20,7 +21,7 @@ PER_RATE = 32
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load: so many users who wait for their answers, or so many a second who do not."""
+    """Load: so many users who wait for their answers, or so many a second who do not."""
 
     kind: Kind
     value: float
@@ -35,19 +36,19 @@ class Point:
 
     @property
     def concurrency(self) -> int | None:
-        """Users of a closed loop."""
+        """Return the users of a closed loop."""
         return int(self.value) if self.kind == "concurrency" else None
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the load in words."""
         unit = "/s" if self.kind == "rate" else ""
         return f"{self.kind} {self.value:g}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much is asked in one run: one of the three, or by default a few requests a user."""
+    """Amount of requests in one run: one of the three, or by default a few requests a user."""
 
     per_worker: int | None = None
     requests: int | None = None
@@ -69,7 +70,7 @@ class Amount:
                 _require(value >= 1, name, value, "at least 1")
 
     def num_requests(self, point: Point) -> int | None:
-        """Of a run at this point; None where the time decides."""
+        """Return the requests of a run at this point; None where the time decides."""
         if self.seconds is not None:
             return None
         if self.requests is not None:
@@ -80,8 +81,8 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class IntruderPlan:
-    """A long prompt that comes among running sessions.
+class LongPromptPlan:
+    """Long prompt that comes among running sessions.
 
     `num_tokens` is its length, `window_tokens` how many tokens each session gets, on average,
     before it comes and after its first token.
@@ -92,15 +93,15 @@ class IntruderPlan:
 
     def __post_init__(self) -> None:
         _require(self.num_tokens >= 1, "intruder_tokens", self.num_tokens, "at least 1")
-        _require(self.window_tokens >= 1, "window_tokens", self.window_tokens, "at least 1")
+        require_at_least(self, window_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """Loads, what is asked, and the arms that answer in turn."""
+    """Loads, questions, and the configurations that answer in turn."""
 
     points: tuple[Point, ...]
-    arms: tuple[Arm, ...]
+    configs: tuple[Configuration, ...]
     questions: tuple[Question, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     amount: Amount = field(default_factory=Amount)
@@ -109,19 +110,17 @@ class ServePlan:
     warmup: int = 1
     limits: Limits = field(default_factory=Limits)
     checks_identity: bool = False
-    intruder: IntruderPlan | None = None
+    long_prompt: LongPromptPlan | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("repeats", 1), ("warmup", 0)):
-            value = getattr(self, name)
-            _require(value >= least, name, value, f"at least {least}")
+        require_at_least(self, max_new_tokens=1, repeats=1, warmup=0)
         if not self.points:
             raise InvalidRequest("there is no load: name concurrencies or rates")
         kinds = {point.kind for point in self.points}
         if "concurrency" not in kinds and self.amount.per_worker is not None:
             raise UnsupportedCombination("requests_per_worker needs workers, but rates have none")
-        if self.intruder is not None:
-            self._check_intruder(kinds)
+        if self.long_prompt is not None:
+            self._check_long_prompt(kinds)
         for name in ("ttft_ms", "tpot_ms"):
             limit = getattr(self.limits, name)
             fits = limit is None or (math.isfinite(limit) and limit > 0)
@@ -129,30 +128,30 @@ class ServePlan:
 
     @property
     def num_runs(self) -> int:
-        """Runs of the whole benchmark, those that warm up included."""
-        return len(self.points) * len(self.arms) * (self.repeats + (self.warmup > 0))
+        """Return the runs of the whole benchmark, those that warm up included."""
+        return len(self.points) * len(self.configs) * (self.repeats + (self.warmup > 0))
 
     def asked(self, point: Point, repeat: int) -> Iterator[Question]:
-        """What is asked in one run, without an end where the time decides.
+        """Return the questions of one run, without end where the time decides.
 
-        The same for every arm; the next repeat goes on where this one ends.
+        The same for every configuration; the next repeat goes on where this one ends.
         """
         count = self.amount.num_requests(point)
         start = repeat * (count or 1) % len(self.questions)
         stop = None if count is None else start + count
         return islice(cycle(in_turn(self.questions)), start, stop)
 
-    def _check_intruder(self, kinds: set[Kind]) -> None:
+    def _check_long_prompt(self, kinds: set[Kind]) -> None:
         if "rate" in kinds:
-            raise UnsupportedCombination("an intruder comes among workers, but rates have none")
+            raise UnsupportedCombination("a long prompt comes among workers, but rates have none")
         if self.amount != Amount():
-            raise UnsupportedCombination("an intruder ends its run itself, so no amount can be set")
+            raise UnsupportedCombination("a long prompt ends its run, so no amount can be set")
         if self.checks_identity or self.limits.is_any:
-            raise UnsupportedCombination("an intruder goes with neither identity nor limits")
+            raise UnsupportedCombination("a long prompt goes with neither identity nor limits")
 
 
 def parse_points(concurrency: str, rates: str) -> tuple[Point, ...]:
-    """Loads of two lists with commas, either of which may be empty. Raises `InvalidRequest`."""
+    """Parse two lists with commas, either of which may be empty. Raises `InvalidRequest`."""
     points = [Point("concurrency", value) for value in _numbers("concurrency", concurrency)]
     points += [Point("rate", value) for value in _numbers("rates", rates)]
     for point in points:
@@ -162,14 +161,7 @@ def parse_points(concurrency: str, rates: str) -> tuple[Point, ...]:
 
 
 def _numbers(name: str, text: str) -> list[float]:
-    if not text.strip():
-        return []
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidRequest(
-            f"{name} is {text!r}, but must be numbers with commas between"
-        ) from None
+    return list(parse_numbers(name, text, float)) if text.strip() else []
 
 
 def _require(ok: bool, name: str, value: float, limit: str) -> None:

@@ -1,16 +1,15 @@
-"""The figures under load as tables for people. The numbers are made elsewhere."""
+"""Tables of the figures under load."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from slipstream.bench.report import fixed, table
-from slipstream.bench.serve.distributions import PERCENTS
+from slipstream.bench.identity import position_text
+from slipstream.bench.report import Figures, fallback_text, fixed, number, table, table_of
+from slipstream.bench.serve.figures import BETTER
+from slipstream.bench.serve.interference import WINDOWS
 from slipstream.bench.serve.plan import Point
-from slipstream.bench.serve.ratios import BETTER
-
-Figures = Mapping[str, Any]
+from slipstream.bench.statistics import PERCENTS
 
 _MEASURES = {
     "ttft_ms": "time to first token",
@@ -19,59 +18,41 @@ _MEASURES = {
     "gap_ms": "between chunks",
     "sent_late_ms": "sent late",
 }
+_LABELS = ("load", "method")
 _BASELINES = {BETTER: "the better, each time"}
 
 
 def load_table(figures: Figures) -> Table:
-    """One row for each point and arm: how much was done, and what it cost a user."""
-    shown = table(
-        "load",
-        "method",
-        "tokens/s",
-        "all at work",
-        "of one plain",
-        "requests/s",
-        "goodput/s",
-        "first token p50/p99 ms",
-        "per token p50/p99 ms",
-        "acceptance length",
-        "speculative rounds",
-        "cached",
-        "identical",
-        "errors",
-    )
-    for name, arm, of in _rows(figures):
-        shown.add_row(
-            name,
-            arm,
-            fixed(of["tokens_per_s"], 1),
-            fixed(of["steady_tokens_per_s"], 1),
-            fixed((of["over_one_plain"] or {}).get("median"), 2, "x"),
-            fixed(of["requests_per_s"], 2),
-            _goodput(of["goodput"]),
-            _pair(of["ttft_ms"]),
-            _pair(of["tpot_ms"]),
-            fixed(of["mean_acceptance_length"], 2),
-            f"{of['speculative_share']:.0%}",
-            f"{of['cached_tokens']}/{of['prompt_tokens']}",
-            _identity(of["identity"]),
-            str(sum(of["errors"].values())),
-        )
-    return shown
+    """Return throughput and latency, one row for each point and configuration."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        "all at work": number("steady_tokens_per_s", 1),
+        "of one plain": lambda of: fixed((of["over_one_plain"] or {}).get("median"), 2, "x"),
+        "requests/s": number("requests_per_s", 2),
+        "goodput/s": lambda of: _goodput(of["goodput"]),
+        "first token p50/p99 ms": lambda of: _pair(of["ttft_ms"]),
+        "per token p50/p99 ms": lambda of: _pair(of["tpot_ms"]),
+        "acceptance length": number("mean_acceptance_length", 2),
+        "speculative rounds": lambda of: f"{of['speculative_share']:.0%}",
+        "cached": lambda of: f"{of['cached_tokens']}/{of['prompt_tokens']}",
+        "identical": lambda of: _identity(of["identity"]),
+        "errors": _num_errors,
+    }
+    return table_of(_LABELS, columns, _rows(figures))
 
 
 def latency_table(figures: Figures) -> Table:
-    """Every latency of each point and arm, in milliseconds."""
-    shown = table("ms", "load", "method", *(f"p{percent}" for percent in PERCENTS), "mean")
+    """Return every latency of each point and configuration, in milliseconds."""
+    shown = table("ms", *_LABELS, *(f"p{percent}" for percent in PERCENTS), "mean")
     for measure, label in _MEASURES.items():
-        for name, arm, of in _rows(figures):
+        for labels, of in _rows(figures):
             if of[measure] is not None:
-                shown.add_row(label, name, arm, *(fixed(ms, 1) for ms in of[measure].values()))
+                shown.add_row(label, *labels, *(fixed(ms, 1) for ms in of[measure].values()))
     return shown
 
 
 def ratio_table(figures: Figures) -> Table:
-    """Tokens per second of arms over those of others, run by run."""
+    """Return tokens per second of configurations over those of others, run by run."""
     shown = table("ratio", "load", "over", "median", "interval", "confidence", "pairs")
     for point in figures["points"]:
         for subject, against in point["ratios"].items():
@@ -81,53 +62,43 @@ def ratio_table(figures: Figures) -> Table:
     return shown
 
 
-def intruder_table(figures: Figures) -> Table:
-    """One row for each point and arm: what the running sessions felt of the long prompt."""
-    windows = ("before", "during", "after")
-    shown = table(
-        "load",
-        "method",
-        *(f"{window} ms/token" for window in windows),
-        "during/before",
-        "interval",
-        "confidence",
-        "pairs",
-        *(f"longest gap {window} ms" for window in windows),
-        "intruder's first token ms",
-        "errors",
-    )
-    for name, arm, of in _rows(figures):
-        shown.add_row(
-            name,
-            arm,
-            *(fixed(of[f"{window}_ms"], 1) for window in windows),
-            *_interval(of["ratio"]),
-            *(fixed(of[f"{window}_gap_ms"], 1) for window in windows),
-            fixed(of["intruder_ttft_ms"], 1),
-            str(sum(of["errors"].values())),
-        )
-    return shown
+def interference_table(figures: Figures) -> Table:
+    """Return how a long prompt slowed the running sessions, one row for each configuration."""
+    columns = {
+        **{f"{window} ms/token": number(f"{window}_ms", 1) for window in WINDOWS},
+        "during/before": lambda of: _interval(of["ratio"])[0],
+        "interval": lambda of: _interval(of["ratio"])[1],
+        "confidence": lambda of: _interval(of["ratio"])[2],
+        "pairs": lambda of: _interval(of["ratio"])[3],
+        **{f"longest gap {window} ms": number(f"{window}_gap_ms", 1) for window in WINDOWS},
+        "long prompt's first token ms": number("intruder_ttft_ms", 1),
+        "errors": _num_errors,
+    }
+    return table_of(_LABELS, columns, _rows(figures))
 
 
 def remarks(figures: Figures) -> list[str]:
-    """What went another way than it should: errors, other tokens, rounds without a draft."""
+    """Return what went wrong: errors, other tokens, rounds without a draft."""
     lines = []
-    for name, arm, of in _rows(figures):
+    for labels, of in _rows(figures):
+        name = ", ".join(labels)
         for kind, count in of["errors"].items():
-            lines.append(f"{name}, {arm}: {count} {kind}: {of['error_examples'][kind]}")
+            lines.append(f"{name}: {count} {kind}: {of['error_examples'][kind]}")
         if reasons := of.get("fallbacks"):
-            said = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-            lines.append(f"{name}, {arm}: rounds without a draft: {said}")
+            lines.append(f"{name}: rounds without a draft: {fallback_text(reasons)}")
         if places := (of.get("identity") or {}).get("differences"):
-            said = "; ".join(f"{at['question_id']} at token {at['position']}" for at in places)
-            lines.append(f"{name}, {arm}: other tokens than alone in question {said}")
+            lines.append(f"{name}: other tokens than alone in question {position_text(places)}")
     return lines
 
 
-def _rows(figures: Figures) -> Iterator[tuple[str, str, Figures]]:
+def _rows(figures: Figures) -> Iterator[tuple[tuple[str, str], Figures]]:
     for point in figures["points"]:
-        for arm, of in point["arms"].items():
-            yield _name(point), arm, of
+        for config, of in point["arms"].items():
+            yield (_name(point), config), of
+
+
+def _num_errors(of: Figures) -> str:
+    return str(sum(of["errors"].values()))
 
 
 def _name(point: Figures) -> str:

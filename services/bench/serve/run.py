@@ -1,67 +1,79 @@
-"""Drives every arm at every point through one client, in turn. Prints nothing."""
+"""Runs every configuration at every point through one client, in turn. Prints nothing."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import cycle
+from typing import TypeVar
 
+from slipstream.bench.harness import rotated
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.arms import Arm
-from slipstream.bench.serve.arrivals import open_loop, schedule
-from slipstream.bench.serve.crowd import Crowd, intrude, intruder_prompt
-from slipstream.bench.serve.figures import Runs
-from slipstream.bench.serve.identity import References
-from slipstream.bench.serve.intruder import Intrusion, Intrusions
-from slipstream.bench.serve.load import Load
-from slipstream.bench.serve.plan import IntruderPlan, Point, ServePlan
-from slipstream.bench.serve.prepare import prepare
-from slipstream.bench.serve.request import Ask, GoesOn
+from slipstream.bench.serve.configurations import Configuration
+from slipstream.bench.serve.figures import References, Runs
+from slipstream.bench.serve.interference import (
+    InterferenceRun,
+    InterferenceRuns,
+    interfere,
+    long_prompt,
+)
+from slipstream.bench.serve.load import GoesOn, Load, Request, prepare
+from slipstream.bench.serve.loops import closed_loop, open_loop, schedule
+from slipstream.bench.serve.plan import LongPromptPlan, Point, ServePlan
 from slipstream.bench.serve.sample import Run, Sample
-from slipstream.bench.serve.workers import closed_loop
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.prompt import Prompt
 
-INTRUDER = "intruder"
-_INTRUDER_OUTPUT = 1
+T = TypeVar("T")
+Turn = tuple[Point, Configuration, int]
+"""Point, configuration and repeat of a run."""
+
+LONG_PROMPT = "intruder"
+_LONG_PROMPT_OUTPUT = 1
 
 
 async def run_serve(load: Load) -> Runs:
-    """Every run; each repeat goes through all points and all arms before the next.
+    """Measure every run; each repeat goes through all points and configurations before the next.
 
-    The order of the arms moves on by one from repeat to repeat. Raises what refuses an arm or a
-    prompt before anything is measured; later failures are results.
+    The order of configurations moves on by one from repeat to repeat. Raises what refuses a
+    configuration or a prompt before anything is measured; later failures are results.
     """
-    await prepare(load)
-    runs: dict[Point, dict[str, list[Run]]] = {
-        point: {arm.name: [] for arm in load.plan.arms} for point in load.plan.points
-    }
-    for point, arm, repeat in turns(load.plan):
-        samples = await _run(load, point, arm, repeat=repeat)
-        runs[point][arm.name].append(Run(samples, point.concurrency))
-        load.advance(arm.name)
-    return runs
+
+    async def measure(turn: Turn, number: int) -> Run:
+        return Run(await _run(load, turn), turn[0].concurrency)
+
+    return await _in_turn(load, measure)
 
 
-async def run_intruders(load: Load, intruder: IntruderPlan) -> Intrusions:
-    """The same, with a long prompt that comes among running sessions."""
-    await prepare(load)
-    runs: dict[Point, dict[str, list[Intrusion]]] = {
-        point: {arm.name: [] for arm in load.plan.arms} for point in load.plan.points
-    }
+async def run_interference(load: Load, plan: LongPromptPlan) -> InterferenceRuns:
+    """Measure the same with a long prompt that comes among running sessions."""
     words: list[int] = []
     for question in load.plan.questions:
         words += await load.client.tokenize(question.turns[0], raw=True)
-    for number, (point, arm, _) in enumerate(turns(load.plan)):
-        prompt = intruder_prompt(words, intruder.num_tokens, number=number)
-        runs[point][arm.name].append(await _intrude(load, point, arm, prompt=prompt))
-        load.advance(arm.name)
+
+    async def measure(turn: Turn, number: int) -> InterferenceRun:
+        prompt = long_prompt(words, plan.num_tokens, number=number)
+        return await _interfere(load, plan, turn, prompt)
+
+    return await _in_turn(load, measure)
+
+
+async def _in_turn(
+    load: Load, measure: Callable[[Turn, int], Awaitable[T]]
+) -> dict[Point, dict[str, list[T]]]:
+    await prepare(load)
+    plan = load.plan
+    runs: dict[Point, dict[str, list[T]]] = {
+        point: {config.name: [] for config in plan.configs} for point in plan.points
+    }
+    for number, turn in enumerate(turns(plan)):
+        point, config, _ = turn
+        runs[point][config.name].append(await measure(turn, number))
+        load.advance(config.name)
     return runs
 
 
 async def find_references(load: Load, runs: Runs) -> References:
-    """Plain decoding of every question that was asked, one after the other, by the same engine."""
-    of_arms = [of for by_arm in runs.values() for of in by_arm.values()]
-    samples = [sample for of in of_arms for run in of for sample in run.samples]
-    asked = {sample.question_id for sample in samples}
+    """Decode every question that was asked plainly, one after the other, by the same engine."""
+    measured = [of for by_config in runs.values() for of in by_config.values()]
+    asked = {sample.question_id for of in measured for run in of for sample in run.samples}
     found = {}
     for question in load.plan.questions:
         if question.question_id in asked:
@@ -75,40 +87,42 @@ async def find_references(load: Load, runs: Runs) -> References:
     return found
 
 
-def turns(plan: ServePlan) -> Iterator[tuple[Point, Arm, int]]:
-    """Point, arm and repeat of every run, in order."""
+def turns(plan: ServePlan) -> Iterator[Turn]:
+    """Yield every run, in order."""
     for repeat in range(plan.repeats):
-        start = repeat % len(plan.arms)
         for point in plan.points:
-            for arm in (*plan.arms[start:], *plan.arms[:start]):
-                yield point, arm, repeat
+            for config in rotated(plan.configs, repeat):
+                yield point, config, repeat
 
 
-async def _run(load: Load, point: Point, arm: Arm, *, repeat: int) -> list[Sample]:
-    plan, ask = load.plan, load.sender(arm)
+async def _run(load: Load, turn: Turn) -> list[Sample]:
+    point, config, repeat = turn
+    plan, ask = load.plan, load.sender(config)
     asked = plan.asked(point, repeat)
     if point.concurrency is not None:
         return await closed_loop(
             point.concurrency, asked, ask, pace=load.pace, seconds=plan.amount.seconds
         )
-    # The same users for every arm, others in every repeat.
+    # The same users for every configuration, others in every repeat.
     rng = random.Random(f"{plan.sampling.seed}/{repeat}")
     count, seconds = plan.amount.num_requests(point), plan.amount.seconds
     times = schedule(point.value, rng, count=count, seconds=seconds)
     return await open_loop(times, asked, ask, pace=load.pace)
 
 
-async def _intrude(load: Load, point: Point, arm: Arm, *, prompt: Prompt) -> Intrusion:
-    plan, clock = load.plan, load.pace.clock
-    assert plan.intruder is not None
+async def _interfere(
+    load: Load, plan: LongPromptPlan, turn: Turn, prompt: tuple[int, ...]
+) -> InterferenceRun:
+    (point, config, _), clock = turn, load.pace.clock
     assert point.concurrency is not None
 
     async def ask(question: Question, *, goes_on: GoesOn) -> Sample:
-        return await load.send(load.ask(question, arm), clock(), goes_on=goes_on)
+        return await load.send(load.request(question, config), clock(), goes_on=goes_on)
 
-    async def come() -> Sample:
-        long = Ask(INTRUDER, prompt, _INTRUDER_OUTPUT, plan.sampling, arm.options)
-        return await load.send(long, clock())
+    async def send_prompt() -> Sample:
+        sampling, options = load.plan.sampling, config.options
+        request = Request(LONG_PROMPT, prompt, _LONG_PROMPT_OUTPUT, sampling, options)
+        return await load.send(request, clock())
 
-    crowd = Crowd(point.concurrency, plan.intruder.window_tokens)
-    return await intrude(crowd, cycle(plan.questions), ask, come, clock=clock)
+    size, questions = point.concurrency, cycle(load.plan.questions)
+    return await interfere(size, plan.window_tokens, questions, ask, send_prompt, clock=clock)

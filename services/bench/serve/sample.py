@@ -1,4 +1,4 @@
-"""One request under load as its caller saw it, and a run of many. Pure; knows no clock."""
+"""Requests under load as their callers saw them, and runs of many. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The class of an error, and its sentence."""
+    """Class of an error, and its sentence."""
 
     name: str
     sentence: str
@@ -25,7 +25,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request.
+    """Request as its caller saw it.
 
     `due_s` is when its user came, from which everything counts; `sent_s` when it was sent.
     `stats` are there when it was read to its end, `failure` when it failed.
@@ -42,51 +42,51 @@ class Sample:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was answered to its end."""
+        """Return whether it was answered to its end."""
         return self.stats is not None and self.failure is None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that came."""
+        """Return the tokens that came."""
         return sum(mark.num_tokens for mark in self.marks)
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first token; None where none came."""
+        """Return the time to the first token; None where none came."""
         return self.marks[0].at_s - self.due_s if self.marks else None
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for fewer than two."""
+        """Return the time per output token after the first; None for fewer than two."""
         if self.num_tokens < 2:
             return None
         return (self.marks[-1].at_s - self.marks[0].at_s) / (self.num_tokens - 1)
 
     @property
     def latency_s(self) -> float:
-        """From the user's coming to the end of the answer."""
+        """Return the time from the user's coming to the end of the answer."""
         return self.ended_s - self.due_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between one chunk with tokens and the next."""
+        """Return the times between chunks with tokens."""
         return [after.at_s - before.at_s for before, after in pairwise(self.marks)]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request has to meet to be good, in milliseconds; None is no limit."""
+    """Limits of a good request, in milliseconds; None is no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
 
     @property
     def is_any(self) -> bool:
-        """Whether there is a limit at all."""
+        """Return whether there is a limit at all."""
         return self.ttft_ms is not None or self.tpot_ms is not None
 
     def met_by(self, sample: Sample) -> bool:
-        """Whether it was answered within the limits; one token alone has no time per token."""
+        """Return whether it was answered within the limits; one token has no time per token."""
         return (
             sample.is_finished
             and _within(sample.ttft_s, self.ttft_ms)
@@ -96,19 +96,19 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All requests of one arm at one point, once. `concurrency` is None in an open loop."""
+    """Requests of one run at one point. `concurrency` is None in an open loop."""
 
     samples: Sequence[Sample]
     concurrency: int | None = None
 
     @property
     def finished(self) -> list[Sample]:
-        """Requests that were answered to their end."""
+        """Return the requests that were answered to their end."""
         return [sample for sample in self.samples if sample.is_finished]
 
     @property
     def wall_s(self) -> float:
-        """From the first user's coming to the last request's end."""
+        """Return the time from the first user's coming to the last request's end."""
         if not self.samples:
             return 0.0
         ended_s = max(sample.ended_s for sample in self.samples)
@@ -116,19 +116,19 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Output tokens of finished requests, all together, over all of the time."""
+        """Return output tokens of finished requests, all together, over all of the time."""
         return self._per_second(sum(sample.num_tokens for sample in self.finished))
 
     @property
     def requests_per_s(self) -> float | None:
-        """Finished requests over all of the time."""
+        """Return finished requests over all of the time."""
         return self._per_second(len(self.finished))
 
     @property
     def steady_tokens_per_s(self) -> float | None:
-        """Tokens that came while every worker had a request, over that time.
+        """Return tokens that came while every user had a request, over that time.
 
-        Leaves out the end, where some have no next request. None in an open loop, and where the
+        It leaves out the end, where some have no next request. None in an open loop, and where the
         workers were never all at work.
         """
         count = self.concurrency
@@ -143,7 +143,7 @@ class Run:
         return tokens / (end_s - start_s)
 
     def good_per_s(self, limits: Limits) -> float | None:
-        """Goodput: requests that met the limits over all of the time."""
+        """Return goodput: requests that met the limits over all of the time."""
         return self._per_second(sum(map(limits.met_by, self.samples)))
 
     def _per_second(self, count: int) -> float | None:

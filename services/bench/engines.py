@@ -1,0 +1,231 @@
+"""Engines of the methods under test: each opens conversations that it continues turn by turn.
+
+Beside our own engines stands transformers' own `generate`, on weights that nothing was swapped in.
+"""
+
+import time
+from collections.abc import Sequence, Set
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from slipstream.bench.figures import Reply
+from slipstream.bench.methods import Method, Numerics
+from slipstream.client import Client, ClientSession
+from slipstream.client.embedded import Embedded
+from slipstream.client.engine import Engine, EngineOptions
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.options import SpeculationOptions
+from slipstream.core.results import Timings
+from slipstream.core.types import SamplingParams
+from slipstream.draft.build import SHIPPED, Drafter, DraftModel
+from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.store.digests import weights_digests
+
+
+class MethodEngines:
+    """The methods of one run over one target. Engines and drafts are shared where they can be.
+
+    An engine takes its weights over, hence one copy per numerics, and an untouched one for
+    transformers' own `generate`.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        draft: str,
+        options: EngineOptions,
+        *,
+        sampling: SamplingParams,
+        profile: Path | None = None,
+    ) -> None:
+        """`draft` is that of glide and best: glide, a directory of weights or vanilla:MODEL.
+
+        `profile` is a file that takes the place of its own profile.
+        """
+        self._target = target
+        self._draft = draft
+        self._options = options
+        self._sampling = sampling
+        self._profile = profile
+        self._engines: dict[Numerics, Engine] = {}
+        self._drafters: dict[tuple[Numerics, str], Drafter] = {}
+        self._tuned: dict[str, Drafter] = {}
+        self._untouched: LoadedModel | None = None
+        self.draft_digests: dict[str, str] = {}
+        """SHA-256 of the GliDe weights when they were loaded, by file; empty without any."""
+
+    def load(self, method: Method) -> None:
+        """Load what the method needs; raises `ModelError` or `InvalidRequest` where it can't."""
+        if method.base == "hf":
+            self._load_untouched()
+            return
+        try:
+            with self.client(method).session() as session:
+                # Everything about a request is checked when it is made; this one never runs.
+                session.stream((0,), max_tokens=1, speculation=method.options)
+        except InvalidRequest as error:
+            raise type(error)(f"method {method.name!r}: {error}") from None
+
+    def engine(self, numerics: Numerics) -> Engine:
+        """Return the target in these numerics."""
+        if numerics not in self._engines:
+            options = replace(self._options, numerics=numerics)
+            self._engines[numerics] = Engine.load(self._target, options)
+        return self._engines[numerics]
+
+    def draft_model(self, numerics: Numerics) -> DraftModel:
+        """Return the draft for the target in these numerics, without a profile."""
+        return self.engine(numerics).draft_model(self._draft)
+
+    def tune(self, method: Method, drafter: Drafter) -> None:
+        """Have the method draft with a drafter of its own, made for its numerics' engine."""
+        self._tuned[method.name] = drafter
+
+    def under(self, sampling: SamplingParams) -> "MethodEngines":
+        """Return the same engines, with all that is loaded, under other sampling parameters."""
+        other = copy(self)
+        other._sampling = sampling
+        return other
+
+    def draft_folder(self) -> Path:
+        """Return where the GliDe weights are."""
+        if self._draft == "glide":
+            return SHIPPED / f"{self.engine('fast').model_id}-glide"
+        return Path(self._draft).expanduser()
+
+    def conversation(self, method: Method) -> "Conversation":
+        """Open a new conversation with a method."""
+        if method.base == "hf":
+            stop_token_ids = self.engine("fast").facts.stop_token_ids
+            return GenerateConversation(
+                self._load_untouched().model, stop_token_ids, self._sampling
+            )
+        return _SessionConversation(self.client(method).session(), method.options, self._sampling)
+
+    def client(self, method: Method) -> Client:
+        """Return a client of the method's engines."""
+        return Client.of(Embedded(self.engine(method.numerics), self._drafter(method)))
+
+    def _load_untouched(self) -> LoadedModel:
+        if self._untouched is None:
+            at = self._options
+            self._untouched = load_target_parts(self._target, dtype=at.dtype, device=at.device)
+        return self._untouched
+
+    def _drafter(self, method: Method) -> Drafter:
+        if method.name in self._tuned:
+            return self._tuned[method.name]
+        key = (method.numerics, draft_name(method, self._draft))
+        if key not in self._drafters:
+            profile = self._profile if key[1] == self._draft else None
+            drafter = self.engine(method.numerics).drafter(key[1], profile=profile)
+            if drafter.kind == "glide":
+                self.draft_digests = weights_digests(self.draft_folder())
+            self._drafters[key] = drafter
+        return self._drafters[key]
+
+
+def draft_name(method: Method, own: str) -> str:
+    """Return the draft of a method, as engines name it; `own` is that of glide and best."""
+    if method.base == "vanilla":
+        return f"vanilla:{method.model}"
+    return {"plain": "none", "ngram": "ngram"}.get(method.base, own)
+
+
+class _SessionConversation:
+    """A conversation with our own engines, through the SDK."""
+
+    def __init__(
+        self, session: ClientSession, speculation: SpeculationOptions, sampling: SamplingParams
+    ) -> None:
+        self._session = session
+        self._speculation = speculation
+        self._sampling = sampling
+
+    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
+        """Continue after `prompt`, the tokens that follow what was said before."""
+        result = self._session.generate(
+            tuple(prompt),
+            sampling=self._sampling,
+            max_tokens=max_tokens,
+            speculation=self._speculation,
+        )
+        return Reply(result.token_ids, result.stats.timings, result.stats.speculation)
+
+    def close(self) -> None:
+        """Free its caches."""
+        self._session.close()
+
+
+class GenerateConversation:
+    """A conversation by `generate`, which caches nothing from turn to turn."""
+
+    def __init__(self, model: Any, stop_token_ids: Set[int], sampling: SamplingParams) -> None:
+        """Temperature and seed of `sampling` are used; the noise is transformers' own."""
+        self._model = model
+        self._stop_token_ids = sorted(stop_token_ids)
+        self._sampling = sampling
+        self._tokens: list[int] = []
+
+    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
+        """Continue after `prompt`, the tokens that follow what was said before."""
+        self._tokens += prompt
+        tokens = torch.tensor([self._tokens], device=self._model.device)
+        watch = _Watch()
+        torch.manual_seed(self._sampling.seed % 2**63)
+        with torch.inference_mode():
+            out = self._model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                generation_config=self._config(max_tokens),
+                streamer=watch,
+            )
+        end = time.perf_counter()
+        reply = tuple(out[0, len(self._tokens) :].tolist())
+        self._tokens += reply
+        return Reply(reply, watch.timings(end))
+
+    def close(self) -> None:
+        """Free its caches."""
+        self._tokens = []
+
+    def _config(self, max_tokens: int) -> GenerationConfig:
+        is_greedy = self._sampling.is_greedy
+        law = {} if is_greedy else {"temperature": self._sampling.temperature, "top_k": 0}
+        ends = self._stop_token_ids
+        return GenerationConfig(
+            do_sample=not is_greedy,
+            max_new_tokens=max_tokens,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else None,
+            **law,
+        )
+
+
+Conversation = GenerateConversation | _SessionConversation
+
+
+class _Watch:
+    """A streamer that keeps the time of the first token; `generate` puts the prompt before."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._puts: int = 0
+        self._first = self._start
+
+    def put(self, value: Tensor) -> None:
+        self._puts += 1
+        if self._puts == 2:
+            self._first = time.perf_counter()
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+    def timings(self, end: float) -> Timings:
+        return Timings(self._first - self._start, end - self._first, 0.0, 0.0)

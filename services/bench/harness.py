@@ -1,0 +1,66 @@
+"""Harness of all benchmarks: checks of plans, the order of configurations, and warm-up.
+
+Each question goes through all configurations before the next one, in an order that moves on by one
+from question to question, so that a drift of the machine favours none of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from slipstream.core.errors import InvalidRequest, PromptTooLong
+
+T = TypeVar("T")
+N = TypeVar("N", int, float)
+
+Advance = Callable[[str], None]
+"""Receives the name of a configuration after each of its steps."""
+
+WARMUP_TOKENS = 32
+"""Most tokens of an answer that is not measured."""
+
+
+def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:
+    """Return `items` beginning with another one for each `by`."""
+    start = by % max(len(items), 1)
+    return (*items[start:], *items[:start])
+
+
+def require_at_least(plan: object, **limits: int) -> None:
+    """Raise `InvalidRequest` where a field of a plan is below its limit."""
+    for name, least in limits.items():
+        value = getattr(plan, name)
+        if value < least:
+            raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
+
+
+def require_room(question_id: int | str, length: int, max_new_tokens: int, limit: int) -> None:
+    """Raise `PromptTooLong` where a prompt and its answer exceed the context."""
+    if length + max_new_tokens > limit:
+        raise PromptTooLong(
+            f"question {question_id} has {length} tokens, which with"
+            f" {max_new_tokens} new ones exceed the context of {limit}"
+        )
+
+
+def parse_numbers(name: str, text: str, kind: Callable[[str], N]) -> tuple[N, ...]:
+    """Return the numbers of a list with commas. Raises `InvalidRequest`, which names the option."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidRequest(f"{name} is {text!r}, but must be numbers as 1,4,16") from None
+
+
+def parse_names(text: str, what: str) -> list[str]:
+    """Parse a list with commas. Raises `InvalidRequest` for no name and for repeated ones."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise InvalidRequest(f"the {what}s are {text!r}, but must be names with commas between")
+    require_distinct(names, what)
+    return names
+
+
+def require_distinct(names: Sequence[str], what: str) -> None:
+    """Raise `InvalidRequest` for a name that comes twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"{what} {name!r} is named twice")

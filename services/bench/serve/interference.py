@@ -1,0 +1,274 @@
+"""Interference of a long prompt with the sessions that run when it comes.
+
+Durations are in tokens, so that they mean the same on any machine.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice, pairwise
+from typing import Any, Protocol
+
+from slipstream.bench.questions import Question
+from slipstream.bench.serve.figures import failures
+from slipstream.bench.serve.load import GoesOn
+from slipstream.bench.serve.plan import Point
+from slipstream.bench.serve.sample import Sample
+from slipstream.bench.statistics import median_interval
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.timing import Clock
+
+WINDOWS = ("before", "during", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Span of time."""
+
+    start_s: float
+    end_s: float
+
+    def __post_init__(self) -> None:
+        if self.end_s < self.start_s:
+            raise InvalidRequest(
+                f"a window from {self.start_s} to {self.end_s} ends before it starts"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class InterferenceRun:
+    """Run of the sessions, the long prompt among them, and from when to when all of them ran.
+
+    `long_prompt` is None where the sessions failed before it could come.
+    """
+
+    samples: Sequence[Sample]
+    begun_s: float
+    ended_s: float
+    long_prompt: Sample | None
+
+    def windows(self) -> dict[str, Window]:
+        """Return the windows before it came, until its first token, and after, if it had one."""
+        if self.long_prompt is None or not self.long_prompt.marks:
+            return {}
+        came_s, first_s = self.long_prompt.sent_s, self.long_prompt.marks[0].at_s
+        return {
+            "before": Window(self.begun_s, came_s),
+            "during": Window(came_s, first_s),
+            "after": Window(first_s, max(self.ended_s, first_s)),
+        }
+
+
+InterferenceRuns = Mapping[Point, Mapping[str, Sequence[InterferenceRun]]]
+"""Runs by point and by the name of the configuration, one a repeat."""
+
+
+def time_per_token(samples: Sequence[Sample], window: Window) -> float | None:
+    """Return the seconds that sessions decoded within the window, over the tokens of these.
+
+    A session decodes from its first token to its last. Tokens count by the part of the wait for
+    them that lies in the window: those of a wait that is longer than it are not lost. None where
+    nobody decoded.
+    """
+    seconds = tokens = 0.0
+    for sample in samples:
+        for before, after in pairwise(sample.marks):
+            inside_s = _inside_s(before.at_s, after.at_s, window)
+            seconds += inside_s
+            if inside_s > 0:
+                tokens += after.num_tokens * inside_s / (after.at_s - before.at_s)
+    return seconds / tokens if tokens else None
+
+
+def longest_gap(samples: Sequence[Sample], window: Window) -> float | None:
+    """Return the longest wait between two chunks that overlaps the window."""
+    gaps = [
+        after.at_s - before.at_s
+        for sample in samples
+        for before, after in pairwise(sample.marks)
+        if _inside_s(before.at_s, after.at_s, window) > 0
+    ]
+    return max(gaps, default=None)
+
+
+def interference_figures(interference: InterferenceRuns) -> dict[str, Any]:
+    """Return `{"points": [...]}`: times per token before, during and after the prompt."""
+    return {
+        "points": [
+            {
+                "kind": point.kind,
+                "value": point.value,
+                "arms": {name: _config(runs) for name, runs in by_config.items()},
+            }
+            for point, by_config in interference.items()
+        ]
+    }
+
+
+def _config(runs: Sequence[InterferenceRun]) -> dict[str, Any]:
+    each = [_run(run) for run in runs]
+    samples = [sample for run in runs for sample in run.samples]
+    long_prompts = [run.long_prompt for run in runs if run.long_prompt is not None]
+    ratio = _interval(each, "ratio")
+    return {
+        "runs": each,
+        **{f"{name}_ms": _median(each, f"{name}_ms") for name in WINDOWS},
+        **{f"{name}_gap_ms": _median(each, f"{name}_gap_ms") for name in WINDOWS},
+        "ratio": ratio,
+        "intruder_ttft_ms": _median(each, "intruder_ttft_ms"),
+        "intruder_cached_tokens": _median(each, "intruder_cached_tokens"),
+        **failures([*samples, *long_prompts]),
+    }
+
+
+def _run(run: InterferenceRun) -> dict[str, float | None]:
+    """Return figures in milliseconds; None for what did not happen."""
+    windows = run.windows()
+    figures: dict[str, float | None] = {}
+    for name in WINDOWS:
+        window = windows.get(name)
+        figures[f"{name}_ms"] = _ms(time_per_token, run.samples, window)
+        figures[f"{name}_gap_ms"] = _ms(longest_gap, run.samples, window)
+    before, during = figures["before_ms"], figures["during_ms"]
+    figures["ratio"] = during / before if before and during is not None else None
+    prompt = run.long_prompt
+    ttft_s = None if prompt is None else prompt.ttft_s
+    figures["intruder_ttft_ms"] = None if ttft_s is None else 1000 * ttft_s
+    stats = None if prompt is None else prompt.stats
+    figures["intruder_cached_tokens"] = None if stats is None else stats.num_cached_tokens
+    return figures
+
+
+def _ms(
+    of: Callable[[Sequence[Sample], Window], float | None],
+    samples: Sequence[Sample],
+    window: Window | None,
+) -> float | None:
+    seconds = None if window is None else of(samples, window)
+    return None if seconds is None else 1000 * seconds
+
+
+def _inside_s(start_s: float, end_s: float, window: Window) -> float:
+    """Return how much of a span lies in the window."""
+    return max(min(end_s, window.end_s) - max(start_s, window.start_s), 0.0)
+
+
+def _interval(runs: Sequence[Mapping[str, float | None]], name: str) -> dict[str, float] | None:
+    found = median_interval([value for run in runs if (value := run[name]) is not None])
+    return None if found is None else asdict(found)
+
+
+def _median(runs: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    found = _interval(runs, name)
+    return None if found is None else found["median"]
+
+
+_STRIDE = 101
+"""A prime, so that the numbers take many turns before one begins where another did."""
+
+
+class Ask(Protocol):
+    """Function that sends a question now, and reads on while `goes_on` returns True."""
+
+    async def __call__(self, question: Question, *, goes_on: GoesOn) -> Sample: ...
+
+
+def long_prompt(words: Sequence[int], num_tokens: int, *, number: int) -> tuple[int, ...]:
+    """Return so many of these token ids, over and over; each number begins elsewhere.
+
+    So no prompt has been read before, unless there are more numbers than words.
+    """
+    start = number * _STRIDE % len(words)
+    return tuple(islice(cycle(words), start, start + num_tokens))
+
+
+async def interfere(
+    size: int,
+    window_tokens: int,
+    questions: Iterator[Question],
+    ask: Ask,
+    send_prompt: Callable[[], Awaitable[Sample]],
+    *,
+    clock: Clock,
+) -> InterferenceRun:
+    """Run sessions until the long prompt has had its first token, and they theirs after it.
+
+    Each gets `window_tokens` on average before it comes and after its first token. `questions` has
+    no end. A session whose request fails ends there.
+    """
+    sessions, samples, prompt = _Sessions(size), list[Sample](), None
+    async with asyncio.TaskGroup() as group:
+        for number in range(size):
+            group.create_task(_work(number, sessions, questions, ask, samples))
+        begun_s = ended_s = clock()
+        if await sessions.all_begun():
+            begun_s = clock()
+            if await sessions.more(size * window_tokens):
+                prompt = await send_prompt()
+                await sessions.more(size * window_tokens)
+            ended_s = clock()
+        sessions.is_over = True
+    return InterferenceRun(samples, begun_s, ended_s, prompt)
+
+
+async def _work(
+    number: int,
+    sessions: "_Sessions",
+    questions: Iterator[Question],
+    ask: Ask,
+    samples: list[Sample],
+) -> None:
+    try:
+        while not sessions.is_over:
+            sample = await ask(next(questions), goes_on=sessions.counter(number))
+            samples.append(sample)
+            if sample.failure is not None:
+                return
+    finally:
+        sessions.left()
+
+
+class _Sessions:
+    """Progress of all sessions, which can be waited for."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._num_running = size
+        self._begun: set[int] = set()
+        self._num_tokens = 0
+        self._changed = asyncio.Event()
+        self.is_over = False
+
+    def counter(self, number: int) -> GoesOn:
+        """Return what counts the tokens of one session."""
+
+        def count(num_tokens: int) -> bool:
+            if num_tokens:
+                self._begun.add(number)
+                self._num_tokens += num_tokens
+                self._changed.set()
+            return not self.is_over
+
+        return count
+
+    def left(self) -> None:
+        """Note that a session has ended."""
+        self._num_running -= 1
+        self._changed.set()
+
+    async def all_begun(self) -> bool:
+        """Wait until each has had its first token. False when one ended before that."""
+        return await self._until(lambda: len(self._begun) == self._size)
+
+    async def more(self, num_tokens: int) -> bool:
+        """Wait for so many more tokens of all together. False when a session has ended."""
+        goal = self._num_tokens + num_tokens
+        return await self._until(lambda: self._num_tokens >= goal)
+
+    async def _until(self, holds: Callable[[], bool]) -> bool:
+        while self._num_running == self._size:
+            if holds():
+                return True
+            self._changed.clear()
+            await self._changed.wait()
+        return False
