@@ -7,8 +7,9 @@ from slipstream.core.inline import iterated
 from slipstream.core.loop import Round, decode
 from slipstream.core.ngram_draft import NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Planner, resolve
+from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.settings import resolve
 from slipstream.core.types import SamplingParams, Session
 
 DEFAULTS = Profile()

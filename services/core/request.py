@@ -17,10 +17,10 @@ from slipstream.core.errors import (
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Settings, resolve
 from slipstream.core.profile import Profile
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import PromptInfo
+from slipstream.core.settings import Settings, resolve
 from slipstream.core.text import check_stop_strings
 from slipstream.core.types import SamplingParams, Session
 

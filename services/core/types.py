@@ -268,9 +268,9 @@ class Proposal:
     num_copied: int = 0
     """Nodes, the last ones, that no draft proposed: copied, or forced by a grammar."""
     sources: tuple[CopySource, ...] = ()
-    """Where the last nodes were found, as many as no model proposed."""
+    """Where the last nodes were found, which no model proposed."""
     instead: TokenTree | None = field(default=None, compare=False)
-    """What would have been proposed without the draft, where that is known."""
+    """Proposed without the draft, where that is known."""
     rivals: tuple[int, ...] = ()
     """Not of a draft: tokens that the one of the round's first slot is to be compared with."""
 

@@ -9,8 +9,9 @@ import torch
 import tiny
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
 from slipstream.core.options import DRAFTERS, SpeculationOptions
-from slipstream.core.planner import Planner, resolve
+from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.settings import resolve
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (
     Delta,

@@ -10,7 +10,7 @@ from rounds import plain, speculate
 from slipstream.bench.questions import read_questions, select
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import resolve
+from slipstream.core.settings import resolve
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.text.prompts import encode_prompt
 

@@ -1,6 +1,16 @@
 """Pauses of a speculation that does not pay grow, and are short again once it has paid."""
 
-from slipstream.core.backoff import Backoff
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.backoff import Backoff, Experience
+from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.planner import Planner
+from slipstream.core.profile import Profile
+from slipstream.core.settings import resolve
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, Verdict
 
 
 def pause_after_failing(backoff):
@@ -19,3 +29,37 @@ def test_pauses_are_short_again_once_speculation_has_paid():
     assert backoff.gain >= 1
     backoff.record(-99.0)
     assert pause_after_failing(backoff) == 2 * Backoff.FIRST_PAUSE
+
+
+def planner_of(*, step_cost, experience=None):
+    """The planner of a request that copies beside a draft whose steps cost so much."""
+    profile = Profile(step_cost=step_cost, row_cost=0.02, lookup=2, lookup_alone=3.0)
+    options = SpeculationOptions(mode=Mode.AUTO)
+    settings = resolve(options, profile, drafter="glide", has_decision_model=False)
+    return Planner(replace(settings, experience=experience))
+
+
+def test_where_draft_steps_are_dear_copies_come_first_and_the_draft_is_tried_later():
+    planner = planner_of(step_cost=0.3)
+    asked = []
+    for _ in range(40):
+        asked.append(planner.plan(1000, Verdict((0,), 0)).lookup.alone > 0)
+        planner.record(
+            Proposal(TokenTree.chain(range(3))) if asked[-1] else Proposal(), Verdict((0,), 0)
+        )
+    assert asked.index(True) == Backoff.LATE
+
+
+@pytest.mark.parametrize("num_accepted", [0, 7])
+def test_a_request_begins_with_what_earlier_ones_gained_by_the_draft(num_accepted):
+    experience = Experience()
+    verdict = Verdict(tuple(range(num_accepted + 1)), num_accepted)
+
+    def begun():
+        planner = planner_of(step_cost=0.12, experience=experience)
+        return planner, planner.plan(1000, Verdict((0,), 0)).lookup.alone > 0
+
+    for _ in range(60):
+        planner, _ = begun()
+        planner.record(Proposal(TokenTree.chain(range(7))), verdict)
+    assert begun()[1] == (num_accepted == 7)

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.backoff import Backoff, Experience
+from slipstream.core.backoff import Backoff
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.ngram_sources import CopySource
 from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions, num_product_nodes
-from slipstream.core.planner import Planner, resolve
+from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.settings import resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     FinishReason,
@@ -200,31 +201,6 @@ def test_a_draft_that_pays_against_plain_decoding_is_spared_where_copies_bring_a
     assert num_asked(planner_of(profile, mode=Mode.AUTO), better, kept) == 60
     kept = Verdict((*drafted.tree.tokens, 9), 3)
     assert num_asked(planner_of(profile, mode=Mode.AUTO), equal, kept) < 30
-
-
-def test_where_draft_steps_are_dear_copies_come_first_and_the_draft_is_tried_later():
-    planner = planner_of(replace(COPIES, step_cost=0.3), mode=Mode.AUTO)
-    asked = []
-    for _ in range(40):
-        asked.append(planner.plan(1000, PREFILL).lookup.alone > 0)
-        planner.record(chain(3) if asked[-1] else Proposal(), verdict_of(0))
-    assert asked.index(True) == Backoff.LATE
-
-
-@pytest.mark.parametrize("num_accepted", [0, 7])
-def test_a_request_begins_with_what_earlier_ones_gained_by_the_draft(num_accepted):
-    experience = Experience()
-    profile = replace(COPIES, step_cost=0.12)
-
-    def begun():
-        settings = planner_of(profile, mode=Mode.AUTO).settings
-        planner = Planner(replace(settings, experience=experience))
-        return planner, planner.plan(1000, PREFILL).lookup.alone > 0
-
-    for _ in range(60):
-        planner, _ = begun()
-        planner.record(chain(7), verdict_of(num_accepted))
-    assert begun()[1] == (num_accepted == 7)
 
 
 def test_rounds_of_copies_alone_teach_nothing_about_the_draft():

@@ -8,8 +8,9 @@ from google.protobuf.message import DecodeError
 from draft_seats import Guesser, World
 from slipstream.core import errors
 from slipstream.core.options import SpeculationOptions
-from slipstream.core.planner import Planner, resolve
+from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.settings import resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     Delta,

@@ -17,8 +17,9 @@ from slipstream.core.inline import iterated
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.loop import Round, decode
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Planner, resolve
+from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.settings import resolve
 from slipstream.core.stop import StopSignal, make_stop
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
