@@ -16,6 +16,7 @@ from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
 from slipstream.router.fleet import Defaults, Fleet
+from slipstream.router.learner import TrafficLearner
 from slipstream.router.limits import KeyLimits
 from slipstream.router.observing import Observing
 from slipstream.router.pool import Pool
@@ -80,6 +81,7 @@ class Router:
         self._quotas = open_quotas(store_options(config), time.monotonic)
         self._journals = Upkeep(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
+        self._learner = TrafficLearner(config.learn_options(), options)
         self._turns = self._make_turns()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
@@ -125,6 +127,7 @@ class Router:
         shadow = self._shadow.info
         instruments.total(catalog.SHADOW_CHECKED, shadow.num_checked)
         instruments.total(catalog.SHADOW_DIVERGED, shadow.num_diverged)
+        self._learner.sample(instruments)
         states = Counter((at.role.value, at.state.value) for at in self._fleet.infos())
         for role, state in product(ReplicaRole, ReplicaState):
             count = states[role.value, state.value]
@@ -150,7 +153,7 @@ class Router:
         claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
         return Turns(
             self._fleet,
-            Memory(claims, self._journals),
+            Memory(claims, self._journals, self._learner),
             self._admission,
             patience=_patience(config),
             shadow=self._shadow,
@@ -176,6 +179,7 @@ class Router:
             group.create_task(self._drafts.run())
             group.create_task(self._follow())
             group.create_task(self._shadow.run())
+            group.create_task(self._learner.run())
 
     async def _follow(self) -> None:
         """Have health say whether requests can run, and the log whether weights differ."""
@@ -194,6 +198,7 @@ class Router:
             await asyncio.wait({upkeep})
         self._turns.close()
         await self._journals.aclose()
+        await self._learner.aclose()
         await self._store.aclose()
         await self._sources.aclose()
         await self._quotas.aclose()

@@ -19,12 +19,14 @@ from slipstream.core.request import (
     draft_settings,
     make_request,
 )
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder
 from slipstream.router.fleet import Fleet, Placed, Wanted
+from slipstream.router.learner import TrafficLearner
 from slipstream.router.observing import ENTER, Observing, RequestWatch
 from slipstream.router.places import Pair, SeatTerms, free_parked
 from slipstream.router.probes import TargetModel
@@ -63,6 +65,7 @@ class Memory:
 
     claims: Claims
     upkeep: Upkeep
+    learner: TrafficLearner
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,8 @@ class Turns:
                 if chunk.stats is not None:
                     self._observing.ended(chunk.stats)
                     self._shadow.offer(_answered(request, run.output, chunk.stats, placed))
+                    text = (*request.tokens, *run.output)
+                    self._memory.learner.learn(placed.model, record.owner, text)
             watch.settles()
             if asked.session is not None:
                 with watch.span.stage("park", "session.park"):
@@ -207,6 +212,10 @@ class Turns:
             tokens = (*before, *new)
         request = make_request(record.session_id, tokens, ask, model.facts, facts)
         return replace(request, past=record.output, num_received=asked.num_received), facts
+
+    def _sources(self, placed: Placed, record: Record) -> NgramSources:
+        """What a request may copy from, beside its own text."""
+        return NgramSources(memory=self._memory.learner.memory(placed.model, record.owner))
 
     def _pair(self, placed: Placed, kind: str, work: "_Work") -> Pair:
         patience, record = self._patience, work.record
