@@ -5,7 +5,7 @@ Knows token ids only; neither requests, nor stores, nor the wire.
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from slipstream.core.errors import InvalidRequest
@@ -67,12 +67,9 @@ class LearnedTexts:
             return self._shrink()
         if min(kept) < 0 or max(kept) > MAX_TOKEN_ID:
             raise InvalidRequest(f"a text to learn has token ids outside 0 to {MAX_TOKEN_ID}")
-        young = self._generations[0]
-        pieces = young.unknown(kept)
-        if len(young.tokens) + sum(len(piece) + 1 for piece in pieces) > room:
-            young, pieces = _Generation(), [kept]
-            self._generations.appendleft(young)
-        young.keep(kept, pieces)
+        if not self._generations[0].learn(kept, room):
+            self._generations.appendleft(_Generation())
+            self._generations[0].learn(kept, room)
         return self._shrink()
 
     def age(self) -> int:
@@ -108,7 +105,8 @@ class LearnedTexts:
 class _Generation:
     """Texts in one array, and the newest position behind each of their n-grams.
 
-    Keys are hashes of n-grams, newest token first: what is found by them has to be compared.
+    A text that repeats itself a lot has parts that are not found again, so whole texts are known
+    as well. Keys are hashes of n-grams, newest token first, so what they find is compared.
     """
 
     def __init__(self) -> None:
@@ -129,52 +127,52 @@ class _Generation:
             num_same += 1
         return num_same
 
-    def keep(self, text: Text, pieces: Sequence[Text]) -> None:
-        """Append those pieces of a text that are `unknown`."""
-        if pieces:
-            self._texts.add(hash(text))
-        for piece in pieces:
-            start = len(self.tokens)
-            self.tokens.extend(piece)
-            self.tokens.append(_SEPARATOR)
-            for length, index in ((SHORT, self.short), (LONG, self.long)):
-                positions = range(start + length, start + len(piece))
-                index.update(zip(_keys(piece, length), positions, strict=False))
+    def learn(self, text: Text, room: int) -> bool:
+        """Append what is not there of a text, and renew what is; False if `room` tokens are full.
 
-    def unknown(self, text: Text) -> list[Text]:
-        """Return the pieces of a text that are not there yet, and renew those that are.
-
-        A piece begins with `LATEST` tokens of what was known before it. A text that repeats itself
-        a lot has pieces that are not found again, so whole texts are known as well.
+        What is appended begins with `LATEST` tokens of what was known before it.
         """
-        if not self.tokens:
-            return [text]
+        is_known, before = hash(text) in self._texts, len(self.tokens)
         shorts, longs = list(_keys(text, SHORT)), list(_keys(text, LONG))
-        pieces: list[Text] = []
-        start, known_to, at = 0, LONG, LONG
+        start, known_to, at = 0, 0, LONG
         while at < len(text):
             position = self.long.get(longs[at - LONG])
             length = 0 if position is None else self._run(text, at, position)
             if position is None or not length:
                 at += 1
                 continue
-            if at > known_to:
-                pieces.append(text[start:at])
-            positions = range(position, position + length)
-            self.short.update(zip(islice(shorts, at - SHORT, None), positions, strict=False))
-            self.long.update(zip(islice(longs, at - LONG, None), positions, strict=False))
+            if at > max(known_to, LONG) and not is_known and not self._append(text[start:at], room):
+                return False
+            self._renew(self.short, shorts[at - LONG :], position - LONG + SHORT, position + length)
+            self._renew(self.long, longs[at - LONG :], position, position + length)
             known_to = at = at + length
             start = max(at - LATEST, 0)
-        if start == 0 or known_to < len(text):
-            pieces.append(text[start:])
-        return [] if hash(text) in self._texts else pieces
+        is_over = is_known or known_to == len(text)
+        if not is_over and not self._append(text[start:], room):
+            return False
+        if len(self.tokens) > before:
+            self._texts.add(hash(text))
+        return True
+
+    def _append(self, piece: Text, room: int) -> bool:
+        start = len(self.tokens)
+        if start + len(piece) + 1 > room:
+            return False
+        self.tokens.extend(piece)
+        self.tokens.append(_SEPARATOR)
+        for length, index in ((SHORT, self.short), (LONG, self.long)):
+            self._renew(index, _keys(piece, length), start + length, start + len(piece))
+        return True
+
+    def _renew(self, index: dict[int, int], keys: Iterable[int], start: int, end: int) -> None:
+        index.update(zip(keys, range(start, end), strict=False))
 
     def _run(self, text: Text, at: int, position: int) -> int:
         """Return how much of a text from `at` on stands at a position; 0 where it is little."""
-        first = text[at - LONG : at + _KNOWN_RUN]
-        if tuple(self.tokens[position - LONG : position + _KNOWN_RUN]) != first:
+        length = min(_KNOWN_RUN, len(text) - at)
+        kept = self.tokens[position - LONG : position + length]
+        if tuple(kept) != text[at - LONG : at + length]:
             return 0
-        length = len(first) - LONG
         kept = self.tokens[position + length : position + len(text) - at]
         for token, other in zip(kept, islice(text, at + length, None), strict=False):
             if token != other:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from slipstream.core.errors import Unavailable
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.request import (
     DraftFacts,
     Generation,
@@ -19,7 +20,6 @@ from slipstream.core.request import (
     draft_settings,
     make_request,
 )
-from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.router.admission import Admission
@@ -174,15 +174,21 @@ class Turns:
                 await written.settled()
                 yield chunk
                 if chunk.stats is not None:
+                    self._ended(
+                        _answered(request, run.output, chunk.stats, placed), placed, record.owner
+                    )
                     self._observing.ended(chunk.stats)
-                    self._shadow.offer(_answered(request, run.output, chunk.stats, placed))
-                    text = (*request.tokens, *run.output)
-                    self._memory.learner.learn(placed.model, record.owner, text)
             watch.settles()
             if asked.session is not None:
                 with watch.span.stage("park", "session.park"):
                     await pair.park(self._patience.park_ttl_s, where)
             watch.span.begins("close")
+
+    def _ended(self, answered: Answered, placed: Placed, owner: str) -> None:
+        """Have a request that has ended well checked, perhaps, and learned from."""
+        self._shadow.offer(answered)
+        text = (*answered.request.tokens, *answered.output)
+        self._memory.learner.learn(placed.model, owner, text)
 
     def _model(self, asked: Generation) -> str:
         """The model that is meant; empty for that of a session which goes on."""
