@@ -128,7 +128,7 @@ def test_a_memory_is_bounded_whatever_is_learned(max_tokens, steps):
 def test_the_same_texts_again_take_no_more_room():
     draw = random.Random(1)
     words = [draw.choices(range(500), k=draw.randint(1, 9)) for _ in range(40)]
-    texts = [sum(draw.choices(words, k=80), []) for _ in range(20)]
+    texts = [[at for word in draw.choices(words, k=80) for at in word] for _ in range(20)]
     memory = learned(*texts)
     num_tokens = memory.num_tokens
     for text in [*texts, *reversed(texts)]:

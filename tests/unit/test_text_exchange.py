@@ -13,7 +13,7 @@ TEXT = (1, 2, 3)
 
 
 class Shelf:
-    """Where texts are exchanged, as a test has it: pages by scope; broken while it is told to be."""
+    """Where texts are exchanged, as a test has it: pages by scope. It can be broken."""
 
     def __init__(self):
         self.published, self.read_scopes, self.pages = [], [], {}
