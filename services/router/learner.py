@@ -66,7 +66,7 @@ class TrafficLearner:
         if self._options.learn == OFF:
             return None
         scope = self._scope(model, owner)
-        self._follow(scope)
+        self._follow(scope, model)
         return self._scopes.texts(scope)
 
     def learn(self, model: TargetModel, owner: str, text: Sequence[int]) -> None:
@@ -74,12 +74,12 @@ class TrafficLearner:
         if self._options.learn == OFF:
             return
         kept, scope = tuple(text[-MAX_TEXT_TOKENS:]), self._scope(model, owner)
-        if max(kept, default=0) > MAX_TOKEN_ID:  # of no vocabulary that can be looked up in
+        if max(kept, default=0) >= _vocab_size(model):
             self._num_refused += 1
             return
         self._scopes.learn(scope, kept)
         self._num_learned += 1
-        self._follow(scope)
+        self._follow(scope, model)
         if self._exchange is not None:
             self._exchange.publish(scope, kept)
 
@@ -116,9 +116,9 @@ class TrafficLearner:
         texts = open_texts(store, num_kept=num_kept, ttl_s=options.ttl_s)
         return None if texts is None else TextExchange(texts, self._receive, clock=clock)
 
-    def _follow(self, scope: str) -> None:
+    def _follow(self, scope: str, model: TargetModel) -> None:
         if self._exchange is not None:
-            self._exchange.follow(scope)
+            self._exchange.follow(scope, _vocab_size(model))
 
     def _receive(self, scope: str, text: Sequence[int]) -> None:
         self._num_received += 1
@@ -132,5 +132,10 @@ class TrafficLearner:
     def _scope(self, model: TargetModel, owner: str) -> str:
         """Return the name of a scope, which discloses neither the model nor the owner."""
         owner = owner if self._options.learn == KEY else ""
-        parts = (self._options.learn, model.tokenizer_hash, model.name, owner)
+        parts = (self._options.learn, model.tokenizer_hash, _vocab_size(model), model.name, owner)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _vocab_size(model: TargetModel) -> int:
+    """Return what the ids of a text must be below: a target refuses a tree with others."""
+    return min(model.facts.vocab_size, MAX_TOKEN_ID + 1)

@@ -6,7 +6,7 @@ Knows scopes by name, and texts; neither who learned them nor how they are used.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +23,7 @@ MAX_WAITING = 256
 MAX_SCOPES = 10_000
 _PAGES = 4
 """Pages of one scope that are read in a row."""
+Text = tuple[int, ...]
 _LOG = logging.getLogger("slipstream.state")
 
 
@@ -30,7 +31,7 @@ _LOG = logging.getLogger("slipstream.state")
 class TextPage:
     """Texts of a scope that follow a position, oldest first."""
 
-    texts: tuple[tuple[int, ...], ...]
+    texts: tuple[Text, ...]
     position: str
     """Where to read on."""
     has_more: bool
@@ -56,9 +57,10 @@ class SharedTexts(Protocol):
 
 @dataclass(slots=True)
 class _Followed:
-    """How far a scope has been read, and when it was used last."""
+    """How far a scope has been read, what its tokens are below, and when it was used last."""
 
-    used_s: float
+    vocab_size: int
+    used_s: float = 0.0
     position: str = ""
 
 
@@ -95,11 +97,14 @@ class TextExchange:
             self.num_dropped += 1
         self._waiting.append((scope, text))
 
-    def follow(self, scope: str) -> None:
-        """Have a scope read for a while: what is there of it at once, then what comes."""
+    def follow(self, scope: str, vocab_size: int) -> None:
+        """Have a scope read for a while: what is there of it at once, then what comes.
+
+        Texts with ids from `vocab_size` on are left out: a target would refuse them.
+        """
         followed = self._followed.pop(scope, None)
         if followed is None:
-            followed = _Followed(0.0)
+            followed = _Followed(vocab_size)
             self._wake.set()
         followed.used_s = self._clock()
         self._followed[scope] = followed
@@ -148,8 +153,14 @@ class TextExchange:
                 page = await self._texts.read(scope, followed.position)
                 followed.position = page.position
                 self.num_invalid += page.num_invalid
-                for text in page.texts:
-                    self._learn(scope, text)
-                    await asyncio.sleep(0)  # requests come first
+                await self._learn_all(scope, page.texts, followed.vocab_size)
                 if not page.has_more:
                     break
+
+    async def _learn_all(self, scope: str, texts: Iterable[Text], vocab_size: int) -> None:
+        for text in texts:
+            if max(text, default=0) >= vocab_size:
+                self.num_invalid += 1
+                continue
+            self._learn(scope, text)
+            await asyncio.sleep(0)  # requests come first

@@ -172,11 +172,11 @@ class Learning:
         """Keep a text as a router does."""
         self.scopes.learn(scope, text)
         self.exchange.publish(scope, text)
-        self.exchange.follow(scope)
+        self.exchange.follow(scope, 1000)
 
     async def knows(self, scope, text):
         """Wait until what follows the text's first tokens is known."""
-        self.exchange.follow(scope)
+        self.exchange.follow(scope, 1000)
         await until(lambda: self.scopes.texts(scope).after(tuple(text[2::-1])) == (text[3], 3))
 
 
@@ -219,7 +219,7 @@ async def test_learning_goes_on_while_the_store_is_away_and_is_shared_when_it_is
     text = tuple(range(20))
     with redis_server() as server:
         async with learning(server.url) as first, learning(server.url) as second:
-            second.exchange.follow("scope")
+            second.exchange.follow("scope", 1000)
             server.kill()
             first.learn("scope", text)
             assert first.scopes.texts("scope").after((2, 1, 0)) == (3, 3)

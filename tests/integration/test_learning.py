@@ -1,6 +1,7 @@
 """Learning from requests at real routers: whose texts are kept for whom, and for how long."""
 
 import asyncio
+import zlib
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -13,6 +14,7 @@ from slipstream.client import AsyncClient
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram_sources import LATEST
 from slipstream.router.config import RouterConfig
+from slipstream.state.packing import packed
 from slipstream.telemetry import catalog
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
@@ -172,6 +174,29 @@ async def test_routers_share_what_they_learn_and_come_back_with_it(target):
         names = [name.decode() for name in server.call("KEYS", "*:texts:*")]
     assert len(names) == 1
     assert "tiny" not in names[0]
+
+
+async def test_what_others_write_into_the_store_changes_no_token(target):
+    with redis_server() as server:
+        store = {"learn": "model", "store_url": server.url, "store_timeout_s": 2.0}
+        async with routed([target], **store) as client:
+            tokens, start = await text_of(client)
+            ((name),) = [name for name in server.call("KEYS", "*:texts:*")]
+            bad = [(*tokens[at : at + 3], 259 + at) for at in range(len(tokens) - 3)]
+            for text in bad:
+                data = zlib.compress(packed(text))
+                server.call("XADD", name, "*", "by", "x", "tokens", data)
+            server.call("XADD", name, "*", "by", "x", "tokens", b"no text")
+            await eventually(num_invalid(client), lambda count: count == len(bad) + 1)
+            assert await text_of(client) == (tokens, start)
+            assert learned(client, "replica") == 0
+
+
+def num_invalid(client):
+    async def count():
+        return Sampled(client.router)(catalog.LEARNED_LOST, "invalid")
+
+    return count
 
 
 async def test_a_store_that_hangs_delays_no_request_and_learning_goes_on(target):

@@ -60,7 +60,7 @@ async def test_texts_of_this_router_are_published_and_those_of_others_learned_pa
     shelf.pages["a"] = [TextPage((TEXT, (4,)), "1-0", True, 1), TextPage(((5,),), "2-0", False, 0)]
     async with exchanging(shelf) as (exchange, learned):
         exchange.publish("a", TEXT)
-        exchange.follow("a")
+        exchange.follow("a", 10)
         await until(lambda: len(learned) == 3 and shelf.published)
         await until(lambda: ("a", "2-0") in shelf.read_scopes)
         assert learned == [("a", TEXT), ("a", (4,)), ("a", (5,))]
@@ -69,25 +69,34 @@ async def test_texts_of_this_router_are_published_and_those_of_others_learned_pa
         assert exchange.num_invalid == 1
 
 
+async def test_a_text_with_tokens_beyond_the_vocabulary_is_left_out_and_counted():
+    shelf = Shelf()
+    shelf.pages["a"] = [TextPage(((1, 10), (9,), (), (99, 1)), "1-0", False, 0)]
+    async with exchanging(shelf) as (exchange, learned):
+        exchange.follow("a", 10)
+        await until(lambda: exchange.num_invalid == 2)
+        assert learned == [("a", (9,)), ("a", ())]
+
+
 async def test_a_scope_that_is_new_is_read_at_once():
     shelf = Shelf()
     async with exchanging(shelf, every_s=3600.0) as (exchange, _):
         await asyncio.sleep(0.01)
-        exchange.follow("a")
+        exchange.follow("a", 10)
         await until(lambda: shelf.read_scopes)
 
 
 async def test_a_scope_that_is_not_used_any_more_is_not_read_until_it_is():
     shelf, clock = Shelf(), HandClock()
     async with exchanging(shelf, clock) as (exchange, _):
-        exchange.follow("a")
+        exchange.follow("a", 10)
         await until(lambda: shelf.read_scopes)
         clock.now += IN_USE_S
         await asyncio.sleep(0.03)
         shelf.read_scopes.clear()
         await asyncio.sleep(0.05)
         assert not shelf.read_scopes
-        exchange.follow("a")
+        exchange.follow("a", 10)
         await until(lambda: shelf.read_scopes)
 
 
@@ -101,7 +110,7 @@ async def test_a_store_that_is_down_is_told_of_once_and_what_waits_for_it_is_bou
     async with exchanging(shelf) as (exchange, _):
         for number in range(10):
             exchange.publish("a", (number,))
-        exchange.follow("a")
+        exchange.follow("a", 10)
         await asyncio.sleep(0.1)
         assert [at.levelname for at in caplog.records] == ["WARNING"]
         assert "routers do not share what they learn: the store is on fire" in caplog.text
@@ -127,7 +136,7 @@ async def test_scopes_that_are_followed_are_bounded(monkeypatch):
     shelf = Shelf()
     exchange = TextExchange(shelf, print, clock=HandClock())
     for scope in ("a", "b", "a", "c"):
-        exchange.follow(scope)
+        exchange.follow(scope, 10)
     running = asyncio.create_task(exchange.run())
     await until(lambda: len(shelf.read_scopes) >= 2)
     running.cancel()
