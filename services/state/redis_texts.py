@@ -19,34 +19,37 @@ PAGE = 32
 _MAX_BYTES = 2 * TOKEN_BYTES * MAX_TEXT_TOKENS
 """Of a text as it is kept: compressed ones are smaller, and none is larger by much."""
 
-# ARGV: replica, text, texts to keep, TTL in milliseconds
-_PUBLISH = Script(
-    """
-redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'by', ARGV[1], 'tokens', ARGV[2])
+# ARGV: TTL in milliseconds. Both scripts begin with this.
+_FORGET = """
 local time = redis.call('TIME')
-local oldest = time[1] * 1000 + math.floor(time[2] / 1000) - tonumber(ARGV[4])
+local oldest = time[1] * 1000 + math.floor(time[2] / 1000) - tonumber(ARGV[1])
 redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f', math.max(oldest, 0)))
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+"""
+# ARGV: TTL, texts to keep, replica, text
+_PUBLISH = Script(
+    f"""{_FORGET}
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'by', ARGV[3], 'tokens', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
 """
 )
-# ARGV: position, empty for none; texts to begin with; texts to read; replica to leave out; bytes
-# Answers with the new position, texts found, texts left out for their form, and the others.
+# ARGV: TTL, texts to begin with, replica to leave out, bytes of a text, texts to read, position or
+# nothing. Answers with the new position, texts found, those left out for their form, the others.
 _READ = Script(
-    """
-local from, last = '(' .. ARGV[1], ARGV[1]
+    f"""{_FORGET}
+local from, last = '(' .. ARGV[6], ARGV[6]
 if last == '' then
   local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', ARGV[2])
-  if #newest == 0 then return {'', 0, 0} end
+  if #newest == 0 then return {{'', 0, 0}} end
   from = newest[#newest][1]
 end
-local found = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[3])
-local answer = {last, #found, 0}
+local found = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[5])
+local answer = {{last, #found, 0}}
 for _, entry in ipairs(found) do
   local fields = entry[2]
   answer[1] = entry[1]
-  if #fields ~= 4 or #fields[4] > tonumber(ARGV[5]) then
+  if #fields ~= 4 or #fields[4] > tonumber(ARGV[4]) then
     answer[3] = answer[3] + 1
-  elseif fields[2] ~= ARGV[4] then
+  elseif fields[2] ~= ARGV[3] then
     table.insert(answer, fields[4])
   end
 end
@@ -61,8 +64,8 @@ class RedisTexts:
     def __init__(
         self, calls: Calls, *, prefix: str, replica: str, num_kept: int, ttl_s: float
     ) -> None:
-        """`calls` are closed with this. A scope keeps about `num_kept` texts, none beyond `ttl_s`
-        but until the next one comes; a scope that gets no text for so long is forgotten."""
+        """`calls` are closed with this. A scope keeps about `num_kept` texts. None is read beyond
+        `ttl_s`; a scope that gets no text for so long is forgotten."""
         self._calls = calls
         self._prefix = prefix
         self._replica = replica
@@ -72,13 +75,13 @@ class RedisTexts:
     async def publish(self, scope: str, text: Sequence[int]) -> None:
         """Add a text. Raises `Unavailable`."""
         data = zlib.compress(packed(tuple(text[-MAX_TEXT_TOKENS:])), 1)
-        words = (self._replica, data, self._num_kept, self._ttl_ms)
+        words = (self._ttl_ms, self._num_kept, self._replica, data)
         await self._calls.run(_PUBLISH, [self._key(scope)], words)
 
     async def read(self, scope: str, position: str) -> TextPage:
         """Return texts of other replicas behind a position; an empty one stands before the newest
         texts that are kept. Raises `Unavailable`."""
-        words = (position, self._num_kept, PAGE, self._replica, _MAX_BYTES)
+        words = (self._ttl_ms, self._num_kept, self._replica, _MAX_BYTES, PAGE, position)
         answer = await self._calls.run(_READ, [self._key(scope)], words)
         try:
             last, num_found, num_misshapen, *entries = answer

@@ -101,6 +101,13 @@ async def test_what_is_too_old_goes_when_the_next_text_comes(server):
         assert server.call("XLEN", KEY) == 1
 
 
+async def test_what_is_too_old_is_not_read_and_goes(server):
+    server.call("XADD", KEY, "1-1", "by", "x", "tokens", entry((1,)))
+    async with opened(server.url) as (texts,):
+        assert (await texts.read("scope", "")).texts == ()
+        assert server.call("XLEN", KEY) == 0
+
+
 async def test_the_end_of_a_long_text_is_published(server):
     async with opened(server.url, 2) as (first, second):
         await first.publish("scope", range(MAX_TEXT_TOKENS + 5))
