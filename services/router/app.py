@@ -72,16 +72,11 @@ class Router:
         self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
         self._admission = Admission(config.max_requests)
         self._next_fence = fences(time.time)
-        options = store_options(config)
-        self._store = WatchedStore(
-            open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
-            self._telemetry.instruments,
-            system=REDIS if options.url else MEMORY,
-        )
+        self._store = self._open_store()
         self._quotas = open_quotas(store_options(config), time.monotonic)
         self._journals = Upkeep(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
-        self._learner = TrafficLearner(config.learn_options(), options)
+        self._learner = TrafficLearner(config.learn_options(), store_options(config))
         self._turns = self._make_turns()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
@@ -147,6 +142,14 @@ class Router:
 
     def _refuse(self) -> None:
         self._admission.is_draining = True
+
+    def _open_store(self) -> WatchedStore:
+        config, options = self._config, store_options(self._config)
+        return WatchedStore(
+            open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
+            self._telemetry.instruments,
+            system=REDIS if options.url else MEMORY,
+        )
 
     def _make_turns(self) -> Turns:
         config = self._config

@@ -174,9 +174,8 @@ class Turns:
                 await written.settled()
                 yield chunk
                 if chunk.stats is not None:
-                    self._ended(
-                        _answered(request, run.output, chunk.stats, placed), placed, record.owner
-                    )
+                    answered = _answered(request, run.output, chunk.stats, placed)
+                    self._ended(answered, placed, record.owner)
                     self._observing.ended(chunk.stats)
             watch.settles()
             if asked.session is not None:
