@@ -149,6 +149,7 @@ async def routed(targets, drafts=(), *, token=None, **config):
         await asyncio.wait_for(router.ready(), LIMIT_S)
         async with AsyncClient(f"127.0.0.1:{port}", token=token, retries=False) as client:
             client.address = f"127.0.0.1:{port}"
+            client.router = router
             if drafts and not isinstance(drafts[0], str):
                 await until(client, lambda info: num_ready(info, "draft") == len(drafts))
             yield client

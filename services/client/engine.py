@@ -63,7 +63,6 @@ class Engine:
         self._loaded = loaded
         self.dtype = dtype_name(loaded.model.dtype)
         self.parts = _parts(loaded)
-        self.sources = NgramSources(store_named(options.ngrams, loaded.tokenizer_hash))
         limits = TargetLimits(
             kv_memory=options.kv_memory,
             max_cached_bytes=options.max_cached_bytes,
@@ -72,6 +71,8 @@ class Engine:
         built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.rows = built.model, built.target, built.rows
         self.facts: ModelFacts = built.facts
+        store = store_named(options.ngrams, loaded.tokenizer_hash, vocab_size=self.facts.vocab_size)
+        self.sources = NgramSources(store)
 
     @classmethod
     def load(cls, target: str, options: EngineOptions) -> "Engine":

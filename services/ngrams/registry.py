@@ -25,9 +25,10 @@ class NgramStores:
                 store = open_store(path)
                 self._stores[store.header.tokenizer_hash] = store
 
-    def of(self, tokenizer_hash: str | None) -> NgramFile | None:
-        """Return the store of a tokenizer; None without one."""
-        return None if tokenizer_hash is None else self._stores.get(tokenizer_hash)
+    def of(self, tokenizer_hash: str, *, vocab_size: int) -> NgramFile | None:
+        """Return the store of a tokenizer; None without one, or where it has larger token ids."""
+        store = self._stores.get(tokenizer_hash)
+        return None if store is None or store.header.vocab_size > vocab_size else store
 
 
 @cache
@@ -36,14 +37,14 @@ def open_store(path: Path) -> NgramFile:
     return NgramFile(path)
 
 
-def store_named(name: str, tokenizer_hash: str) -> NgramFile | None:
+def store_named(name: str, tokenizer_hash: str, *, vocab_size: int) -> NgramFile | None:
     """Return the store that `name` stands for: auto is the package's, none is none, else a file.
 
     Raises `ModelMismatch` for a file of another tokenizer, and what `NgramStores` does.
     """
     if name == NONE:
         return None
-    store = NgramStores((name,)).of(tokenizer_hash)
+    store = NgramStores((name,)).of(tokenizer_hash, vocab_size=vocab_size)
     if store is None and name != AUTO:
         raise ModelMismatch(f"the n-grams in {name} are of another tokenizer than the target's")
     return store

@@ -17,6 +17,7 @@ from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
 from slipstream.router.fleet import Defaults, Fleet
+from slipstream.router.learner import TrafficLearner
 from slipstream.router.limits import KeyLimits
 from slipstream.router.observing import Observing
 from slipstream.router.pool import Pool
@@ -72,15 +73,11 @@ class Router:
         self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
         self._admission = Admission(config.max_requests)
         self._next_fence = fences(time.time)
-        options = store_options(config)
-        self._store = WatchedStore(
-            open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
-            self._telemetry.instruments,
-            system=REDIS if options.url else MEMORY,
-        )
+        self._store = self._open_store()
         self._quotas = open_quotas(store_options(config), time.monotonic)
         self._journals = Upkeep(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
+        self._learner = TrafficLearner(config.learn_options(), store_options(config))
         self._turns = self._make_turns()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._upkeep: asyncio.Task[None] | None = None
@@ -126,6 +123,7 @@ class Router:
         shadow = self._shadow.info
         instruments.total(catalog.SHADOW_CHECKED, shadow.num_checked)
         instruments.total(catalog.SHADOW_DIVERGED, shadow.num_diverged)
+        self._learner.sample(instruments)
         states = Counter((at.role.value, at.state.value) for at in self._fleet.infos())
         for role, state in product(ReplicaRole, ReplicaState):
             count = states[role.value, state.value]
@@ -146,12 +144,20 @@ class Router:
     def _refuse(self) -> None:
         self._admission.is_draining = True
 
+    def _open_store(self) -> WatchedStore:
+        config, options = self._config, store_options(self._config)
+        return WatchedStore(
+            open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
+            self._telemetry.instruments,
+            system=REDIS if options.url else MEMORY,
+        )
+
     def _make_turns(self) -> Turns:
         config = self._config
         claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
         return Turns(
             self._fleet,
-            Memory(claims, self._journals, NgramStores(config.ngrams)),
+            Memory(claims, self._journals, NgramStores(config.ngrams), self._learner),
             self._admission,
             patience=_patience(config),
             shadow=self._shadow,
@@ -177,6 +183,7 @@ class Router:
             group.create_task(self._drafts.run())
             group.create_task(self._follow())
             group.create_task(self._shadow.run())
+            group.create_task(self._learner.run())
 
     async def _follow(self) -> None:
         """Have health say whether requests can run, and the log whether weights differ."""
@@ -195,6 +202,7 @@ class Router:
             await asyncio.wait({upkeep})
         self._turns.close()
         await self._journals.aclose()
+        await self._learner.aclose()
         await self._store.aclose()
         await self._sources.aclose()
         await self._quotas.aclose()

@@ -8,6 +8,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
 from slipstream.router.heartbeat import Heartbeat
+from slipstream.router.learner import KEY, OFF, LearnOptions
 from slipstream.router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
@@ -33,6 +34,8 @@ _POSITIVE = (
     "park_ttl_s",
     "send_timeout_s",
     "request_timeout_s",
+    "learn_tokens",
+    "learn_ttl_s",
 )
 _LONGEST_QUEUE_S = 86400.0
 MAX_FIELDS = 10_000
@@ -109,6 +112,13 @@ class RouterConfig:
         ALLOW, "New requests while the store does not answer: allow, or refuse."
     )
     park_ttl_s: float = option(300.0, "How long engines keep a session's keys for its next turn.")
+    learn: str = option(
+        OFF, "Draft from texts of earlier requests: off, key (of the same API key), or model (all)."
+    )
+    learn_tokens: int = option(500_000, "Tokens of such texts kept in memory.")
+    learn_ttl_s: float = option(
+        86_400.0, "How long such a text is kept in memory, and how long in the store, at most."
+    )
     shadow_rate: float = option(0.0, "Share of requests decoded again without drafts, to compare.")
     shadow_queue: int = option(16, "How many of them may wait; more are not checked.")
     max_message_bytes: int = option(4 << 20, "Largest message taken, in bytes.")
@@ -154,6 +164,11 @@ class RouterConfig:
             raise InvalidRequest("a router needs targets, and none are named")
         self.heartbeat()
         self.shadow_options()
+        if self.learn_options().learn == KEY and self.key_file is None:
+            raise InvalidRequest(
+                f"learn is {KEY!r}, but there is no key_file, so all callers would share what is"
+                " learned: name one, or set learn to 'model' where that is meant"
+            )
         if self.store_down not in (ALLOW, REFUSE):
             raise InvalidRequest(
                 f"store_down is {self.store_down!r}, but must be {ALLOW} or {REFUSE}"
@@ -199,6 +214,10 @@ class RouterConfig:
             self.target_round_timeout_s,
             self.target_token_timeout_s,
         )
+
+    def learn_options(self) -> LearnOptions:
+        """What is learned from requests."""
+        return LearnOptions(self.learn, self.learn_tokens, self.learn_ttl_s)
 
     def to_targets(self) -> ChannelOptions:
         """How to dial targets."""

@@ -27,6 +27,7 @@ from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder
 from slipstream.router.fleet import Fleet, Placed, Wanted
+from slipstream.router.learner import TrafficLearner
 from slipstream.router.observing import ENTER, Observing, RequestWatch
 from slipstream.router.places import Pair, SeatTerms, free_parked
 from slipstream.router.probes import TargetModel
@@ -66,6 +67,7 @@ class Memory:
     claims: Claims
     upkeep: Upkeep
     stores: NgramStores
+    learner: TrafficLearner
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +176,20 @@ class Turns:
                 await written.settled()
                 yield chunk
                 if chunk.stats is not None:
+                    answered = _answered(request, run.output, chunk.stats, placed)
+                    self._ended(answered, placed, record.owner)
                     self._observing.ended(chunk.stats)
-                    self._shadow.offer(_answered(request, run.output, chunk.stats, placed))
             watch.settles()
             if asked.session is not None:
                 with watch.span.stage("park", "session.park"):
                     await pair.park(self._patience.park_ttl_s, where)
             watch.span.begins("close")
+
+    def _ended(self, answered: Answered, placed: Placed, owner: str) -> None:
+        """Have a request that has ended well checked, perhaps, and learned from."""
+        self._shadow.offer(answered)
+        text = (*answered.request.tokens, *answered.output)
+        self._memory.learner.learn(placed.model, owner, text)
 
     def _model(self, asked: Generation) -> str:
         """The model that is meant; empty for that of a session which goes on."""
@@ -211,6 +220,12 @@ class Turns:
         request = make_request(record.session_id, tokens, ask, model.facts, facts)
         return replace(request, past=record.output, num_received=asked.num_received), facts
 
+    def _sources(self, placed: Placed, record: Record) -> NgramSources:
+        """Return what a request may copy from, beside its own text."""
+        memory, model = self._memory, placed.model
+        store = memory.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
+        return NgramSources(store, memory.learner.memory(model, record.owner))
+
     def _pair(self, placed: Placed, kind: str, work: "_Work") -> Pair:
         patience, record = self._patience, work.record
         fence, remaining = record.fence, work.remaining
@@ -226,7 +241,7 @@ class Turns:
             kind,
             record.draft,
             patience.target_wait_s,
-            NgramSources(self._memory.stores.of(placed.model.tokenizer_hash)),
+            self._sources(placed, record),
         )
         on_loss = self._observing.losing(work.journal.lost_target)
         return Pair(self._fleet, placed, terms, on_loss=on_loss)

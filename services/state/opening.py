@@ -1,6 +1,7 @@
 """Opens the store that options name, and quotas beside it. Only here it is decided whether Redis is
 needed."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
     from slipstream.state.calls import Calls
+    from slipstream.state.redis_texts import RedisTexts
     from slipstream.state.registry import Registry
 
 REGISTRY_LIMIT_S = 1.0
-"""For an answer of Redis about replicas, at least: no request waits for it."""
+"""For an answer of Redis about replicas or texts, at least: no request waits for it."""
 
 
 def open_store(
@@ -56,6 +58,21 @@ def open_registry(options: StoreOptions) -> "Registry":
     from slipstream.state.registry import Registry
 
     return Registry(calls, prefix=options.prefix)
+
+
+def open_texts(options: StoreOptions, *, num_kept: int, ttl_s: float) -> "RedisTexts | None":
+    """Where routers share what they learn; None without a URL, as there is nobody to share with.
+
+    See `RedisTexts`. Dials when first used; raises as `open_client` does.
+    """
+    if options.url is None:
+        return None
+    options = replace(options, timeout_s=max(options.timeout_s, REGISTRY_LIMIT_S))
+    calls = _calls(options)
+    from slipstream.state.redis_texts import RedisTexts
+
+    replica = secrets.token_hex(8)
+    return RedisTexts(calls, prefix=options.prefix, replica=replica, num_kept=num_kept, ttl_s=ttl_s)
 
 
 def open_client(options: StoreOptions) -> "Redis | RedisCluster":

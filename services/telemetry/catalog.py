@@ -192,6 +192,19 @@ SHADOW_CHECKED = _counter(
 SHADOW_DIVERGED = _counter(
     "slipstream.shadow.diverged", "{request}", "Of those, the ones that differed.", (ROUTER,)
 )
+LEARNED_TOKENS = _gauge(
+    "slipstream.learned.tokens", "{token}", "Tokens of earlier requests to draft from.", (ROUTER,)
+)
+LEARNED_TEXTS = _counter(
+    "slipstream.learned.texts", "{text}", "Texts that were learned.", (ROUTER,), "source"
+)
+LEARNED_EVICTED = _counter(
+    "slipstream.learned.evicted", "{token}", "Learned tokens that were forgotten.", (ROUTER,)
+)
+LEARNED_LOST = _counter(
+    "slipstream.learned.lost", "{text}", "Texts that were not learned, or not shared.", (ROUTER,),
+    "reason",
+)  # fmt: skip
 
 STEP_DURATION = _seconds("slipstream.target.step.duration", "Forwards of the target.", TARGET)
 STEP_ROWS = _sizes(

@@ -20,7 +20,7 @@ from slipstream.core.errors import LimitExceeded, Unavailable
 from slipstream.core.server_info import ReplicaRole
 from slipstream.router.app import fences
 from slipstream.state.announcement import Announcement
-from slipstream.state.opening import open_quotas, open_registry, open_store
+from slipstream.state.opening import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import Limits, Ticket
 from slipstream.state.record import News
@@ -42,7 +42,7 @@ FORBIDDEN = (
     ("EVAL", "return redis.call('KEYS', '*')", "0"),
     ("PUBLISH", "slipstream:x", "1"),
 )
-"""What nobody needs who keeps sessions, counts requests, or announces itself."""
+"""What nobody needs who keeps sessions and texts, counts requests, or announces itself."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,13 @@ async def test_the_services_user_announces_replicas(options):
     await registry.leave(replica)
     assert await registry.live(ReplicaRole.TARGET) == ()
     await registry.aclose()
+
+
+async def test_the_services_user_shares_what_routers_learn(options):
+    routers = [open_texts(options, num_kept=10, ttl_s=60.0) for _ in range(2)]
+    await routers[0].publish("scope", (1, 2, 3))
+    assert (await routers[1].read("scope", "")).texts == ((1, 2, 3),)
+    await asyncio.gather(*(each.aclose() for each in routers))
 
 
 @pytest.mark.parametrize("words", FORBIDDEN, ids=" ".join)

@@ -188,14 +188,16 @@ def test_a_store_is_found_by_the_tokenizer_it_is_of(path):
     open_store.cache_clear()
     store_of(path, [[1, 2, 3]] * 3)
     stores = NgramStores((str(path),))
-    assert stores.of("t" * 64).path == path
-    assert stores.of("u" * 64) is None
-    assert stores.of(None) is None
-    assert store_named(str(path), "t" * 64) is stores.of("t" * 64)
-    assert store_named("none", "t" * 64) is None
-    assert store_named("auto", "t" * 64) is None
-    with pytest.raises(ModelMismatch, match="of another tokenizer"):
-        store_named(str(path), "u" * 64)
+    store = stores.of("t" * 64, vocab_size=50)
+    assert store.path == path
+    assert stores.of("u" * 64, vocab_size=50) is None
+    assert stores.of("t" * 64, vocab_size=49) is None
+    assert store_named(str(path), "t" * 64, vocab_size=50) is store
+    assert store_named("none", "t" * 64, vocab_size=50) is None
+    assert store_named("auto", "t" * 64, vocab_size=50) is None
+    for tokenizer, vocab_size in (("u" * 64, 50), ("t" * 64, 49)):
+        with pytest.raises(ModelMismatch, match="of another tokenizer"):
+            store_named(str(path), tokenizer, vocab_size=vocab_size)
 
 
 def test_a_store_that_is_not_there_is_refused():

@@ -1,0 +1,219 @@
+"""Learning from requests at real routers: whose texts are kept for whom, and for how long."""
+
+import asyncio
+import zlib
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+import fleet
+from fleet import eventually, routed, target_worker
+from key_files import key, write_keys
+from redis_server import redis_server
+from slipstream.client import AsyncClient
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.ngram_sources import LATEST
+from slipstream.router.config import RouterConfig
+from slipstream.state.packing import packed
+from slipstream.telemetry import catalog
+
+ALICE, BOB = "slip_alice-token", "slip_bob-token"
+PROMPT = "the quick brown fox"
+NUM_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+async def target(folder):
+    worker = target_worker(folder)
+    async with fleet.running(worker):
+        yield worker
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    return write_keys(tmp_path / "keys.toml", key("alice", ALICE), key("bob", BOB))
+
+
+class Sampled:
+    """Instruments that keep the last value of each metric."""
+
+    def __init__(self, router):
+        self._values = {}
+        router.sample(self)
+
+    def put(self, metric, value, attributes=None):
+        self._values[metric.name, *sorted((attributes or {}).values())] = value
+
+    total = put
+
+    def __call__(self, metric, *attributes):
+        return self._values[metric.name, *attributes]
+
+
+def learned(client, *attributes):
+    """How many texts a client's router has learned from a source."""
+    return Sampled(client.router)(catalog.LEARNED_TEXTS, *attributes)
+
+
+def memory_of(client, owner=""):
+    """What requests of an owner may copy from at a client's router."""
+    router = client.router
+    ((_, placed),) = router._fleet.models().items()
+    return router._learner.memory(placed.model, owner)
+
+
+def proposed(memory, tokens, start):
+    """How many tokens of a text, from a position on, are proposed as they are."""
+    ends = [tuple(reversed(tokens[max(at - LATEST, 0) : at])) for at in range(start, len(tokens))]
+    found = [memory.after(end) for end in ends]
+    pairs = zip(found, tokens[start:], strict=True)
+    return sum(at is not None and at[0] == token for at, token in pairs)
+
+
+async def text_of(client, prompt=PROMPT, **options):
+    """Prompt and output of a request, and where the output begins."""
+    prompt_ids = await client.tokenize(prompt, raw=True)
+    result = await client.generate(prompt, raw=True, max_tokens=NUM_TOKENS, **options)
+    return (*prompt_ids, *result.token_ids), len(prompt_ids)
+
+
+async def test_what_a_request_said_is_proposed_to_the_next_one_which_gets_the_same_tokens(target):
+    async with routed([target], learn="model") as client:
+        tokens, start = await text_of(client)
+        assert await text_of(client) == (tokens, start)
+        assert learned(client, "request") == 2
+        assert proposed(memory_of(client), tokens, start) == NUM_TOKENS
+        num_tokens = Sampled(client.router)(catalog.LEARNED_TOKENS)
+        assert num_tokens == len(tokens) + 1
+
+
+async def test_nothing_is_learned_unless_it_is_asked_for(target):
+    async with routed([target]) as client:
+        await text_of(client)
+        assert learned(client, "request") == 0
+        assert Sampled(client.router)(catalog.LEARNED_TOKENS) == 0
+        assert memory_of(client) is None
+
+
+async def test_a_request_that_does_not_end_well_is_not_learned(target):
+    async with routed([target], learn="model") as client:
+        async with aclosing(client.stream(PROMPT, max_tokens=3000)) as chunks:
+            await anext(chunks)
+        with pytest.raises(InvalidRequest):
+            await client.generate(PROMPT, max_tokens=1 << 20)
+        await eventually(running(client), lambda count: count == 0)
+        assert learned(client, "request") == 0
+
+
+def running(client):
+    async def num_requests():
+        return (await client.server_info()).num_requests
+
+    return num_requests
+
+
+@asynccontextmanager
+async def two(target, key_file, **config):
+    """Alice and Bob at one router."""
+    async with (
+        routed([target], token=ALICE, key_file=key_file, **config) as alice,
+        AsyncClient(alice.address, token=BOB, retries=False) as bob,
+    ):
+        bob.router = alice.router
+        yield alice, bob
+
+
+async def test_no_text_of_one_key_is_proposed_to_another(target, key_file):
+    async with two(target, key_file, learn="key") as (alice, bob):
+        tokens, start = await text_of(alice)
+        assert proposed(memory_of(alice, "alice"), tokens, start) == NUM_TOKENS
+        for owner in ("bob", "", "nobody"):
+            assert proposed(memory_of(bob, owner), tokens, 0) == 0
+        others, start = await text_of(bob, "jumps over")
+        assert proposed(memory_of(bob, "bob"), others, start) == NUM_TOKENS
+        assert memory_of(alice, "alice").num_tokens == len(tokens) + 1
+
+
+async def test_texts_of_all_keys_are_proposed_to_all_where_that_is_asked_for(target, key_file):
+    async with two(target, key_file, learn="model") as (alice, bob):
+        tokens, start = await text_of(alice)
+        assert proposed(memory_of(bob, "bob"), tokens, start) == NUM_TOKENS
+
+
+async def test_learning_by_key_needs_keys():
+    with pytest.raises(InvalidRequest, match="there is no key_file, so all callers would share"):
+        RouterConfig(targets=("a:1",), learn="key")
+
+
+async def test_a_memory_full_of_garbage_changes_no_token(target):
+    async with routed([target]) as client:
+        expected = await text_of(client)
+    async with routed([target], learn="model") as client:
+        tokens, _ = expected
+        memory = memory_of(client)
+        for at in range(len(tokens) - 3):  # behind every n-gram stands the wrong token
+            memory.learn((*tokens[at : at + 3], (tokens[at + 3] + 1) % 250, 1, 2, 3))
+        assert await text_of(client) == expected
+
+
+async def test_routers_share_what_they_learn_and_come_back_with_it(target):
+    with redis_server() as server:
+        store = {"learn": "model", "store_url": server.url, "store_timeout_s": 2.0}
+        async with routed([target], **store) as first, routed([target], **store) as second:
+            tokens, start = await text_of(first)
+            await knows(second, tokens, start)
+            assert learned(second, "replica") == 1
+            assert learned(second, "request") == learned(first, "replica") == 0
+        async with routed([target], **store) as again:
+            await knows(again, tokens, start)
+        names = [name.decode() for name in server.call("KEYS", "*:texts:*")]
+    assert len(names) == 1
+    assert "tiny" not in names[0]
+
+
+async def test_what_others_write_into_the_store_changes_no_token(target):
+    with redis_server() as server:
+        store = {"learn": "model", "store_url": server.url, "store_timeout_s": 2.0}
+        async with routed([target], **store) as client:
+            tokens, start = await text_of(client)
+            ((name),) = [name for name in server.call("KEYS", "*:texts:*")]
+            bad = [(*tokens[at : at + 3], 259 + at) for at in range(len(tokens) - 3)]
+            for text in bad:
+                data = zlib.compress(packed(text))
+                server.call("XADD", name, "*", "by", "x", "tokens", data)
+            server.call("XADD", name, "*", "by", "x", "tokens", b"no text")
+            await eventually(num_invalid(client), lambda count: count == len(bad) + 1)
+            assert await text_of(client) == (tokens, start)
+            assert learned(client, "replica") == 0
+
+
+def num_invalid(client):
+    async def count():
+        return Sampled(client.router)(catalog.LEARNED_LOST, "invalid")
+
+    return count
+
+
+async def test_a_store_that_hangs_delays_no_request_and_learning_goes_on(target):
+    with redis_server() as server:
+        store = {"learn": "model", "store_url": server.url, "store_timeout_s": 0.1}
+        async with routed([target], **store) as client:
+            await text_of(client)
+            server.stop_answering()
+            tokens, start = await asyncio.wait_for(text_of(client, "jumps"), fleet.LIMIT_S)
+            assert proposed(memory_of(client), tokens, start) == NUM_TOKENS
+            server.go_on()
+
+
+async def knows(client, tokens, start):
+    """Wait until a client's router has a text that it did not run."""
+
+    async def num_proposed():
+        return proposed(memory_of(client), tokens, start)
+
+    await eventually(num_proposed, lambda count: count == NUM_TOKENS)
