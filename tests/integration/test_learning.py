@@ -10,7 +10,7 @@ import fleet
 from fleet import eventually, routed, target_worker
 from key_files import key, write_keys
 from redis_server import redis_server
-from slipstream.client import AsyncClient
+from slipstream.client import AsyncClient, SamplingParams
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram_sources import LATEST
 from slipstream.router.config import RouterConfig
@@ -25,6 +25,10 @@ NUM_TOKENS = 40
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+DRAWN = {"raw": True, "max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=1.0, seed=3)}
+"""A text that hardly repeats itself."""
 
 
 @pytest.fixture
@@ -90,6 +94,24 @@ async def test_what_a_request_said_is_proposed_to_the_next_one_which_gets_the_sa
         assert proposed(memory_of(client), tokens, start) == NUM_TOKENS
         num_tokens = Sampled(client.router)(catalog.LEARNED_TOKENS)
         assert num_tokens == len(tokens) + 1
+
+
+async def test_a_request_that_comes_again_is_drafted_from_what_was_learned(target):
+    async with routed([target], learn="model") as client:
+        first, again = [await client.generate(PROMPT, **DRAWN) for _ in range(2)]
+        assert again.token_ids == first.token_ids
+        assert first.stats.speculation.num_learned_tokens == 0
+        assert again.stats.speculation.num_accepted_learned_tokens > NUM_TOKENS // 4
+
+
+async def test_a_request_is_never_drafted_from_what_another_key_asked(target, key_file):
+    async with two(target, key_file, learn="key") as (alice, bob):
+        for _ in range(2):
+            alices = await alice.generate(PROMPT, **DRAWN)
+        assert alices.stats.speculation.num_learned_tokens > 0
+        bobs = await bob.generate(PROMPT, **DRAWN)
+        assert bobs.token_ids == alices.token_ids
+        assert bobs.stats.speculation.num_learned_tokens == 0
 
 
 async def test_nothing_is_learned_unless_it_is_asked_for(target):
@@ -181,7 +203,7 @@ async def test_what_others_write_into_the_store_changes_no_token(target):
         store = {"learn": "model", "store_url": server.url, "store_timeout_s": 2.0}
         async with routed([target], **store) as client:
             tokens, start = await text_of(client)
-            ((name),) = [name for name in server.call("KEYS", "*:texts:*")]
+            (name,) = await eventually(scopes_in(server), lambda names: len(names) == 1)
             bad = [(*tokens[at : at + 3], 259 + at) for at in range(len(tokens) - 3)]
             for text in bad:
                 data = zlib.compress(packed(text))
@@ -190,6 +212,13 @@ async def test_what_others_write_into_the_store_changes_no_token(target):
             await eventually(num_invalid(client), lambda count: count == len(bad) + 1)
             assert await text_of(client) == (tokens, start)
             assert learned(client, "replica") == 0
+
+
+def scopes_in(server):
+    async def names():
+        return server.call("KEYS", "*:texts:*")
+
+    return names
 
 
 def num_invalid(client):

@@ -6,12 +6,12 @@ import pytest
 
 import tiny
 from slipstream.core.inline import finished, iterated
-from slipstream.core.ngram_sources import LATEST
+from slipstream.core.ngram_draft import NGRAM, NgramDraft
+from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.request import Ask, DraftFacts, make_request
+from slipstream.core.request import Ask, make_request
 from slipstream.core.run import Run
-from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, SamplingParams, Shape
+from slipstream.core.types import SamplingParams
 from slipstream.ngrams.memory import LearnedTexts
 from tiny_runs import FACTS, PROMPT, Letters
 
@@ -22,35 +22,17 @@ ASKS = {
 }
 
 
-class MemoryDraft:
-    """Proposes chains out of a memory, and nothing else."""
-
-    def __init__(self, memory):
-        self._memory = memory
-        self._tokens = []
-
-    async def propose(self, session, delta, plan):
-        self._tokens[delta.start :] = delta.tokens
-        latest, chain = tuple(reversed(self._tokens[-LATEST:])), []
-        while len(chain) < plan.max_depth and (found := self._memory.after(latest)) is not None:
-            chain.append(found[0])
-            latest = (found[0], *latest[: LATEST - 1])
-        return Proposal(TokenTree.chain(chain))
-
-    async def release(self, session_id):
-        self._tokens.clear()
-
-
 def run_with(memory, sampling):
     """The output of a request that is drafted from a memory, and how much of that was accepted."""
-    speculation = SpeculationOptions(mode=Mode.FORCED, shape=Shape.CHAIN, lookup=False)
+    speculation = SpeculationOptions(mode=Mode.FORCED)
     ask = Ask(sampling=sampling, max_tokens=NUM_TOKENS, speculation=speculation)
-    request = make_request("s", PROMPT, ask, FACTS, DraftFacts("vanilla"))
+    request = make_request("s", PROMPT, ask, FACTS, NGRAM)
     engine = tiny.local_target(tiny.causal())
-    run = Run(MemoryDraft(memory), engine, request, text=Letters(), clock=lambda: 0.0)
+    draft = NgramDraft(NgramSources(memory=memory))
+    run = Run(draft, engine, request, text=Letters(), clock=lambda: 0.0)
     *_, last = iterated(run.chunks())
     finished(engine.release("s"))
-    return tuple(run.output), last.stats.speculation.num_accepted_draft_tokens
+    return tuple(run.output), last.stats.speculation.num_accepted_learned_tokens
 
 
 def garbage(output):
