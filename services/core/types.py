@@ -17,7 +17,7 @@ MAX_LOGIT_BIAS = 1024
 
 
 class Verification(StrEnum):
-    """How the target decides which draft tokens stay (architecture: verification)."""
+    """How the target decides which draft tokens stay."""
 
     EXACT = "exact"
     """Gumbel-max keyed by seed and position: the same tokens as plain decoding."""
@@ -104,11 +104,8 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What both engines are told about the running request of a session.
-
-    Sent with every call, so that an engine that has never heard of the session can open it.
-    `num_prompt_tokens` counts all before this request's output, which `max_tokens` bounds.
-    """
+    """The running request of a session, sent with every call so that any engine can open it.
+    `num_prompt_tokens` counts all before its output, which `max_tokens` bounds."""
 
     session_id: str
     num_prompt_tokens: int
@@ -232,11 +229,8 @@ class NodeStats:
 
 @dataclass(frozen=True, slots=True)
 class ReplyTiming:
-    """Where the time of one reply of an engine elsewhere went, in seconds.
-
-    `service_s` is the service's part, from message to answer; `queue_s`, `engine_s` and
-    `kv_wait_s` are parts of it. `serialisation_s` is spent on the caller's side of the wire.
-    """
+    """Seconds of one reply of an engine elsewhere: of the service, from message to answer, with its
+    parts in queue, engine and waiting for keys, and of the caller's serialisation."""
 
     service_s: float = 0.0
     queue_s: float = 0.0
