@@ -24,6 +24,7 @@ from slipstream.core.walk import Walk
 from slipstream.engine.failures import internal_errors
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
+from slipstream.models.cores import beside
 from slipstream.models.draws import Drawn
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
@@ -55,8 +56,7 @@ class LocalTarget:
         grammars: Grammars | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`meter` says how many rows a session may have in its next round; without `grammars` no
-        output can be made to follow one."""
+        """`meter` says what a session's next round may have; `grammars` are those of outputs."""
         self._model = model
         self._memory = memory
         self._meter = HarmlessMeter(meter)
@@ -67,7 +67,7 @@ class LocalTarget:
         self._held: dict[str, Held] = {}
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
-        """See `core.ports.Target.verify`. The session has the engine to itself meanwhile."""
+        """See `core.ports.Target.verify`; the session has the engine to itself."""
         _held = prepared(self.grammars, session)
         work = self.begin(session, delta, proposal)
         while not work.is_done:
@@ -108,6 +108,10 @@ class LocalTarget:
     @internal_errors("target")
     def step(self, shares: Sequence[Share]) -> None:
         """One forward for all shares, of different verifications; those decided by it are done."""
+        with beside(self._model.engine):
+            self._step(shares)
+
+    def _step(self, shares: Sequence[Share]) -> None:
         began = self._clock()
         keys = sum(share.num_rows * share.work.cache.count for share in shares)
         parts = [share.part() for share in shares]
