@@ -42,7 +42,9 @@ class Backoff:
     FIRST_PAUSE = 4
     LONGEST_PAUSE = 64
     LATE = 16
-    """Rounds before the first try where drafting is not expected to pay."""
+    """Rounds before the first try where drafting is expected to pay hardly less than it costs."""
+    FAR = 0.85
+    """Gain below which it is tried after the longest pause: a first try reads the whole prompt."""
 
     def __init__(self) -> None:
         self._gain = self.FIRST_GAIN
@@ -59,7 +61,7 @@ class Backoff:
         """Begin with this gain, before any round."""
         self._gain = gain
         if gain < self.TOLERANCE:
-            self._plain_rounds_left = self.LATE
+            self._plain_rounds_left = self.LATE if gain >= self.FAR else self.LONGEST_PAUSE
 
     def record(self, gain: float) -> None:
         """Take in a round that speculated."""

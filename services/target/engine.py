@@ -62,8 +62,7 @@ class LocalTarget:
         self._meter = HarmlessMeter(meter)
         self._max_sessions = max_sessions
         self.grammars = grammars
-        self._clock = clock
-        self._ended = clock()
+        self._clock, self._ended = clock, clock()
         self._held: dict[str, Held] = {}
 
     async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
@@ -179,7 +178,7 @@ class LocalTarget:
 
     @property
     def num_kv_bytes(self) -> int:
-        """Bytes of keys and values of all sessions, and of those kept. Any thread may ask."""
+        """Bytes of keys and values of all sessions, and of those kept. Any thread."""
         return self._memory.pool.num_used_bytes
 
     def _new(self) -> Held:

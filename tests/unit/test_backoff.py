@@ -39,15 +39,18 @@ def planner_of(*, step_cost, experience=None):
     return Planner(replace(settings, experience=experience))
 
 
-def test_where_draft_steps_are_dear_copies_come_first_and_the_draft_is_tried_later():
-    planner = planner_of(step_cost=0.3)
+@pytest.mark.parametrize(
+    ("step_cost", "pause"), [(0.02, 0), (0.16, Backoff.LATE), (0.3, Backoff.LONGEST_PAUSE)]
+)
+def test_the_dearer_draft_steps_are_the_later_the_draft_is_tried_beside_copies(step_cost, pause):
+    planner = planner_of(step_cost=step_cost)
     asked = []
-    for _ in range(40):
+    for _ in range(70):
         asked.append(planner.plan(1000, Verdict((0,), 0)).lookup.alone > 0)
         planner.record(
             Proposal(TokenTree.chain(range(3))) if asked[-1] else Proposal(), Verdict((0,), 0)
         )
-    assert asked.index(True) == Backoff.LATE
+    assert asked.index(True) == pause
 
 
 @pytest.mark.parametrize("num_accepted", [0, 7])
