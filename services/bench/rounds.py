@@ -10,12 +10,13 @@ from slipstream.bench.rounds_figures import Sample
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import ModelInfo
+from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.timing import Clock
 
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """Questions, asked greedily and in the default setting."""
+    """Questions, asked greedily; every round drafts, so that all parts of a round are seen."""
 
     questions: tuple[Question, ...]
     max_new_tokens: int = 128
@@ -75,7 +76,10 @@ def _ask(answerer: Answerer, question: Question, max_tokens: int, clock: Clock) 
     answerer.prepare()
     others = answerer.others_cpu_s or _unseen
     cpu_s, start = others(), clock()
-    result = answerer.client.generate(question.turns[0], max_tokens=max_tokens)
+    drafting = SpeculationOptions(mode=Mode.FORCED)
+    result = answerer.client.generate(
+        question.turns[0], max_tokens=max_tokens, speculation=drafting
+    )
     wall_s = clock() - start
     seen_s = None if answerer.others_cpu_s is None else others() - cpu_s
     return Sample(question.question_id, result, wall_s, seen_s)

@@ -8,12 +8,11 @@ is 1. A safetensors file, so that any tool can list it. Knows token ids; neither
 
 import json
 import mmap
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import google_crc32c
 
 from slipstream.core.errors import WeightsError
 
@@ -46,8 +45,8 @@ class StoreHeader:
     max_context: int
     num_tokens: int
     """Tokens of text that were counted."""
-    crc32c: int = 0
-    """CRC-32C of all arrays, in the order of `ARRAYS`."""
+    crc32: int = 0
+    """CRC-32 of all arrays, in the order of `ARRAYS`."""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -125,10 +124,10 @@ def context_hashes(latest: Sequence[int]) -> list[int]:
 
 
 def checksum(parts: Sequence[bytes]) -> int:
-    """Return the CRC-32C of all parts, one behind the other."""
+    """Return the CRC-32 of all parts, one behind the other."""
     crc = 0
     for part in parts:
-        crc = google_crc32c.extend(crc, part)
+        crc = zlib.crc32(part, crc)
     return crc
 
 
@@ -142,7 +141,7 @@ def _read(path: Path) -> tuple[StoreHeader, list[memoryview]]:
     header = StoreHeader(**json.loads(about["__metadata__"]["ngrams"]))
     whole = memoryview(mapped)[start:]
     arrays = [_array(whole, name, about[name]) for name in ARRAYS]
-    if checksum([bytes(array) for array in arrays]) != header.crc32c:
+    if checksum([bytes(array) for array in arrays]) != header.crc32:
         raise ValueError("its checksum is another one")
     return header, arrays
 

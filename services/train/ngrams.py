@@ -117,7 +117,7 @@ def fitting(tables: Sequence[Counted], settings: CountSettings, vocab_size: int)
 def write_store(path: Path, arrays: Arrays, header: StoreHeader) -> None:
     """Write a file that `ngrams.store_file.NgramFile` reads; the checksum is filled in."""
     crc = checksum([arrays[name].tobytes() for name in ARRAYS])
-    metadata = {"format": "np", "ngrams": json.dumps(asdict(replace(header, crc32c=crc)))}
+    metadata = {"format": "np", "ngrams": json.dumps(asdict(replace(header, crc32=crc)))}
     part = path.with_name(path.name + ".part")
     save_file(arrays, part, metadata=metadata)
     part.replace(path)

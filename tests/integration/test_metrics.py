@@ -4,7 +4,7 @@ Requests are asked once, one of which loses its draft; the laws are about what i
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.request import urlopen
 
 import pytest
@@ -74,6 +74,8 @@ def ask_all(told, running, router, to):
                 told.stats.append(result.stats)
         await_all(told, to)
         told.pages[DRAFT], told.middle = read(running.draft), read(router)
+        copying = replace(FORCED, lookup=True)
+        told.stats.append(client.generate(PROMPT, max_tokens=60, speculation=copying).stats)
         chunks = client.stream(PROMPT, max_tokens=300, speculation=FORCED)
         told.stats.append(running.lose_draft(chunks)[-1].stats)
         await_all(told, to)

@@ -14,6 +14,7 @@ from guarded import guarded
 from key_files import key, write_keys
 from relay import captured
 from slipstream.core import errors
+from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.security import ClientTls
 from slipstream.rpc.v1 import generation_pb2, generation_pb2_grpc
@@ -155,7 +156,8 @@ async def reconnected(client, relay, role):
 async def say(client):
     """A turn of a conversation, over every hop; what came of it, and the conversation's name."""
     async with client.session() as session:
-        result = await session.generate(PROMPT, max_tokens=16, request_id=REQUEST)
+        options = {"request_id": REQUEST, "speculation": SpeculationOptions(mode=Mode.FORCED)}
+        result = await session.generate(PROMPT, max_tokens=16, **options)
         return result, session.session_id.encode()
 
 

@@ -32,7 +32,7 @@ def run_with(memory, sampling):
     run = Run(draft, engine, request, text=Letters(), clock=lambda: 0.0)
     *_, last = iterated(run.chunks())
     finished(engine.release("s"))
-    return tuple(run.output), last.stats.speculation.num_accepted_learned_tokens
+    return tuple(run.output), last.stats.speculation
 
 
 def garbage(output):
@@ -46,11 +46,12 @@ def garbage(output):
 
 @pytest.mark.parametrize("sampling", ASKS.values(), ids=ASKS)
 def test_a_memory_of_the_text_is_accepted_and_one_of_garbage_changes_nothing(sampling):
-    output, num_accepted = run_with(LearnedTexts(1 << 20), sampling)
-    assert num_accepted == 0
+    output, speculation = run_with(LearnedTexts(1 << 20), sampling)
+    assert speculation.num_learned_tokens == 0
     memory = LearnedTexts(1 << 20)
     memory.learn((*PROMPT, *output))
-    again, num_accepted = run_with(memory, sampling)
+    again, speculation = run_with(memory, sampling)
     assert again == output
-    assert num_accepted > NUM_TOKENS // 2
+    assert speculation.num_accepted_learned_tokens > 0
+    assert speculation.num_accepted_draft_tokens > NUM_TOKENS // 2
     assert run_with(garbage(output), sampling)[0] == output

@@ -130,7 +130,7 @@ def changed(path, **changes):
         "max_context": 3,
         "num_tokens": 0,
         "format_version": 1,
-        "crc32c": checksum([arrays[name].tobytes() for name in ARRAYS]),
+        "crc32": checksum([arrays[name].tobytes() for name in ARRAYS]),
     }
     save_file(arrays, path, metadata={"ngrams": json.dumps(header | about)})
 
@@ -143,7 +143,7 @@ U32 = np.uint32
     [
         ({"format_version": 2}, "format is 2, not 1"),
         ({"max_context": 99}, "contexts have 99 tokens, not 1 to 8"),
-        ({"crc32c": 1}, "checksum is another"),
+        ({"crc32": 1}, "checksum is another"),
         ({"surprise": 1}, "surprise"),
         ({"buckets": np.zeros(4, U32)}, "3 buckets, not a power of 2"),
         ({"starts": np.zeros(9, U32)}, "not of one length"),
