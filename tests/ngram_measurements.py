@@ -73,7 +73,7 @@ def target_of(model):
 
 async def learning(model, prompts, limit):
     """The same requests with small changes, after as many others: with learning and without."""
-    texts = [json.loads(line)["prompt"] for line in Path(prompts).read_text().splitlines()]
+    texts = [json.loads(line)["prompt"] for line in Path(prompts).read_text().split("\n") if line]
     asked, others = texts[:limit], texts[limit : 2 * limit]
     target = target_of(model)
     third = limit // 3

@@ -41,18 +41,20 @@ class Copying:
 class MatchAcceptance:
     """How likely the token behind a match becomes final in one session, learnt as it goes on.
 
-    Behind a match of n tokens the next one is right with a probability of n / (n + 2) until more
-    is known. (Greedy text of SmolLM2-135M: 0.25, 0.56, 0.62, 0.66, 0.71, 0.75 for n from 1 to 6.)
+    Behind a match of n tokens the next one is right with a probability of n / (n + doubt) until
+    more is known. (Greedy text of SmolLM2-135M, copied from itself: 0.25, 0.56, 0.62, 0.66, 0.71,
+    0.75 for n from 1 to 6, hence a doubt of 2; other texts that begin alike are less sure.)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, doubt: float = 2.0) -> None:
+        self._doubt = doubt
         self._kept = [0] * (len(_GROUPS) + 1)
         self._tried = [0] * (len(_GROUPS) + 1)
 
     def of(self, match: int) -> float:
         """Return the probability of the next token behind a match of this length."""
         group = _group(match)
-        assumed = PRIOR_WEIGHT * match / (match + 2)
+        assumed = PRIOR_WEIGHT * match / (match + self._doubt)
         return (assumed + self._kept[group]) / (PRIOR_WEIGHT + self._tried[group])
 
     def learn(self, match: int, *, is_right: bool) -> None:

@@ -21,6 +21,8 @@ SmolLM2-135M: with 0.6, guesses of 0.15, 0.25, 0.35, 0.45 held in 0.11, 0.19, 0.
 STORE_PRIOR = 0.7
 """Share of a store's probabilities that holds before anything was seen. (Greedy text of
 SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
+LEARNED_DOUBT = 8.0
+"""Of matches in the texts of other requests; see `MatchAcceptance`."""
 DRAFT_PRIOR = 0.85
 """The same of a draft model's."""
 
@@ -50,7 +52,7 @@ class Guesses:
         self._sources = sources
         self._sampling = sampling
         self._text = OwnText()
-        self._own, self._learned = MatchAcceptance(), MatchAcceptance()
+        self._own, self._learned = MatchAcceptance(), MatchAcceptance(LEARNED_DOUBT)
         self._store, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
         self._found: dict[_Path, _Found] = {}
         """What was found behind the text that ends at `_start`."""
