@@ -16,6 +16,7 @@ from slipstream.bench.rounds_figures import (
 )
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import Limits, ModelInfo
+from slipstream.core.options import Mode
 from slipstream.core.results import PromptInfo, RequestStats, Result, Timings
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import FinishReason
@@ -142,7 +143,8 @@ class Recorder:
         self._name = name
         self._log = log
 
-    def generate(self, prompt, *, max_tokens):
+    def generate(self, prompt, *, max_tokens, speculation):
+        assert speculation.mode is Mode.FORCED
         self._log.append((self._name, prompt, max_tokens))
         return result((1,), LOCAL)
 
