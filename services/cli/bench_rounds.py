@@ -71,9 +71,9 @@ class RoundFlags:
 def rounds(run: RoundFlags, models: ModelFlags, output: OutputFlags) -> None:
     """What a round costs embedded and distributed, and where the time goes.
 
-    Both answer the same questions in this run, question by question in turn, greedily, drafting in every
-    round. ratio is tokens per second over those of the embedded engine, as the caller
-    sees them. The router's own part of a round is what engines, wires and serialisation leave.
+    Both answer the same questions in this run, question by question in turn, greedily, drafting in
+    every round. ratio is tokens per second over those of the embedded engine, as the caller sees
+    them. The router's own part of a round is what engines, wires and serialisation leave.
     """
     models.check()
     check_writable(output)
