@@ -28,7 +28,7 @@ class Collector:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """In order of arrival."""
+        """Spans in order of arrival."""
         with self._heard:
             return tuple(self._spans)
 

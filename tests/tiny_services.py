@@ -55,7 +55,7 @@ class Models:
 
     @property
     def identity(self) -> common_pb2.ModelIdentity:
-        """Of the target."""
+        """Return the identity of the target."""
         return common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
             model_id="tiny",
@@ -66,7 +66,7 @@ class Models:
 
     @property
     def layout(self) -> common_pb2.KvLayout:
-        """Of the target's keys and values."""
+        """Return the layout of the target's keys and values."""
         return layout_to_pb(self.target.layout)
 
     def drafter(self, kind: str, source: KvSource) -> Drafter:

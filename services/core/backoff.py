@@ -1,5 +1,7 @@
 """Giving up speculation while it does not pay. Knows no clock: it counts rounds."""
 
+from slipstream.core.average import Average
+
 
 class Experience:
     """What drafting gained in all requests to one draft: what the next one begins with."""
@@ -9,20 +11,20 @@ class Experience:
     PRIOR_ROUNDS = 6
 
     def __init__(self) -> None:
-        self._gain: float | None = None
-        self._num_rounds = self.PRIOR_ROUNDS
+        self._average: Average | None = None
 
     def gain(self, first: float) -> float:
         """Return the average gain; `first` is what is assumed before there was any round."""
-        if self._gain is None:
-            self._gain = first
-        return self._gain
+        return self._begun(first).value
 
     def record(self, gain: float) -> None:
         """Take in a round that drafted."""
-        self._num_rounds += 1
-        before = self.gain(gain)
-        self._gain = before + max(self.WEIGHT, 1 / self._num_rounds) * (gain - before)
+        self._begun(gain).record(gain)
+
+    def _begun(self, first: float) -> Average:
+        if self._average is None:
+            self._average = Average(first, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
+        return self._average
 
 
 class Backoff:
@@ -47,29 +49,27 @@ class Backoff:
     """Gain below which it is tried after the longest pause: a first try reads the whole prompt."""
 
     def __init__(self) -> None:
-        self._gain = self.FIRST_GAIN
-        self._num_rounds = self.PRIOR_ROUNDS
+        self._gain = Average(self.FIRST_GAIN, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
         self._pause = self.FIRST_PAUSE
         self._plain_rounds_left = 0
 
     @property
     def gain(self) -> float:
         """Average of tokens per round over cost per round, the last ones counting more."""
-        return self._gain
+        return self._gain.value
 
     def expect(self, gain: float) -> None:
         """Begin with this gain, before any round."""
-        self._gain = gain
+        self._gain.value = gain
         if gain < self.TOLERANCE:
             self._plain_rounds_left = self.LATE if gain >= self.FAR else self.LONGEST_PAUSE
 
     def record(self, gain: float) -> None:
         """Take in a round that speculated."""
-        self._num_rounds += 1
-        self._gain += max(self.WEIGHT, 1 / self._num_rounds) * (gain - self._gain)
-        if self._gain >= 1:
+        self._gain.record(gain)
+        if self.gain >= 1:
             self._pause = self.FIRST_PAUSE
-        if self._gain >= self.TOLERANCE:
+        if self.gain >= self.TOLERANCE:
             return
         self._plain_rounds_left = self._pause
         self._pause = min(2 * self._pause, self.LONGEST_PAUSE)

@@ -21,10 +21,10 @@ SmolLM2-135M: with 0.6, guesses of 0.15, 0.25, 0.35, 0.45 held in 0.11, 0.19, 0.
 STORE_PRIOR = 0.7
 """Share of a store's probabilities that holds before anything was seen. (Greedy text of
 SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
-LEARNED_DOUBT = 8.0
-"""Of matches in the texts of other requests; see `MatchAcceptance`."""
 DRAFT_PRIOR = 0.85
 """The same of a draft model's."""
+LEARNED_DOUBT = 8.0
+"""Doubt of matches in the texts of other requests; see `MatchAcceptance`."""
 
 _Path = tuple[int, ...]
 
@@ -136,10 +136,12 @@ class Guesses:
         return {token: weight / total for token, weight in weights.items()}
 
     def _find(self, path: _Path) -> _Found:
+        own, store, memory = self._text.after(path), self._sources.store, self._sources.memory
+        if store is None and memory is None:
+            return _Found(own, None, ())
         latest = (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
-        store, memory = self._sources.store, self._sources.memory
         return _Found(
-            self._text.after(path),
+            own,
             None if memory is None else memory.after(latest),
             () if store is None else store.after(latest),
         )

@@ -1,5 +1,7 @@
 """Tokens over the time of a plain round, on average. Knows no clock: it is given times."""
 
+from slipstream.core.average import Average
+
 
 class Pace:
     """How fast a request goes: tokens that become final in the time of a plain round.
@@ -12,18 +14,15 @@ class Pace:
 
     def __init__(self, first: float, *, num_rounds: int = 3) -> None:
         """`first` is what is assumed before any round, and counts for so many of them."""
-        self._tokens = first
-        self._cost = 1.0
-        self._num_rounds = num_rounds
+        self._tokens = Average(first, num_values=num_rounds, weight=self.WEIGHT)
+        self._cost = Average(1.0, num_values=num_rounds, weight=self.WEIGHT)
 
     @property
     def value(self) -> float:
         """Return the average, the last rounds counting more."""
-        return self._tokens / self._cost
+        return self._tokens.value / self._cost.value
 
     def record(self, tokens: float, cost: float) -> None:
         """Take in a round that brought so many tokens in so many plain rounds' time."""
-        self._num_rounds += 1
-        weight = max(self.WEIGHT, 1 / self._num_rounds)
-        self._tokens += weight * (tokens - self._tokens)
-        self._cost += weight * (cost - self._cost)
+        self._tokens.record(tokens)
+        self._cost.record(cost)

@@ -158,8 +158,5 @@ def copies_accepted(proposal: Proposal, verdict: Verdict) -> tuple[CopySource, .
 
 
 def num_copied_accepted(proposal: Proposal, verdict: Verdict) -> int:
-    """How many accepted tokens only a copy proposed; a path's copied nodes are its last ones."""
-    if not proposal.num_copied:
-        return 0
-    accepted = verdict.tokens[: verdict.num_accepted]
-    return verdict.num_accepted - len(proposal.drafted.matching(accepted))
+    """Return how many accepted tokens were copied beside what the draft proposed."""
+    return len(copies_accepted(proposal, verdict)) if proposal.num_copied else 0

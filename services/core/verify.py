@@ -75,7 +75,7 @@ def _margins(
     prefix: Sequence[int],
     tokens: Sequence[int],
 ) -> tuple[float, ...]:
-    """By how much the first of `tokens` beats each other in the draw of the slot after `prefix`.
+    """Return by how much the first of `tokens` beats each other one in the draw after `prefix`.
 
     In the processed law, its noise included; infinite for a token outside the law's support.
     """

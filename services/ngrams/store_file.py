@@ -123,7 +123,7 @@ def context_hashes(latest: Sequence[int]) -> list[int]:
     return codes
 
 
-def checksum(parts: Sequence[bytes]) -> int:
+def checksum(parts: Sequence[bytes | memoryview]) -> int:
     """Return the CRC-32 of all parts, one behind the other."""
     crc = 0
     for part in parts:
@@ -141,7 +141,7 @@ def _read(path: Path) -> tuple[StoreHeader, list[memoryview]]:
     header = StoreHeader(**json.loads(about["__metadata__"]["ngrams"]))
     whole = memoryview(mapped)[start:]
     arrays = [_array(whole, name, about[name]) for name in ARRAYS]
-    if checksum([bytes(array) for array in arrays]) != header.crc32:
+    if checksum(arrays) != header.crc32:
         raise ValueError("its checksum is another one")
     return header, arrays
 

@@ -134,8 +134,7 @@ class LocalTarget:
         self._meter.record(StepTaken(len(hidden), len(shares), keys, seconds, waited_s, is_drafted))
 
     def park(self, session_id: str) -> None:
-        """Let others have a session's memory until its next turn, which finds there what nobody
-        has needed. Unknown ids are fine."""
+        """Let others have a session's memory until its next turn. Unknown ids are fine."""
         held = self._held.get(session_id)
         if held is not None:
             self._leave(held)

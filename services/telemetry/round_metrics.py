@@ -14,7 +14,7 @@ MAX_POSITION = 16
 
 
 class RoundMetrics:
-    """Of one router."""
+    """Counts of the rounds of one router."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments

@@ -76,7 +76,7 @@ class RoundSeen:
 
 
 def round_attributes(at: RoundSeen, selected: str) -> Attributes:
-    """Of the round's span; `selected` says why it has one."""
+    """Return attributes of the round's span; `selected` says why it has one."""
     return {
         "slipstream.round.index": at.index,
         "slipstream.round.kind": at.kind,
@@ -88,7 +88,7 @@ def round_attributes(at: RoundSeen, selected: str) -> Attributes:
 
 
 def proposal_attributes(at: RoundSeen) -> Attributes:
-    """Of the span of asking for a proposal: what was asked, what came, and why no more."""
+    """Return attributes of the span of a proposal: the plan, what came, and why no more."""
     proposal, plan = at.proposal, at.plan
     said: dict[str, Value] = {"slipstream.proposal.waited_ms": 1000 * seconds_of(at.proposing)}
     if plan is not None:
@@ -134,7 +134,7 @@ def proposed_attributes(proposal: Proposal) -> Attributes:
 
 
 def verdict_attributes(at: RoundSeen) -> Attributes:
-    """Of the span of asking for a verdict."""
+    """Return attributes of the span of a verdict."""
     verdict = at.verdict
     said: dict[str, Value] = {
         "slipstream.verdict.waited_ms": 1000 * seconds_of(at.verifying),

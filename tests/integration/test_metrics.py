@@ -40,7 +40,7 @@ class Told:
     """Names that the collector has."""
 
     def total(self, name):
-        """Of a count of speculation over all requests."""
+        """Return the sum of a count of speculation over all requests."""
         return sum(getattr(at.speculation, name) for at in self.stats)
 
     def counted(self, name):
@@ -49,7 +49,7 @@ class Told:
 
     @property
     def num_rounds(self):
-        """Of all requests, by kind."""
+        """Return the rounds of all requests, by kind."""
         return {
             "prefill": len(self.stats),
             "speculative": self.total("num_spec_steps"),
@@ -143,7 +143,7 @@ def values(page):
 
 
 def value(page, metric, part="", **attributes):
-    """Of a metric, where it has these attributes and no others; None where it is not told."""
+    """Return a metric's value with these attributes and no others; None where there is none."""
     labels = frozenset((label(name), said) for name, said in attributes.items())
     (name,) = [at for at in samples(metric) if at.endswith(part) and "_bucket" not in at]
     return values(page).get((name, labels))

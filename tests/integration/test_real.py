@@ -143,7 +143,7 @@ def test_a_covering_set_in_float32_is_plain_decoding(float32, kind, shape, stop,
 
 
 def test_greedy_output_in_float32_is_that_of_transformers(real_model, float32):
-    """With the shipped draft and setting, against transformers' own `generate`."""
+    """Compare the shipped draft and setting with transformers' own `generate`."""
     reference = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()
     drafted = 0
     asked = prompts(float32)

@@ -113,7 +113,7 @@ def run(target, draft, profile, trace):
 
 
 def outcomes(real):
-    """Its rounds after the prompt's own."""
+    """Return the rounds of a run after the prompt's own."""
     return [
         Outcome(
             len(at.verdict.tokens),

@@ -184,7 +184,7 @@ def test_while_a_draft_does_not_pay_copies_go_on_without_it():
 
 
 def num_asked(planner, proposal, verdict, rounds=60):
-    """In how many rounds the draft is asked whose proposals and verdicts are all alike."""
+    """Count the rounds that ask the draft, whose proposals and verdicts are all alike."""
     asked = 0
     for _ in range(rounds):
         is_asked = planner.plan(1000, PREFILL).lookup.alone > 0
