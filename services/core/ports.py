@@ -1,19 +1,19 @@
-"""The narrow interface: a draft proposes, a target verifies, neither knows where the other is."""
+"""The two ports: a draft proposes, a target verifies, and neither depends on where the other is."""
 
 from typing import Protocol
 
-from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, Verdict
 
 
 class Draft(Protocol):
-    """Guesses how a session goes on."""
+    """Proposes how a sequence goes on."""
 
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """Guess what follows the session's tokens.
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """Return a tree of tokens that may follow the sequence.
 
-        `delta` tells the tokens that became final since the last call; a repeated call with
-        the same delta changes nothing. Raises `SessionOutOfSync` when it starts above the
-        tokens that the draft holds.
+        An engine compares the sequence with the tokens that it holds and computes what is new, so
+        a repeated call changes nothing.
         """
         ...
 
@@ -23,14 +23,14 @@ class Draft(Protocol):
 
 
 class Target(Protocol):
-    """Decides how a session goes on."""
+    """Decides how a sequence goes on."""
 
-    async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
-        """Make the next tokens final, reading along `proposal` as far as it is right.
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
+        """Return the tokens that become final: the proposal's as far as it is right, and one more.
 
-        Verifying an empty proposal is plain decoding, and with the prompt as delta it is
-        prefill. Raises `SessionOutOfSync` when the delta starts above the tokens held, and
-        `InvalidRequest` when delta, proposal and parameters can't be honoured.
+        The caller appends them to the sequence. Verifying an empty proposal is plain decoding, and
+        of a new sequence it is prefill. Raises `InvalidRequest` when sequence, proposal and
+        parameters can't be honoured.
         """
         ...
 

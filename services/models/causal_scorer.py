@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.core.history import num_same
+from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
@@ -60,7 +59,7 @@ class CausalScorer:
 
     def num_same(self, state: _State, tokens: Sequence[int]) -> int:
         """See `Scorer.num_same`."""
-        return num_same(state.tokens, Delta(0, tuple(tokens)))
+        return common_prefix(state.tokens, tokens)
 
     def check(self, ask: Ask) -> None:
         """See `Scorer.check`."""
@@ -127,7 +126,7 @@ def _part(ask: Ask) -> Part:
 
 def _synced(ask: Sync) -> Part:
     state: _State = ask.state
-    same = num_same(state.tokens, Delta(0, tuple(ask.tokens)))
+    same = common_prefix(state.tokens, ask.tokens)
     # The last token is processed again, if need be: its row is what is asked for.
     state.cache.truncate(min(same, len(ask.tokens) - 1))
     state.tokens = list(ask.tokens)

@@ -1,0 +1,72 @@
+"""A running request as both ports see it: its parameters, and its tokens, which only grow."""
+
+from collections.abc import Iterable, Sequence
+
+from slipstream.core.types import Session
+
+
+class TokenSequence:
+    """A request's parameters and its final tokens: those of the prompt, then the output.
+
+    Tokens are appended and never changed, so an engine reads each of them once. A request that
+    goes back to an earlier token makes another sequence.
+    """
+
+    __slots__ = ("session", "tokens")
+
+    def __init__(self, session: Session, tokens: Iterable[int] = ()) -> None:
+        self.session = session
+        self.tokens = list(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def session_id(self) -> str:
+        """The id under which engines hold the request's keys and values."""
+        return self.session.session_id
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """Make tokens final."""
+        self.tokens += tokens
+
+
+class SyncedTokens:
+    """The tokens of a session that an engine holds, kept equal to those of a sequence."""
+
+    __slots__ = ("_num_read", "_sequence", "tokens")
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.tokens = list(tokens)
+        self._sequence: TokenSequence | None = None
+        self._num_read = 0
+
+    def num_same(self, sequence: TokenSequence) -> int:
+        """Return how many leading tokens are those of the sequence.
+
+        Of a sequence that was taken before, only the tokens that came since are compared.
+        """
+        known = self._num_read if self._sequence is sequence else 0
+        return common_prefix(self.tokens, sequence.tokens, start=known)
+
+    def take(self, sequence: TokenSequence) -> int:
+        """Hold the sequence's tokens; return how many leading ones were held before.
+
+        The tokens may be appended to afterwards, by what the engine itself made final.
+        """
+        same = self.num_same(sequence)
+        self.tokens[same:] = sequence.tokens[same:]
+        self._sequence, self._num_read = sequence, len(sequence)
+        return same
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int], *, start: int = 0) -> int:
+    """Return how many leading tokens of both are equal, the first `start` of which are known to be.
+
+    >>> common_prefix([5, 6, 7], [5, 6, 9])
+    2
+    """
+    end = min(len(one), len(other))
+    if one[start:end] == other[start:end]:
+        return end
+    return next((at for at in range(start, end) if one[at] != other[at]), end)
