@@ -5,8 +5,9 @@ import threading
 from contextlib import asynccontextmanager
 
 import tiny
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, SamplingParams, Session, Verdict
+from slipstream.core.types import Proposal, SamplingParams, Session, Verdict
 from slipstream.engine.thread import EngineThread
 from slipstream.target.batcher import BatchedTarget
 
@@ -52,5 +53,5 @@ def ask(target: BatchedTarget, number: int) -> "asyncio.Future[Verdict]":
     """A verification under way of a prompt of 100 tokens."""
     prompt = tuple(tiny.tokens(100, number))
     return asyncio.ensure_future(
-        target.verify(session_of(number, 100), Delta(0, prompt), Proposal())
+        target.verify(TokenSequence(session_of(number, 100), prompt), Proposal())
     )

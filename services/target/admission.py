@@ -3,13 +3,18 @@
 from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
 from slipstream.core.options import MAX_NODES
 from slipstream.core.request import check_logit_bias
-from slipstream.core.types import Delta, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal
 
 
 def check_call(
-    session: Session, delta: Delta, proposal: Proposal, *, vocab_size: int, context_length: int
+    sequence: TokenSequence, proposal: Proposal, *, vocab_size: int, context_length: int
 ) -> None:
-    """Raises `InvalidRequest` for what can't be honoured, whatever the engine holds."""
+    """Raise `InvalidRequest` for what can't be honoured, whatever the engine holds.
+
+    The ids of the sequence's tokens are not looked at.
+    """
+    session = sequence.session
     limit = session.num_prompt_tokens + session.max_tokens
     if limit > context_length:
         raise PromptTooLong(
@@ -26,14 +31,13 @@ def check_call(
             f"logprobs do not go with verification {session.verification.value}"
         )
     check_logit_bias(session.sampling, vocab_size)
-    for token in delta.tokens:
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(f"token id {token} is outside the vocabulary of {vocab_size}")
-    _check_tree(proposal, delta.end, context_length)
+    _check_length(sequence)
+    _check_tree(proposal, len(sequence), context_length)
 
 
-def check_length(session: Session, num_tokens: int) -> None:
-    """Raises `InvalidRequest` unless the prompt is whole, with room for a token behind it."""
+def _check_length(sequence: TokenSequence) -> None:
+    """Raise `InvalidRequest` unless the prompt is whole, with room for a token behind it."""
+    session, num_tokens = sequence.session, len(sequence)
     first, last = session.num_prompt_tokens, session.num_prompt_tokens + session.max_tokens
     if not first <= num_tokens < last:
         raise InvalidRequest(

@@ -15,8 +15,9 @@ from functools import partial
 
 from slipstream.core import errors
 from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
-from slipstream.core.types import Delta, Proposal, Session, Verdict
+from slipstream.core.types import Proposal, Session, Verdict
 from slipstream.engine.failures import FailedSteps
 from slipstream.engine.gathering import Gathering
 from slipstream.engine.thread import EngineThread
@@ -105,17 +106,12 @@ class BatchedTarget:
         """What the time goes to."""
         return self._spent
 
-    async def run(self, session: Session, delta: Delta, proposal: Proposal) -> Verified:
+    async def run(self, sequence: TokenSequence, proposal: Proposal) -> Verified:
         """Return the verdict, and what it took. Raises what `begin` and its answer do."""
-        return await self.begin(session, delta, proposal).verified()
+        return await self.begin(sequence, proposal).verified()
 
     def begin(
-        self,
-        session: Session,
-        delta: Delta,
-        proposal: Proposal,
-        *,
-        max_queue_s: float | None = None,
+        self, sequence: TokenSequence, proposal: Proposal, *, max_queue_s: float | None = None
     ) -> PendingVerification:
         """Begin a verification, which may wait for memory for `max_queue_s`, None for no limit.
 
@@ -125,9 +121,9 @@ class BatchedTarget:
         """
         if self._is_closed:
             raise errors.Unavailable("the target is about to stop")
-        session_id = session.session_id
+        session_id = sequence.session_id
         self._end(session_id, errors.SessionTaken(f"session {session_id} was taken over"))
-        work = Work(session, delta, proposal)
+        work = Work(sequence, proposal)
         pending = PendingVerification(work, self._clock(), max_queue_s, self._left)
         self._pending[session_id] = pending
         self._arrivals.append(work)
@@ -148,10 +144,10 @@ class BatchedTarget:
             return found
         return await asyncio.wrap_future(grammars.compiling(grammar))
 
-    async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`, `prepare` and `run`."""
-        _held = await self.prepare(session)
-        return (await self.run(session, delta, proposal)).value
+        _held = await self.prepare(sequence.session)
+        return (await self.run(sequence, proposal)).value
 
     async def park(self, session_id: str) -> None:
         """See `LocalTarget.park`. What is under way of the session ends first."""

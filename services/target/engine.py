@@ -13,12 +13,12 @@ from torch import Tensor
 from slipstream.core.draws import walk_drawn
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
 from slipstream.core.finish import finish
-from slipstream.core.history import apply_delta
 from slipstream.core.offer import Offer
-from slipstream.core.proposal_check import check_proposal
+from slipstream.core.proposal_check import check_proposal, check_tokens
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.tree import ROOT
-from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
+from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
 from slipstream.engine.failures import internal_errors
@@ -28,7 +28,7 @@ from slipstream.models.cores import beside
 from slipstream.models.draws import Drawn
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
-from slipstream.target.admission import check_call, check_length
+from slipstream.target.admission import check_call
 from slipstream.target.drawing import draws_of, is_drawn
 from slipstream.target.grammars import Grammars, follower_of, prepared
 from slipstream.target.memory import KvMemory
@@ -65,44 +65,40 @@ class LocalTarget:
         self._clock, self._ended = clock, clock()
         self._held: dict[str, Held] = {}
 
-    async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`; the session has the engine to itself."""
-        _held = prepared(self.grammars, session)
-        work = self.begin(session, delta, proposal)
+        _held = prepared(self.grammars, sequence.session)
+        work = self.begin(sequence, proposal)
         while not work.is_done:
             self.step([Share(work, min(work.num_pending, ALONE_ROWS))])
         return work.result()
 
-    def begin(self, session: Session, delta: Delta, proposal: Proposal) -> Verification:
+    def begin(self, sequence: TokenSequence, proposal: Proposal) -> Verification:
         """Take in what a verification is about. Every `step` with a share of it takes it further.
 
         What is refused, changes nothing. Raises what `core.ports.Target.verify` does, `NoRoom`
         while others hold the memory that the session needs, `CapacityError` if it can never be.
         """
-        model = self._model
-        check_call(
-            session,
-            delta,
-            proposal,
-            vocab_size=model.vocab_size,
-            context_length=model.context_length,
-        )
+        session, vocab_size = sequence.session, self._model.vocab_size
+        context_length = self._model.context_length
+        check_call(sequence, proposal, vocab_size=vocab_size, context_length=context_length)
         held = self._held.get(session.session_id)
-        before = held.tokens if held else []
-        tokens, num_same = apply_delta(before, delta)
-        check_length(session, len(tokens))
-        roots = held.roots if held and tokens == before else ()
-        check_proposal(session, proposal, vocab_size=model.vocab_size, roots=roots)
+        num_same = held.synced.num_same(sequence) if held else 0
+        check_tokens(sequence.tokens[num_same:], vocab_size, "the sequence")
+        is_next = held is not None and num_same == len(held.synced.tokens) == len(sequence)
+        roots = held.roots if held and is_next else ()
+        check_proposal(session, proposal, vocab_size=vocab_size, roots=roots)
         known = held.follower if held else None
-        follower = follower_of(self.grammars, session, tokens, known)
+        follower = follower_of(self.grammars, sequence, known)
         held = held or self._new()
         # The last token is always processed again: its row says what comes next.
-        cache = self._room(session, held, tokens, min(num_same, len(tokens) - 1))
+        cache = self._room(sequence, held, min(num_same, len(sequence) - 1))
         self._held[session.session_id] = held
-        held.tokens, held.roots, held.cache, held.follower = tokens, roots, cache, follower
+        held.synced.take(sequence)
+        held.roots, held.cache, held.follower = roots, cache, follower
         for tap in held.taps:
             tap.lower(cache.count)
-        return Verification(session, proposal, tokens, cache, held, cache.count)
+        return Verification(session, proposal, cache, held, cache.count)
 
     @internal_errors("target")
     def step(self, shares: Sequence[Share]) -> None:
@@ -185,14 +181,15 @@ class LocalTarget:
             raise CapacityError(f"{len(self._held)} sessions are open, the limit")
         return Held()
 
-    def _room(self, session: Session, held: Held, tokens: Sequence[int], num_same: int) -> KvCache:
+    def _room(self, sequence: TokenSequence, held: Held, num_same: int) -> KvCache:
         """The session's cache, with room for all that its request may become.
 
         It holds the first `num_same` of the tokens, or of a parked session's what is left of them.
         """
+        session = sequence.session
         needed = session.num_prompt_tokens + session.max_tokens
         if held.cache is None:
-            return self._memory.open(tokens, needed)
+            return self._memory.open(sequence.tokens, needed)
         self._memory.extend(held.cache, needed, count=min(num_same, held.cache.count))
         return held.cache
 
@@ -207,7 +204,7 @@ class LocalTarget:
             tap.end()
         held.follower = None
         if held.cache is not None:
-            self._memory.close(held.cache, held.tokens)
+            self._memory.close(held.cache, held.synced.tokens)
             held.cache = None
 
     def _followed(self, drawn: Drawn, shares: Sequence[Share]) -> Iterator[Decision]:
@@ -272,13 +269,13 @@ class LocalTarget:
         tokens = [work.proposal.tree.tokens[node] for node in walk.nodes]
         if walk.token is not None:
             tokens.append(walk.token)
-        num_output = len(held.tokens) - session.num_prompt_tokens
+        num_output = len(work.tokens) - session.num_prompt_tokens
         final, reason = finish(session, num_output, tokens)
         pending, nodes = slots
         work.cache.keep([*pending, *(nodes[node] for node in walk.nodes[: len(final)])])
         if work.cache.count // KEY_BLOCK > work.num_cached // KEY_BLOCK:
-            self._memory.remember(work.cache, held.tokens)
-        held.tokens += final
+            self._memory.remember(work.cache, work.tokens)
+        held.synced.tokens += final
         held.roots = walk.roots if reason is None else ()
         return final, reason
 

@@ -5,7 +5,6 @@ it: no session waits for the grammars of others. Knows no logits, no laws and no
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from threading import Lock
@@ -22,6 +21,7 @@ from slipstream.core.errors import (
     NotBuilt,
 )
 from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.target.compiled import NO_WAY, CompiledGrammar, sentence
 from slipstream.target.grammar_follower import Follower
@@ -202,13 +202,14 @@ def prepared(grammars: Grammars | None, session: Session) -> CompiledGrammar | N
 
 
 def follower_of(
-    grammars: Grammars | None, session: Session, tokens: Sequence[int], known: Follower | None
+    grammars: Grammars | None, sequence: TokenSequence, known: Follower | None
 ) -> Follower | None:
-    """The constraint of a session with these tokens, `known` if it was that already; None for none.
+    """Return the constraint of a sequence, `known` if it was that already; None for none.
 
     Raises `InvalidRequest` for a grammar or an output that can't be followed, `NotBuilt` where none
     can be.
     """
+    session = sequence.session
     grammar, stops = session.grammar, session.stop_token_ids
     if grammar is None:
         return None
@@ -219,7 +220,7 @@ def follower_of(
         if compiled is None:  # never done here: other sessions would wait for it
             raise InternalError(f"the {grammar.kind.value} is followed before it was compiled")
         known = grammars.following(compiled, stops)
-    known.check(tokens[session.num_prompt_tokens :])
+    known.check(sequence.tokens[session.num_prompt_tokens :])
     return known
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import grpc
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, ReplyTiming, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.rpc.convert import session_from_pb, verdict_to_pb, verify_from_pb
+from slipstream.rpc.delta import Delta
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
@@ -183,14 +185,17 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self, inbox: Inbox[target_pb2.VerifyRequest], session: Session, served: Served
     ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
         """Answer message after message; nothing comes after a session is parked."""
+        sequence = TokenSequence(session)
         while (message := await inbox.next()) is not None:
             match message.WhichOneof("message"):
                 case "verify":
                     arrived = time.perf_counter()
                     with self._telling.answering(message) as reply:
                         delta, proposal = verify_from_pb(message.verify)
+                        # The engine checks the ids; a round that it refuses ends the stream.
+                        sequence = Delta(delta.start, delta.tokens).applied(sequence)
                         limit_s = served.max_queue_s
-                        pending = self._batched.begin(session, delta, proposal, max_queue_s=limit_s)
+                        pending = self._batched.begin(sequence, proposal, max_queue_s=limit_s)
                         if limit_s is not None and await pending.is_queued():
                             yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
                         done = await pending.verified()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from slipstream.core.errors import SlipstreamError
+from slipstream.core.sequence import SyncedTokens
 from slipstream.core.tree import EMPTY
 from slipstream.core.types import Proposal, Session, Verdict
 from slipstream.core.types import Verification as Mode
@@ -20,7 +21,7 @@ from slipstream.target.taps import KvTap
 class Held:
     """A session as the engine holds it: its final tokens, and keys of at most all but one."""
 
-    tokens: list[int] = field(default_factory=list)
+    synced: SyncedTokens = field(default_factory=SyncedTokens)
     cache: KvCache | None = None
     """None while the session is parked."""
     roots: tuple[int, ...] = ()
@@ -37,12 +38,16 @@ class Verification:
 
     session: Session
     proposal: Proposal
-    tokens: list[int]
     cache: KvCache
     held: Held
     num_cached: int
     verdict: Verdict | None = None
     error: SlipstreamError | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The session's final tokens."""
+        return self.held.synced.tokens
 
     @property
     def num_pending(self) -> int:
@@ -64,7 +69,7 @@ class Verification:
         held, session = self.held, self.session
         if held.follower is None or session.verification is not Mode.EXACT:
             return ()
-        return held.follower.forced(held.tokens[session.num_prompt_tokens :])
+        return held.follower.forced(self.tokens[session.num_prompt_tokens :])
 
     def result(self) -> Verdict:
         """The verdict. Raises the error that there is instead."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InternalError, NoRoom
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
-from slipstream.core.types import Delta, Proposal, Session, Verdict
+from slipstream.core.types import Proposal, Verdict
 from slipstream.engine.failures import internal_errors
 from slipstream.target.engine import LocalTarget
 from slipstream.target.schedule import Schedule
@@ -41,8 +42,7 @@ class Step:
 class Work:
     """One verification, from its arrival to its answer: a verdict, or an error."""
 
-    session: Session
-    delta: Delta
+    sequence: TokenSequence
     proposal: Proposal
     is_dropped: bool = False
     """Nobody waits for it any more. Set from elsewhere."""
@@ -59,7 +59,7 @@ class Work:
     @property
     def session_id(self) -> str:
         """There is at most one of a session."""
-        return self.session.session_id
+        return self.sequence.session_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Works:
     def _begin(self, work: Work, done: list[Work]) -> bool:
         """Whether it has begun or failed; otherwise it has to wait for memory."""
         try:
-            begun = self._engine.begin(work.session, work.delta, work.proposal)
+            begun = self._engine.begin(work.sequence, work.proposal)
         except NoRoom as error:
             work.error = error
             return False

@@ -9,7 +9,8 @@ import tiny
 from batches import ask, batched, session_of
 from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, Session
 from slipstream.target.batcher import BatchLimits
 
 
@@ -41,7 +42,9 @@ async def test_who_finds_no_memory_waits_until_a_session_leaves_it(model):
         await steps(target, thread)
         assert not waiting.done()
         assert target.num_waiting == 1
-        more = await target.verify(session_of(0, 100), Delta(100, (1,)), Proposal())
+        more = await target.verify(
+            TokenSequence(session_of(0, 100), (*tiny.tokens(100, 0), 1)), Proposal()
+        )
         assert more.tokens
         await target.release("s2")
         assert (await waiting).tokens
@@ -80,9 +83,9 @@ async def test_who_waits_for_memory_can_leave(model):
 async def test_what_nobody_can_make_room_for_is_refused(model):
     engine = tiny.local_target(model, num_pages=2)
     prompt = tuple(tiny.tokens(100))
-    finished(engine.verify(session_of(0, 100), Delta(0, prompt), Proposal()))
+    finished(engine.verify(TokenSequence(session_of(0, 100), prompt), Proposal()))
     async with batched(engine) as (target, _):
         big = Session("big", 200, 20)
         with pytest.raises(NoRoom):
-            await target.verify(big, Delta(0, tuple(tiny.tokens(200))), Proposal())
+            await target.verify(TokenSequence(big, tiny.tokens(200)), Proposal())
         assert (await ask(target, 2)).tokens

@@ -11,11 +11,11 @@ from slipstream.core.errors import (
     InternalError,
     InvalidRequest,
     SessionClosed,
-    SessionOutOfSync,
     SessionTaken,
     Unavailable,
 )
-from slipstream.core.types import Delta, Proposal
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal
 from slipstream.engine.failures import MAX_FAILED_STEPS
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.schedule import RowBudget
@@ -48,16 +48,15 @@ class Faulty:
 
 async def conversation(verify, number: int, prompt: tuple[int, ...], known=()) -> list:
     """All verdicts of a request; `known` is how it goes on."""
-    session, tokens, told, verdicts = session_of(number, len(prompt)), list(prompt), 0, []
+    sequence, verdicts = TokenSequence(session_of(number, len(prompt)), prompt), []
     proposal = Proposal()
     while True:
-        verdict = await verify(session, Delta.since(told, tokens), proposal)
-        told = len(tokens)
-        tokens += verdict.tokens
+        verdict = await verify(sequence, proposal)
+        sequence.append(verdict.tokens)
         verdicts.append(verdict)
         if verdict.finish_reason is not None:
             return verdicts
-        ahead = list(known[len(tokens) - len(prompt) :])
+        ahead = list(known[len(sequence) - len(prompt) :])
         proposal = guess(number, len(verdicts), ahead) if known else Proposal()
 
 
@@ -109,7 +108,9 @@ async def test_a_prompt_and_running_sessions_go_on_side_by_side(model):
         while target.num_steps < 3:
             await asyncio.sleep(0)
         long = tuple(tiny.tokens(400))
-        prompt = asyncio.ensure_future(target.run(session_of(2, 400), Delta(0, long), Proposal()))
+        prompt = asyncio.ensure_future(
+            target.run(TokenSequence(session_of(2, 400), long), Proposal())
+        )
         before = target.num_steps
         await prompt
         assert target.num_steps - before >= 400 / 32
@@ -123,7 +124,7 @@ async def test_a_reply_says_how_long_it_waited_and_computed(model):
     async with batched(tiny.local_target(model)) as (target, thread):
         async with held(thread):
             asked = asyncio.ensure_future(
-                target.run(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
+                target.run(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
             )
             await asyncio.sleep(0)
             assert target.num_waiting == 1
@@ -136,12 +137,14 @@ async def test_what_is_refused_is_refused_alone(model):
     async with batched(tiny.local_target(model)) as (target, thread):
         async with held(thread):
             good, bad = (
-                asyncio.ensure_future(target.verify(session_of(number, 3), delta, Proposal()))
-                for number, delta in enumerate([Delta(0, (1, 2, 3)), Delta(2, (3,))])
+                asyncio.ensure_future(
+                    target.verify(TokenSequence(session_of(number, 3), tokens), Proposal())
+                )
+                for number, tokens in enumerate([(1, 2, 3), (1, 2)])
             )
             await asyncio.sleep(0)
         assert (await good).tokens
-        with pytest.raises(SessionOutOfSync):
+        with pytest.raises(InvalidRequest, match="would have 2 tokens"):
             await bad
 
 
@@ -150,10 +153,10 @@ async def test_a_step_that_fails_is_the_error_of_those_in_it_and_the_engine_goes
     async with batched(engine) as (target, _):
         engine.num_failures = 1
         with pytest.raises(InternalError, match="a step of the target failed"):
-            await target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
+            await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
         assert "a step of 1 sessions failed" in caplog.text
         assert "out of luck" in caplog.text
-        assert (await target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())).tokens
+        assert (await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())).tokens
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("a bad row"), ValueError("a bad row")])
@@ -162,7 +165,7 @@ async def test_what_fails_inside_a_step_is_never_blamed_on_the_request(model, er
     async with batched(engine) as (target, _):
         engine.num_failures = 1
         with pytest.raises(InternalError, match="no fault of the request"):
-            await target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
+            await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
 
 
 async def test_an_engine_is_broken_after_so_many_failed_steps_in_a_row_and_not_before(model):
@@ -188,7 +191,7 @@ async def test_a_second_call_takes_the_session_over(model):
         async with held(thread):
             first, second = (
                 asyncio.ensure_future(
-                    target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
+                    target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
                 )
                 for _ in range(2)
             )
@@ -203,13 +206,13 @@ async def test_who_stops_waiting_is_not_computed_for(model):
     async with batched(tiny.local_target(model)) as (target, thread):
         async with held(thread):
             asked = asyncio.ensure_future(
-                target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
+                target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
             )
             await asyncio.sleep(0)
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
-        assert (await target.verify(session_of(2, 3), Delta(0, (1, 2, 3)), Proposal())).tokens
+        assert (await target.verify(TokenSequence(session_of(2, 3), (1, 2, 3)), Proposal())).tokens
         assert (target.num_steps, target.num_rows) == (1, 3)
 
 
@@ -218,14 +221,14 @@ async def test_a_prompt_is_dropped_between_its_chunks(model):
     async with batched(tiny.local_target(model), limits) as (target, _):
         prompt = tuple(tiny.tokens(400))
         asked = asyncio.ensure_future(
-            target.verify(session_of(0, 400), Delta(0, prompt), Proposal())
+            target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())
         )
         while target.num_steps < 3:
             await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        verdict = await target.verify(session_of(0, 400), Delta(0, prompt), Proposal())
+        verdict = await target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())
         assert verdict.num_cached >= 3 * 8
 
 
@@ -234,7 +237,7 @@ async def test_a_session_that_is_released_ends_what_is_under_way(model):
     async with batched(engine) as (target, thread):
         async with held(thread):
             asked = asyncio.ensure_future(
-                target.verify(session_of(0, 3), Delta(0, (1, 2, 3)), Proposal())
+                target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
             )
             await asyncio.sleep(0)
             released = asyncio.ensure_future(target.release("s0"))
@@ -249,10 +252,12 @@ async def test_a_parked_session_goes_on_where_it_was(model):
     engine = tiny.local_target(model)
     prompt = tuple(tiny.tokens(200))
     async with batched(engine) as (target, _):
-        first = await target.verify(session_of(0, 200), Delta(0, prompt), Proposal())
+        first = await target.verify(TokenSequence(session_of(0, 200), prompt), Proposal())
         await target.park("s0")
         assert engine.kv_bytes("s0") == 0
-        again = await target.verify(session_of(0, 200), Delta(200, first.tokens), Proposal())
+        again = await target.verify(
+            TokenSequence(session_of(0, 200), (*prompt, *first.tokens)), Proposal()
+        )
         assert again.num_cached == 200
 
 

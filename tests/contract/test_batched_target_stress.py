@@ -6,7 +6,8 @@ import random
 import pytest
 
 import tiny
-from slipstream.core.types import Delta, Proposal, SamplingParams, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.target.batcher import BatchedTarget, BatchLimits
 from slipstream.target.schedule import RowBudget
@@ -18,13 +19,12 @@ NUM_PAGES = 8
 
 async def turn(target, session, tokens):
     """A request to its end, and its tokens."""
-    told = 0
+    sequence = TokenSequence(session, tokens)
     while True:
-        verdict = await target.verify(session, Delta.since(told, tokens), Proposal())
-        told = len(tokens)
-        tokens = [*tokens, *verdict.tokens]
+        verdict = await target.verify(sequence, Proposal())
+        sequence.append(verdict.tokens)
         if verdict.finish_reason is not None:
-            return tokens
+            return sequence.tokens
 
 
 async def come_and_go(target, number, chance):

@@ -9,7 +9,8 @@ import tiny
 from batches import batched, held
 from grammar_texts import STOPS, grammars, ids, regex
 from slipstream.core.errors import CapacityError, InternalError, InvalidRequest
-from slipstream.core.types import Delta, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, Session
 from slipstream.models.causal import CausalModel
 from slipstream.target.grammars import MAX_COMPILED, MAX_COMPILING
 from tiny_checkpoint import tiny_llama
@@ -42,7 +43,7 @@ def session_of(name, grammar=None, most=500):
 
 
 async def verify(target, session, output=()):
-    return await target.verify(session, Delta(0, (*PROMPT, *output)), Proposal())
+    return await target.verify(TokenSequence(session, (*PROMPT, *output)), Proposal())
 
 
 async def test_no_grammar_is_compiled_on_the_engine_s_thread(engine):
@@ -70,14 +71,14 @@ async def test_a_prepared_grammar_is_found_for_as_long_as_it_is_held(engine):
         prepared = await target.prepare(session_of("a", WORDS))
         for count in range(1, MAX_COMPILED + 2):
             await target.prepare(session_of("b", regex(f"x{{{count}}}")))
-        run = target.run(session_of("a", WORDS), Delta(0, PROMPT), Proposal())
+        run = target.run(TokenSequence(session_of("a", WORDS), PROMPT), Proposal())
         assert (await run).value.tokens
         assert prepared.grammar == WORDS
 
 
 async def test_an_engine_that_lacks_a_grammar_does_not_compile_it(engine):
     with pytest.raises(InternalError, match="before it was compiled"):
-        engine.begin(session_of("a", WORDS), Delta(0, PROMPT), Proposal())
+        engine.begin(TokenSequence(session_of("a", WORDS), PROMPT), Proposal())
     assert not engine.threads
 
 

@@ -11,8 +11,9 @@ import fleet
 from batches import batched, held
 from grammar_texts import EOS, STOPS, TEXT, VOCAB, ids, regex
 from slipstream.core.errors import InvalidRequest, NotBuilt
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, FinishReason, Proposal, SamplingParams, Session
+from slipstream.core.types import FinishReason, Proposal, SamplingParams, Session
 from slipstream.models.loading import load_target_parts
 from slipstream.target.build import BuiltTarget, build_target
 from tiny import causal, local_target
@@ -48,16 +49,15 @@ def session_of(sampling=SAMPLINGS[0], grammar=WORDS, *, name="s", num_prompt=Non
 
 async def written(target, session, guess=None, *, known=(), prompt=PROMPT):
     """The output, its verdicts and why it ended; `guess` proposes after each verdict."""
-    tokens, told, proposal, verdicts = [*prompt, *known], 0, Proposal(), []
+    sequence, proposal, verdicts = TokenSequence(session, (*prompt, *known)), Proposal(), []
     while True:
-        verdict = await target.verify(session, Delta.since(told, tokens), proposal)
-        told = len(tokens)
-        tokens += verdict.tokens
+        verdict = await target.verify(sequence, proposal)
+        sequence.append(verdict.tokens)
         verdicts.append(verdict)
         if verdict.finish_reason is not None:
             await target.release(session.session_id)
-            return tokens[len(prompt) :], verdicts
-        proposal = guess(tokens[len(prompt) :], verdict) if guess else Proposal()
+            return sequence.tokens[len(prompt) :], verdicts
+        proposal = guess(sequence.tokens[len(prompt) :], verdict) if guess else Proposal()
 
 
 def text_of(output):
@@ -122,13 +122,15 @@ async def test_a_session_goes_on_at_any_target_from_its_tokens_alone(built, buil
 
 async def test_rounds_that_are_repeated_say_the_same(built):
     session = session_of(SAMPLINGS[1])
-    first = await built.target.verify(session, Delta(0, PROMPT), Proposal())
-    tokens = [*PROMPT, *first.tokens]
-    second = await built.target.verify(session, Delta.since(0, tokens), Proposal())
-    for start in (0, len(PROMPT), len(tokens)):
-        again = await built.target.verify(session, Delta.since(start, tokens), Proposal())
+    sequence = TokenSequence(session, PROMPT)
+    first = await built.target.verify(sequence, Proposal())
+    sequence.append(first.tokens)
+    second = await built.target.verify(sequence, Proposal())
+    for same in (sequence, TokenSequence(session, sequence.tokens), sequence):
+        again = await built.target.verify(same, Proposal())
         assert (again.tokens, again.forced) == (second.tokens, second.forced)
-    assert (await built.target.verify(session, Delta(0, PROMPT), Proposal())).tokens == first.tokens
+    back = await built.target.verify(TokenSequence(session, PROMPT), Proposal())
+    assert back.tokens == first.tokens
     await built.target.release("s")
 
 
@@ -136,16 +138,15 @@ async def test_each_turn_follows_its_own_grammar_and_none_the_text_before(built)
     target, tokens = built.target, list(PROMPT)
     for grammar in (WORDS, DATE, None, DATE):
         session = session_of(grammar=grammar, num_prompt=len(tokens), most=24)
-        output, told, start = [], 0, len(tokens)
+        sequence, start = TokenSequence(session, tokens), len(tokens)
         while True:
-            verdict = await target.verify(session, Delta.since(told, tokens), Proposal())
-            told = len(tokens)
-            tokens += verdict.tokens
+            verdict = await target.verify(sequence, Proposal())
+            sequence.append(verdict.tokens)
             if verdict.finish_reason is not None:
                 break
-        output = tokens[start:]
+        tokens = sequence.tokens
         if grammar is DATE:
-            assert follows(DATE, output)
+            assert follows(DATE, tokens[start:])
         target.park("s")
     await target.release("s")
 
@@ -167,14 +168,14 @@ async def test_the_limit_on_tokens_cuts_a_text_wherever_it_is(built):
 )
 async def test_what_is_refused_leaves_the_session_as_it_was(built, grammar, known, reason):
     session = session_of()
-    first = await built.target.verify(session, Delta(0, PROMPT), Proposal())
+    first = await built.target.verify(TokenSequence(session, PROMPT), Proposal())
     tokens, num_bytes = [*PROMPT, *first.tokens], built.target.kv_bytes("s")
     bad = session_of(grammar=grammar)
     with pytest.raises(InvalidRequest, match=reason):
-        await built.target.verify(bad, Delta(0, (*PROMPT, *ids(known))), Proposal())
+        await built.target.verify(TokenSequence(bad, (*PROMPT, *ids(known))), Proposal())
     assert built.target.kv_bytes("s") == num_bytes
-    # A delta that starts behind all tokens is taken only if they are still held.
-    await built.target.verify(session, Delta(len(tokens), ()), Proposal())
+    again = await built.target.verify(TokenSequence(session, tokens), Proposal())
+    assert again.num_cached == len(PROMPT)
     await built.target.release("s")
 
 
@@ -219,5 +220,5 @@ async def test_sessions_with_and_without_grammars_share_steps(built):
 async def test_a_target_without_grammars_refuses_them(built):
     engine = local_target(causal())
     with pytest.raises(NotBuilt, match="can't follow any"):
-        engine.begin(session_of(), Delta(0, tuple([1] * len(PROMPT))), Proposal())
+        engine.begin(TokenSequence(session_of(), [1] * len(PROMPT)), Proposal())
     assert built.facts.has_grammars

@@ -7,10 +7,12 @@ from grpc import StatusCode
 
 import tiny
 from scripted import LIMIT_S, first_round, reached, remote_target, target_engine
-from served_target import IDENTITY, Served, refusal, served_target
+from served_target import IDENTITY, Served, over_wire, refusal, served_target
 from slipstream.core import errors
-from slipstream.core.types import Delta, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, Session
 from slipstream.rpc.convert import verify_to_pb
+from slipstream.rpc.delta import Delta
 from slipstream.rpc.exchange import Peer, Terms
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.status import error_from
@@ -43,7 +45,7 @@ def remote(served: Served, **terms):
 
 
 def verifying(target, name, prompt=OTHER):
-    asked = target.verify(session(name), Delta(0, prompt), Proposal())
+    asked = over_wire(target, TokenSequence(session(name), prompt), Proposal())
     return asyncio.ensure_future(asked)
 
 

@@ -14,8 +14,9 @@ import tiny
 from hand_clock import HandClock
 from listening import Listener, parent_id, span_id
 from served_target import refusal, served_target
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, Session
+from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.target.batcher import BatchedTarget
 from slipstream.target.telling import Telling
@@ -248,10 +249,10 @@ async def test_a_target_waits_while_a_running_session_is_between_two_rounds(mode
     engine = Slow(tiny.local_target(model), clock)
     target = BatchedTarget(engine, thread, clock=clock, on_step=steps.append)
     clock.now += 7
-    tokens = PROMPT
-    for start in (0, 20, 21):
-        verdict = await target.verify(SESSION, Delta(start, tokens[start:]), Proposal())
-        tokens = (*tokens, *verdict.tokens)
+    sequence = TokenSequence(SESSION, PROMPT)
+    for _ in range(3):
+        verdict = await target.verify(sequence, Proposal())
+        sequence.append(verdict.tokens)
         clock.now += 3
     assert target.spent.totals() == {Spending.BUSY: 6, Spending.WAITING: 9, Spending.IDLE: 7}
     assert target.spent.waiting_share() == 9 / 22
@@ -270,7 +271,7 @@ async def test_a_session_that_has_ended_is_not_waited_for(model):
     clock = HandClock(0.0)
     thread = EngineThread("target", clock=clock)
     target = BatchedTarget(Slow(tiny.local_target(model), clock), thread, clock=clock)
-    verdict = await target.verify(replace(SESSION, max_tokens=1), Delta(0, PROMPT), Proposal())
+    verdict = await target.verify(TokenSequence(replace(SESSION, max_tokens=1), PROMPT), Proposal())
     assert verdict.finish_reason is not None
     clock.now += 3
     assert target.spent.totals() == {Spending.BUSY: 2, Spending.WAITING: 0, Spending.IDLE: 3}

@@ -231,7 +231,8 @@ def _session(prompt, sampling):
 
 def _next(target, session, tokens):
     from slipstream.core.inline import finished
-    from slipstream.core.types import Delta, Proposal
+    from slipstream.core.sequence import TokenSequence
+    from slipstream.core.types import Proposal
 
     finished(target.release("moved"))
-    return finished(target.verify(session, Delta(0, tokens), Proposal())).tokens[0]
+    return finished(target.verify(TokenSequence(session, tokens), Proposal())).tokens[0]

@@ -185,11 +185,12 @@ def test_replaying_a_conversation_from_0_gives_the_same_tokens(bfloat16):
 
 def replayed(real, prompt, told, sampling):
     from slipstream.core.inline import finished
-    from slipstream.core.types import Delta, Proposal, Session
+    from slipstream.core.sequence import TokenSequence
+    from slipstream.core.types import Proposal, Session
 
     target = real.engine.target
     session = Session("replay", len(prompt), NUM_TOKENS, sampling)
     finished(target.release("replay"))
-    verdict = finished(target.verify(session, Delta(0, told), Proposal()))
+    verdict = finished(target.verify(TokenSequence(session, told), Proposal()))
     finished(target.release("replay"))
     return verdict.tokens[0]

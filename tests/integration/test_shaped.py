@@ -7,9 +7,9 @@ import tiny
 from rounds import plain, speculate
 from slipstream.core.draws import fits_device
 from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
-    Delta,
     NodeStats,
     Proposal,
     SamplingParams,
@@ -70,7 +70,7 @@ def shares_of(target):
         tree = TokenTree((3, 9, 4, 3), (-1, -1, 0, 1))
         proposal = Proposal(tree, (NodeStats(0.5, 0.5, 1.0),) * 4)
         session = Session(str(at), len(prompt), 9, sampling)
-        work = target.begin(session, Delta(0, tuple(prompt)), proposal)
+        work = target.begin(TokenSequence(session, prompt), proposal)
         shares.append(Share(work, 50 if at == 2 else len(prompt)))
     return shares
 

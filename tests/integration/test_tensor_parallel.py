@@ -15,8 +15,9 @@ from processes import command_line, kill, save_long_checkpoint, serve, up
 from rounds import plain, speculate
 from slipstream.client import Client
 from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, SamplingParams, Session, Shape
+from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_target_parts
@@ -121,7 +122,7 @@ async def test_a_reader_of_keys_gets_all_heads(world):
     prompt, pieces = tuple(tiny.tokens(140)), []
     for target in targets:
         session = Session("reader", len(prompt), 8)
-        await target.verify(session, Delta(0, prompt), Proposal())
+        await target.verify(TokenSequence(session, prompt), Proposal())
         pieces.append(target.tap("reader", (2, 0), 0).take(1000))
         await target.release("reader")
     assert targets[0].layout.num_kv_heads == targets[1].layout.num_kv_heads

@@ -25,6 +25,7 @@ from grammar_texts import (
 from random_schemas import draw_schemas
 from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.target.grammars import MAX_COMPILED, Grammars, follower_of
 
@@ -251,15 +252,16 @@ def test_only_so_many_grammars_are_kept(made):
 def test_a_session_keeps_its_follower_while_its_grammar_stays_the_same(made):
     held = [made.compile(regex(text)) for text in ("ab*", "c")]
     session = Session("s", 2, 9, stop_token_ids=STOPS, grammar=held[0].grammar)
-    first = follower_of(made, session, [9, 9, *ids("a")], None)
-    assert follower_of(made, session, [9, 9, *ids("ab")], first) is first
+    first = follower_of(made, TokenSequence(session, [9, 9, *ids("a")]), None)
+    assert follower_of(made, TokenSequence(session, [9, 9, *ids("ab")]), first) is first
     other = Session("s", 2, 9, stop_token_ids=STOPS, grammar=regex("c"))
-    assert follower_of(made, other, [9, 9], first) is not first
-    assert follower_of(made, Session("s", 2, 9, stop_token_ids=STOPS), [9, 9], first) is None
+    assert follower_of(made, TokenSequence(other, [9, 9]), first) is not first
+    plain = Session("s", 2, 9, stop_token_ids=STOPS)
+    assert follower_of(made, TokenSequence(plain, [9, 9]), first) is None
     with pytest.raises(InvalidRequest, match="token 1 of the output"):
-        follower_of(made, session, [9, 9, *ids("ac")], first)
+        follower_of(made, TokenSequence(session, [9, 9, *ids("ac")]), first)
     with pytest.raises(NotBuilt):
-        follower_of(None, session, [9, 9], None)
+        follower_of(None, TokenSequence(session, [9, 9]), None)
 
 
 def test_a_model_without_a_stop_token_follows_no_grammar():

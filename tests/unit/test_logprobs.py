@@ -16,7 +16,8 @@ from slipstream.core.likelihood import token_logprob
 from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob, TopLogprob, with_texts
 from slipstream.core.request import Ask, DraftFacts, make_request
 from slipstream.core.results import Chunk, collected
-from slipstream.core.types import Delta, Proposal, SamplingParams, Session, Verification
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.models.causal import CausalModel
 from tiny_runs import FACTS, PROMPT, WAYS, Letters, agreeing_models, run_of
 
@@ -46,15 +47,14 @@ def models():
 def told(models, tokens, num_top):
     """What plain decoding tells of these tokens: each is forced by a bias, round by round."""
     engine = tiny.local_target(models[0])
-    known, start = [], 0
-    for token in tokens:
+    known = []
+    for at, token in enumerate(tokens):
         law = SamplingParams(logit_bias=((token, 100.0),))
         session = Session("s", len(PROMPT), 64, law, num_logprobs=num_top)
-        delta = Delta(start, () if start else PROMPT)
-        verdict = finished(engine.verify(session, delta, Proposal()))
+        sequence = TokenSequence(session, (*PROMPT, *tokens[:at]))
+        verdict = finished(engine.verify(sequence, Proposal()))
         assert verdict.tokens == (token,)
         known += verdict.logprobs
-        start = delta.end + 1
     return with_texts(tuple(known), tokens, Letters().token_bytes)
 
 
@@ -236,21 +236,20 @@ def test_a_target_refuses_them_where_the_law_is_not_its_own(models):
         "s", len(PROMPT), 9, verification=Verification.TARGET_INIT, num_logprobs=MAX_LOGPROBS
     )
     with pytest.raises(UnsupportedCombination, match="logprobs do not go with verification"):
-        finished(tiny.local_target(models[0]).verify(session, Delta(0, PROMPT), Proposal()))
+        finished(tiny.local_target(models[0]).verify(TokenSequence(session, PROMPT), Proposal()))
 
 
 async def talk(target, number, session):
     """A request of guesses that are right for a while; its tokens and their log-probabilities."""
-    tokens, said, start, round_ = tiny.tokens(30, number), [], 0, 0
+    sequence, said = TokenSequence(session, tiny.tokens(30, number)), []
     proposal = Proposal()
     while True:
-        verdict = await target.verify(session, Delta.since(start, tokens), proposal)
-        tokens += verdict.tokens
+        verdict = await target.verify(sequence, proposal)
+        sequence.append(verdict.tokens)
         said.append(verdict.logprobs)
-        start, round_ = len(tokens), round_ + 1
         if verdict.finish_reason is not None:
-            return tokens, said
-        room = 30 + session.max_tokens - len(tokens) - 1
+            return sequence.tokens, said
+        room, round_ = 30 + session.max_tokens - len(sequence) - 1, len(said)
         proposal = guess(number, round_, tiny.tokens(4, round_)) if room > 6 else Proposal()
 
 

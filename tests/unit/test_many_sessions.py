@@ -8,8 +8,9 @@ import torch
 import tiny
 from slipstream.core.errors import InvalidRequest, NoRoom
 from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, SamplingParams, Session
+from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.models.rows import Part
 from slipstream.target.engine import ALONE_ROWS
 from slipstream.target.verification import Share
@@ -47,22 +48,19 @@ class Round:
     def __init__(self, name, *, num_prompt, temperature, max_tokens=24, seed=0):
         sampling = SamplingParams(temperature=temperature, seed=seed)
         self.session = Session(name, num_prompt, max_tokens, sampling=sampling)
-        self.tokens = tiny.tokens(num_prompt, seed=seed)
-        self.told = 0
+        self.sequence = TokenSequence(self.session, tiny.tokens(num_prompt, seed=seed))
         self.is_done = False
         self._rng = random.Random(seed)
 
     def begin(self, target):
-        delta = Delta(self.told, tuple(self.tokens[self.told :]))
         guess = [self._rng.randrange(1, tiny.VOCAB) for _ in range(self._rng.randrange(4))]
-        room = self.session.num_prompt_tokens + self.session.max_tokens - len(self.tokens) - 1
-        tree = TokenTree.chain(guess[:room]) if self.told else TokenTree((), ())
-        return target.begin(self.session, delta, Proposal(tree))
+        num_output = len(self.sequence) - self.session.num_prompt_tokens
+        room = self.session.max_tokens - num_output - 1
+        tree = TokenTree.chain(guess[:room]) if num_output else TokenTree((), ())
+        return target.begin(self.sequence, Proposal(tree))
 
     def take(self, verdict):
-        self.told = len(self.tokens)
-        self.tokens += verdict.tokens
-        self.told = len(self.tokens)
+        self.sequence.append(verdict.tokens)
         self.is_done = verdict.finish_reason is not None
 
 
@@ -104,12 +102,12 @@ def test_sessions_say_the_same_together_and_alone(dtype):
     alone, together = rounds(), rounds()
     by_turns(tiny.local_target(model), alone)
     mixed(tiny.local_target(model), together, random.Random(9))
-    assert [one.tokens for one in together] == [one.tokens for one in alone]
-    assert all(len(one.tokens) > one.session.num_prompt_tokens + 5 for one in together)
+    assert [one.sequence.tokens for one in together] == [one.sequence.tokens for one in alone]
+    assert all(len(one.sequence) > one.session.num_prompt_tokens + 5 for one in together)
 
 
 def verify(target, session, tokens):
-    return finished(target.verify(session, Delta(0, tuple(tokens)), Proposal()))
+    return finished(target.verify(TokenSequence(session, tokens), Proposal()))
 
 
 def test_who_begins_like_another_finds_that_part_computed():
@@ -150,9 +148,8 @@ def test_a_parked_session_goes_on_where_it_was():
     first = verify(target, Session("s", 140, 10), prompt)
     target.park("s")
     assert target.kv_bytes("s") == 0
-    session = Session("s", 145, 10)
-    delta = Delta(140, (*first.tokens, 1, 2, 3, 4))
-    assert finished(target.verify(session, delta, Proposal())).num_cached == 140
+    turn = (*prompt, *first.tokens, 1, 2, 3, 4)
+    assert verify(target, Session("s", 145, 10), turn).num_cached == 140
 
 
 def test_a_parked_session_whose_memory_others_needed_is_computed_anew():
@@ -165,7 +162,7 @@ def test_a_parked_session_whose_memory_others_needed_is_computed_anew():
     finished(target.release("greedy"))
     session = Session("s", 145, 10)
     tokens = (*prompt, *first.tokens, 1, 2, 3, 4)
-    again = finished(target.verify(session, Delta(140, tokens[140:]), Proposal()))
+    again = verify(target, session, tokens)
     assert again.num_cached == 0
     assert again.tokens == verify(fresh, session, tokens).tokens
 
@@ -175,7 +172,7 @@ def test_a_session_without_room_waits_and_leaves_the_others_alone():
     verify(target, Session("a", 100, 100), tiny.tokens(100))
     b = Session("b", 100, 100)
     with pytest.raises(NoRoom, match="256 slots of keys and values are needed"):
-        target.begin(b, Delta(0, tuple(tiny.tokens(100, seed=1))), Proposal())
+        target.begin(TokenSequence(b, tiny.tokens(100, seed=1)), Proposal())
     assert target.kv_bytes("b") == 0
     assert verify(target, Session("a", 100, 100), tiny.tokens(100)).num_cached == 99
     finished(target.release("a"))
@@ -184,9 +181,9 @@ def test_a_session_without_room_waits_and_leaves_the_others_alone():
 
 def test_a_failure_of_one_session_is_not_the_others():
     target = tiny.local_target(tiny.causal())
-    good = target.begin(Session("good", 5, 5), Delta(0, (1, 2, 3, 4, 5)), Proposal())
+    good = target.begin(TokenSequence(Session("good", 5, 5), (1, 2, 3, 4, 5)), Proposal())
     with pytest.raises(InvalidRequest):
-        target.begin(Session("bad", 5, 5), Delta(0, (1, 2, 3)), Proposal())
+        target.begin(TokenSequence(Session("bad", 5, 5), (1, 2, 3)), Proposal())
     target.step([Share(good, good.num_pending)])
     assert len(good.result().tokens) == 1
 
@@ -199,7 +196,7 @@ def test_hundreds_of_sessions_leave_nothing_behind():
         session = Session(name, size, 20)
         try:
             work = target.begin(
-                session, Delta(0, tuple(tiny.tokens(size, seed=number % 7))), Proposal()
+                TokenSequence(session, tiny.tokens(size, seed=number % 7)), Proposal()
             )
         except NoRoom:
             finished(target.release(held.popitem()[0]))

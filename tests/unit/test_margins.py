@@ -6,15 +6,17 @@ import pytest
 import torch
 
 import tiny
-from served_target import served_target
+from served_target import over_wire, served_target
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished
 from slipstream.core.keyed_noise import Purpose
 from slipstream.core.noise import gumbel
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, SamplingParams, Session, Verification
+from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify import verify
 from slipstream.rpc.convert import verify_from_pb, verify_to_pb
+from slipstream.rpc.delta import Delta
 from slipstream.rpc.exchange import Peer, Terms
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import target_pb2
@@ -62,7 +64,7 @@ def test_margins_are_differences_of_the_scores_that_the_draw_compared(model, hf,
         scores = obvious(hf(torch.tensor([PROMPT])).logits[0, -1], sampling)
     engine = tiny.local_target(model)
     asked = Proposal(rivals=RIVALS)
-    verdict = finished(engine.verify(session_of(sampling), Delta(0, PROMPT), asked))
+    verdict = finished(engine.verify(TokenSequence(session_of(sampling), PROMPT), asked))
     assert verdict.tokens == (int(scores.argmax()),)
     expected = [float(scores.max() - scores[rival]) for rival in RIVALS]
     assert verdict.margins == pytest.approx(expected, abs=1e-3)
@@ -73,9 +75,9 @@ def test_asking_for_margins_changes_no_token(model, sampling):
     plain, asked = tiny.local_target(model), tiny.local_target(model)
     session, tokens = session_of(sampling), list(PROMPT)
     for _ in range(6):
-        delta = Delta(0, tuple(tokens))
-        without = finished(plain.verify(session, delta, Proposal()))
-        verdict = finished(asked.verify(session, delta, Proposal(rivals=RIVALS)))
+        sequence = TokenSequence(session, tokens)
+        without = finished(plain.verify(sequence, Proposal()))
+        verdict = finished(asked.verify(sequence, Proposal(rivals=RIVALS)))
         assert verdict.tokens == without.tokens
         assert without.margins == ()
         tokens += verdict.tokens
@@ -110,7 +112,7 @@ def test_rivals_that_can_t_be_compared_are_refused_and_change_nothing(
     engine = tiny.local_target(model)
     session = session_of(verification=verification)
     with pytest.raises(InvalidRequest, match=complaint):
-        finished(engine.verify(session, Delta(0, PROMPT), Proposal(rivals=rivals)))
+        finished(engine.verify(TokenSequence(session, PROMPT), Proposal(rivals=rivals)))
     assert engine.num_kv_bytes == 0
 
 
@@ -119,18 +121,18 @@ def test_rivals_travel_with_a_round_and_never_with_what_a_draft_proposes():
     delta, proposal = verify_from_pb(
         target_pb2.VerifyProposal.FromString(asked.SerializeToString())
     )
-    assert (delta, proposal.rivals) == (Delta(3, (4,)), RIVALS)
+    assert (delta.start, delta.tokens, proposal.rivals) == (3, (4,), RIVALS)
     assert "rivals" not in asked.proposal.DESCRIPTOR.fields_by_name
 
 
 async def test_margins_are_the_same_over_the_wire(model):
     engine = tiny.local_target(model)
     session, asked = session_of(SAMPLINGS[1]), Proposal(rivals=RIVALS)
-    here = await engine.verify(session, Delta(0, PROMPT), asked)
+    here = await engine.verify(TokenSequence(session, PROMPT), asked)
     async with served_target(model) as served:
         identity = (await served.stub.DescribeTarget(target_pb2.DescribeTargetRequest())).identity
         remote = RemoteTarget(Peer("target", served.channel), identity, Terms())
-        there = await remote.verify(session, Delta(0, PROMPT), asked)
+        there = await over_wire(remote, TokenSequence(session, PROMPT), asked)
         await remote.release("s")
         await served.until_empty()
     assert (there.tokens, there.margins) == (here.tokens, here.margins)

@@ -11,7 +11,8 @@ from slipstream.core.errors import (
     SessionOutOfSync,
 )
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, Session
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
@@ -25,12 +26,12 @@ def model():
 @pytest.fixture
 def target(model):
     made = tiny.local_target(model, free_rows=8)
-    verify(made, 0, PROMPT)
+    verify(made, PROMPT)
     return made
 
 
-def verify(target, start, tokens):
-    return finished(target.verify(SESSION, Delta(start, tokens), Proposal())).tokens
+def verify(target, tokens):
+    return tuple(finished(target.verify(TokenSequence(SESSION, tokens), Proposal())).tokens)
 
 
 def test_slices_follow_each_other_up_to_what_is_final(target):
@@ -55,14 +56,14 @@ def test_a_slice_is_a_copy(target):
 def test_a_new_token_is_one_more_position(target):
     tap = target.tap("s", (0,), 20)
     assert tap.take(64) is None
-    verify(target, 20, verify(target, 0, PROMPT))
+    verify(target, PROMPT + verify(target, PROMPT))
     piece = tap.take(64)
     assert (piece.start, piece.start + piece.count) == (19, 21)
 
 
 def test_a_reader_that_is_ahead_of_a_truncation_starts_again_there(target):
     tap, behind = target.tap("s", (0,), 20), target.tap("s", (0,), 3)
-    verify(target, 10, tiny.tokens(12, seed=5))
+    verify(target, (*PROMPT[:10], *tiny.tokens(12, seed=5)))
     assert (tap.position, behind.position) == (10, 3)
     assert tap.take(64).count == 12
 
@@ -94,7 +95,7 @@ def test_a_tap_ends_with_its_session(target):
 def test_a_tap_of_an_earlier_session_does_not_read_its_successor(target):
     tap = target.tap("s", (0,), 0)
     finished(target.release("s"))
-    verify(target, 0, PROMPT)
+    verify(target, PROMPT)
     with pytest.raises(SessionClosed):
         tap.take(8)
 
@@ -102,7 +103,7 @@ def test_a_tap_of_an_earlier_session_does_not_read_its_successor(target):
 def test_bytes_are_counted_for_each_session_and_for_all(target):
     one = target.kv_bytes("s")
     assert one > 0
-    finished(target.verify(Session("t", 20, 300), Delta(0, PROMPT), Proposal()))
+    finished(target.verify(TokenSequence(Session("t", 20, 300), PROMPT), Proposal()))
     assert target.kv_bytes("t") > one
     assert target.num_kv_bytes == one + target.kv_bytes("t")
     finished(target.release("t"))

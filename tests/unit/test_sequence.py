@@ -1,0 +1,141 @@
+"""Sequences of tokens: what engines compare of them, and what streams carry."""
+
+import random
+
+import pytest
+
+from slipstream.core.errors import SessionOutOfSync
+from slipstream.core.sequence import SyncedTokens, TokenSequence, common_prefix
+from slipstream.core.types import Session
+from slipstream.rpc.delta import Delta
+
+SESSION = Session("s", 3, 9)
+
+
+def sequence(*tokens):
+    return TokenSequence(SESSION, tokens)
+
+
+def test_what_is_appended_to_a_sequence_comes_after_its_tokens():
+    tokens = [5, 6]
+    made = TokenSequence(SESSION, tokens)
+    made.append((7, 8))
+    made.append(())
+    assert (made.tokens, len(made), made.session_id) == ([5, 6, 7, 8], 4, "s")
+    assert tokens == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "count"),
+    [((), (), 0), ((1,), (), 0), ((1, 2), (1, 2), 2), ((1, 2), (1, 2, 3), 2), ((1, 2), (3, 2), 0)],
+)
+def test_a_common_prefix_ends_at_the_first_difference(one, other, count):
+    assert common_prefix(one, other) == common_prefix(other, one) == count
+    assert common_prefix(one, other, start=count) == count
+
+
+def test_tokens_are_those_of_the_sequence_taken_last():
+    synced = SyncedTokens()
+    assert synced.take(sequence(5, 6, 7)) == 0
+    assert synced.take(sequence(5, 6, 9, 4)) == 2
+    assert synced.tokens == [5, 6, 9, 4]
+    assert synced.take(sequence(5)) == 1
+    assert synced.tokens == [5]
+
+
+def test_asking_what_is_the_same_changes_nothing():
+    synced = SyncedTokens([5, 6, 7])
+    assert synced.num_same(sequence(5, 6, 9)) == 2
+    assert synced.tokens == [5, 6, 7]
+
+
+def test_what_an_engine_made_final_is_compared_with_what_the_sequence_got():
+    synced, same = SyncedTokens(), sequence(1, 2, 3)
+    synced.take(same)
+    synced.tokens += [4, 5, 6]
+    same.append((4, 5, 9, 8))
+    assert synced.take(same) == 5
+    assert synced.tokens == [1, 2, 3, 4, 5, 9, 8]
+
+
+def test_a_sequence_taken_before_is_read_from_its_news_on():
+    synced, known = SyncedTokens(), sequence(1, 2, 3)
+    synced.take(known)
+    known.tokens[0] = 99  # which no owner of a sequence does
+    known.append((4,))
+    assert synced.take(known) == 3
+    assert synced.tokens == [1, 2, 3, 4]
+
+
+def test_a_sequence_is_read_from_its_beginning_after_another_one_was_taken():
+    synced, one = SyncedTokens(), sequence(1, 2, 3)
+    synced.take(one)
+    synced.take(sequence(1, 9))
+    assert synced.take(one) == 1
+    assert synced.tokens == [1, 2, 3]
+
+
+def test_a_delta_is_what_came_after_the_tokens_sent():
+    made = sequence(5, 6, 7)
+    assert Delta.since(1, made) == Delta(1, (6, 7))
+    assert Delta.since(3, made) == Delta(3, ())
+    assert Delta.since(8, made) == Delta(3, ())
+
+
+@pytest.mark.parametrize(
+    "delta", [Delta(3, (8, 9)), Delta(1, (6, 7, 8, 9)), Delta(0, (5, 6, 7, 8, 9))]
+)
+def test_a_delta_that_only_appends_leaves_the_sequence_the_same_object(delta):
+    made = sequence(5, 6, 7)
+    assert delta.applied(made) is made
+    assert made.tokens == [5, 6, 7, 8, 9]
+
+
+def test_a_delta_twice_changes_nothing():
+    made, delta = sequence(5, 6), Delta(1, (6, 7))
+    assert delta.applied(delta.applied(made)) is made
+    assert made.tokens == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("delta", "tokens"),
+    [(Delta(1, ()), [5]), (Delta(2, (9,)), [5, 6, 9]), (Delta(1, (9, 8, 4, 3)), [5, 9, 8, 4, 3])],
+)
+def test_a_delta_that_goes_back_makes_another_sequence(delta, tokens):
+    made = sequence(5, 6, 7)
+    other = delta.applied(made)
+    assert other is not made
+    assert (other.tokens, other.session) == (tokens, SESSION)
+    assert made.tokens == [5, 6, 7]
+
+
+@pytest.mark.parametrize("start", [-1, 4, 99])
+def test_a_delta_outside_of_the_tokens_held_is_refused_and_changes_nothing(start):
+    made = sequence(5, 6, 7)
+    with pytest.raises(
+        SessionOutOfSync, match=f"starts at position {start}, but 3 tokens are held"
+    ):
+        Delta(start, (1,)).applied(made)
+    assert made.tokens == [5, 6, 7]
+
+
+def test_a_stream_starts_with_nothing_so_its_first_delta_starts_at_0():
+    with pytest.raises(SessionOutOfSync, match="0 tokens are held"):
+        Delta(3, (1,)).applied(sequence())
+    assert Delta(0, (1, 2)).applied(sequence()).tokens == [1, 2]
+
+
+def test_receiver_and_engine_hold_what_a_sender_has_whatever_it_sends_again():
+    rng = random.Random(4)
+    sent, received, synced = sequence(), sequence(), SyncedTokens()
+    for _ in range(500):
+        if rng.random() < 0.1:
+            sent = sequence(*sent.tokens[: rng.randrange(len(sent) + 1)])
+        sent.append(rng.randrange(3) for _ in range(rng.randrange(4)))
+        start = rng.randrange(common_prefix(received.tokens, sent.tokens) + 1)
+        received = Delta.since(start, sent).applied(received)
+        assert received.tokens == sent.tokens
+        before = list(synced.tokens)
+        assert synced.take(received) == common_prefix(before, sent.tokens)
+        assert synced.tokens == sent.tokens
+        synced.tokens += [rng.randrange(3) for _ in range(rng.randrange(3))]
