@@ -199,6 +199,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                         if limit_s is not None and await pending.is_queued():
                             yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
                         done = await pending.verified()
+                        sequence.append(done.value.tokens)
                         self._record(done, proposal, served, reply)
                     timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
                     yield target_pb2.VerifyResponse(verdict=verdict_to_pb(done.value, timing))
