@@ -26,7 +26,7 @@ from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.tensors import torch_dtype, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.target.describe import layout_to_pb
+from slipstream.target.description import layout_to_pb
 from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 from slipstream.telemetry.carrier import Carrier

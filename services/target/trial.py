@@ -39,7 +39,7 @@ def learn_cost(
     model: CausalModel,
     pool: KvPool,
     *,
-    max_rows: int,
+    max_tokens: int,
     seconds: float,
     name: str,
     clock: Clock = time.perf_counter,
@@ -50,13 +50,13 @@ def learn_cost(
     it was measured twice: a machine that is always busy has no other costs. On a device it is the
     engine's own `pool` that they are timed over, so that they are captured early.
     """
-    max_rows = min(max_rows, model.context_length)
-    own_pages = round_up(max_rows, KEY_BLOCK) // KEY_BLOCK
+    max_tokens = min(max_tokens, model.context_length)
+    own_pages = round_up(max_tokens, KEY_BLOCK) // KEY_BLOCK
     if not model.has_shapes or pool.num_free < CROWD + own_pages:
         pool = model.pool(CROWD + own_pages, scratch_rows=KEY_BLOCK)
     alone = model.open_in(pool)
     crowd: list[KvCache] = []
-    alone.reserve(max_rows)
+    alone.reserve(max_tokens)
 
     def forward(rows: int, sessions: int) -> None:
         used = [alone] if sessions == 1 else _opened(crowd, sessions, partial(model.open_in, pool))
@@ -65,10 +65,10 @@ def learn_cost(
         model.logits(hidden)
         _finish(model.device)
 
-    tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_rows else None
-    costs = _kept(name, forward, clock, max_rows) if model.device.type == "cpu" else None
+    tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_tokens else None
+    costs = _kept(name, forward, clock, max_tokens) if model.device.type == "cpu" else None
     if costs is None:
-        costs = learn(forward, clock, tile=tile, budget=Budget(seconds, max_rows))
+        costs = learn(forward, clock, tile=tile, budget=Budget(seconds, max_tokens))
         if model.device.type == "cpu":
             costs = replace(costs, branch_s=_branch_s(model, alone, clock))
             _keep(name, costs, is_confirmed=this_machine().get(name) is not None)
@@ -90,11 +90,11 @@ def _keep(name: str, costs: Costs, *, is_confirmed: bool = False) -> None:
     this_machine().keep(name, [points, costs.session_s, costs.branch_s, is_confirmed])
 
 
-def _kept(name: str, forward: Forward, clock: Clock, max_rows: int) -> Costs | None:
+def _kept(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Costs | None:
     """What an earlier start has found, where this one finds the same."""
     value = this_machine().get(name)
     costs = _read(value)
-    if costs is None or costs.points[-1][0] > max_rows:
+    if costs is None or costs.points[-1][0] > max_tokens:
         return None
     known = dict(costs.points)
     if not all(rows in known for rows in _CHECKED):
