@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.inline import iterated
-from slipstream.core.loop import Round, decode
+from slipstream.core.loop import decode
 from slipstream.core.ngram_draft import NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.round import Round, RoundObserver
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.settings import resolve
-from slipstream.core.types import SamplingParams, Session
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, SamplingParams, Session, Verdict
 
 DEFAULTS = Profile()
 
@@ -48,6 +51,7 @@ def speculate(  # noqa: PLR0913 - a request's parts
     has_decision_model: bool = False,
     profile: Profile = DEFAULTS,
     name: str = "s",
+    observer: RoundObserver | None = None,
 ) -> Output:
     """One request, from an empty session to its release."""
     settings = resolve(
@@ -66,7 +70,11 @@ def speculate(  # noqa: PLR0913 - a request's parts
         stop_token_ids,
         settings.num_roots,
     )
-    rounds = tuple(iterated(decode(draft, target, Planner(settings), session, prompt)))
+    sequence = TokenSequence(session, prompt)
+    decoding = decode(
+        draft, target, Planner(settings), sequence, clock=lambda: 0.0, observer=observer
+    )
+    rounds = tuple(iterated(decoding))
     for engine in (draft, target):
         for _ in iterated(_released(engine, name)):
             pass
@@ -90,3 +98,17 @@ def plain(target, prompt, *, sampling, max_tokens, stop_token_ids=frozenset()) -
         max_tokens=max_tokens,
         stop_token_ids=stop_token_ids,
     )
+
+
+def round_of(proposal, verdict, waited_s=None) -> Round:
+    """A round that came to an end, as its planner and its statistics see it."""
+    proposing = None if waited_s is None else (0.0, waited_s)
+    return Round(1, 0.0, proposal=proposal, verdict=verdict, proposing=proposing)
+
+
+def outcome(drafted, depth, accepted, sources=(), **fields) -> Round:
+    """A round of so many nodes, the longest path first; the last ones are of these sources."""
+    parents = (*range(-1, depth - 1), *(-1,) * (drafted - depth))
+    tree = TokenTree(tuple(range(drafted)), parents)
+    proposal = Proposal(tree, sources=sources, num_copied=len(sources), **fields)
+    return round_of(proposal, Verdict((*range(accepted), 99), accepted))

@@ -7,11 +7,12 @@ import grpc
 import pytest
 
 from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Plan, Proposal, ReplyTiming, Session, Shape, Verdict
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Shape, Verdict
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.convert import proposal_to_pb, timing_to_pb, verdict_to_pb
-from slipstream.rpc.exchange import Peer, Terms
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_draft import SPECULATE, RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import VERIFY, RemoteTarget
 from slipstream.rpc.status import status_of
@@ -106,19 +107,21 @@ def proposed(proposal, staleness=2):
     )
 
 
-def remote_target(peer, **terms):
-    return RemoteTarget(peer, IDENTITY, Terms(fence=7, **terms))
+def remote_target(peer, **options):
+    return RemoteTarget(peer, IDENTITY, CallOptions(fence=7, **options))
 
 
-def remote_draft(peer, *, feed=FEED, **terms):
-    return RemoteDraft(peer, TargetSide(IDENTITY, LAYOUT, lambda: feed), Terms(fence=7, **terms))
+def remote_draft(peer, *, feed=FEED, **options):
+    return RemoteDraft(
+        peer, TargetSide(IDENTITY, LAYOUT, lambda: feed), CallOptions(fence=7, **options)
+    )
 
 
 async def first_round(remote):
     """One round of whichever port it is."""
     if isinstance(remote, RemoteTarget):
-        return await remote.verify(SESSION, Delta(0, (1, 2, 3)), Proposal())
-    return await remote.propose(SESSION, Delta(0, (1, 2, 3)), PLAN)
+        return await remote.verify(TokenSequence(SESSION, (1, 2, 3)), Proposal())
+    return await remote.propose(TokenSequence(SESSION, (1, 2, 3)), PLAN)
 
 
 BOTH = pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import torch
 
 import tiny
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, Session
 from slipstream.draft.servicer import DraftSettings
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvSource, frame_to_pb
 from slipstream.rpc.tensors import pack
@@ -29,7 +30,7 @@ def true_engine(models):
     """The target that holds the true keys."""
     engine = tiny.local_target(models.target, free_rows=16)
     shorter = Session("s", NUM_KEYS, 40)
-    finished(engine.verify(shorter, Delta(0, PROMPT[:-1]), Proposal()))
+    finished(engine.verify(TokenSequence(shorter, PROMPT[:-1]), Proposal()))
     return engine
 
 
@@ -105,9 +106,10 @@ async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0, telemet
 async def proposed(drafts, feed, num_keys, plan=DEEP):
     """What is proposed once so many keys are there, or no more will come."""
     draft = drafts.remote(lambda: feed)
-    await draft.propose(SESSION, Delta(0, PROMPT), Plan(1, 1))
+    sequence = TokenSequence(SESSION, PROMPT)
+    await draft.propose(sequence, Plan(1, 1))
     await drafts.feeds.wait("s", num_keys, LIMIT_S)
-    return draft, await draft.propose(SESSION, Delta(len(PROMPT), ()), plan)
+    return draft, await draft.propose(sequence, plan)
 
 
 def held(drafts, keys):

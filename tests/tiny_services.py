@@ -12,7 +12,8 @@ import tiny
 from slipstream.core.ngram_draft import NGRAM, NgramDraft
 from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts
-from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.draft.build import Drafter
 from slipstream.draft.describe import ForTarget, describe
 from slipstream.draft.engine import Feed, KvSource, LocalDraft
@@ -26,7 +27,7 @@ from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_target import target_parts
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.exchange import Peer, Terms
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
@@ -110,13 +111,13 @@ class TargetPlace:
 
     def remote(self) -> RemoteTarget:
         """The target, for one request."""
-        return RemoteTarget(Peer("target", self.channel), self.models.identity, Terms())
+        return RemoteTarget(Peer("target", self.channel), self.models.identity, CallOptions())
 
     async def prefilled(self, session: Session, tokens: tuple[int, ...]) -> RemoteTarget:
         """A request whose target holds the keys of all tokens but the last."""
         remote = self.remote()
         shorter = replace(session, num_prompt_tokens=len(tokens) - 1)
-        await remote.verify(shorter, Delta(0, tokens[:-1]), Proposal())
+        await remote.verify(TokenSequence(shorter, tokens[:-1]), Proposal())
         return remote
 
 
@@ -149,7 +150,7 @@ class DraftPlace:
     ) -> RemoteDraft:
         """The draft, for one request."""
         side = TargetSide(self.models.identity, self.models.layout, feed)
-        return RemoteDraft(Peer("draft", self.channel), side, Terms(fence=fence))
+        return RemoteDraft(Peer("draft", self.channel), side, CallOptions(fence=fence))
 
     async def load(self) -> common_pb2.Load:
         """What it holds."""
@@ -187,13 +188,15 @@ async def rounds(
     draft: RemoteDraft, target: RemoteTarget, session: Session, prompt: tuple[int, ...], plan: Plan
 ) -> AsyncIterator[tuple[tuple[int, ...], Proposal, Verdict]]:
     """Tokens before each round, what was proposed after them, and the verdict; without an end."""
-    verdict = await target.verify(session, Delta(0, prompt), Proposal())
-    tokens, told = (*prompt, *verdict.tokens), 0
+    sequence = TokenSequence(session, prompt)
+    verdict = await target.verify(sequence, Proposal())
+    sequence.append(verdict.tokens)
     while verdict.finish_reason is None:
-        proposal = await draft.propose(session, Delta.since(told, tokens), plan)
-        verdict = await target.verify(session, Delta(len(tokens), ()), proposal)
-        yield tokens, proposal, verdict
-        told, tokens = len(tokens), (*tokens, *verdict.tokens)
+        before = tuple(sequence.tokens)
+        proposal = await draft.propose(sequence, plan)
+        verdict = await target.verify(sequence, proposal)
+        yield before, proposal, verdict
+        sequence.append(verdict.tokens)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = 60) -> None:

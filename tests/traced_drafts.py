@@ -7,8 +7,8 @@ from typing import Any
 
 from scripted_keys import DEEP, LIMIT_S, NUM_KEYS, PROMPT, SESSION, Script, following
 from scripted_keys import message as slice_of
-from slipstream.core.types import Delta
 from slipstream.rpc.convert import delta_to_pb, plan_to_pb, session_to_pb
+from slipstream.rpc.delta import Delta
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 from tiny_services import DraftPlace

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from listening import Listener
+from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
+from slipstream.core.types import Plan, Proposal, Verdict
 from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.request_span import request_span
 from slipstream.telemetry.round_metrics import RoundMetrics
-from slipstream.telemetry.rounds import RoundWatch
+from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.telemetry import Telemetry, TraceBounds
 
-SESSION = Session("s", num_prompt_tokens=2, max_tokens=100)
-NOTHING = Delta(2, ())
 PLAN = Plan(max_depth=4, max_nodes=8)
 UNSAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 """What a caller says that is in a trace which nobody keeps."""
@@ -86,7 +85,7 @@ class Engine:
         self.script = Script()
         self.told = []
 
-    async def propose(self, session, delta, plan):
+    async def propose(self, sequence, plan):
         self.told.append(carried())
         self._clock.passes(self.script.draft_s)
         if self.script.draft_error is not None:
@@ -94,7 +93,7 @@ class Engine:
         chain = Proposal(TokenTree.chain(range(self.script.depth)), stopped_by="depth")
         return self.script.proposal or chain
 
-    async def verify(self, session, delta, proposal):
+    async def verify(self, sequence, proposal):
         self.told.append(carried())
         self._clock.passes(self.script.verify_s)
         if self.script.target_error is not None:
@@ -113,30 +112,33 @@ class Watched:
         self.clock = Clock()
         self.request = request_span(telemetry, "request", carrier, {}, clock=self.clock)
         self.seen = []
-        self.watch = RoundWatch(self.request, bounds, self.seen.append)
+        self.tracer = RoundTracer(self.request, bounds, self.seen.append)
         self.engine = Engine(self.clock)
-        self._draft, self._target = self.watch.watched(self.engine, self.engine)
 
     def runs(self, rounds):
         """All of the rounds, and the request's end; an error of theirs is its own, and returned."""
         error = None
         try:
-            for script in rounds:
-                done(self._round(script))
+            for index, script in enumerate(rounds):
+                done(self._round(index, script))
         except BaseException as passing:
             error = passing
-        self.watch.end()
+        self.tracer.end()
         self.request.end(error)
         return error
 
-    async def _round(self, script):
+    async def _round(self, index, script):
         self.engine.script = script
-        proposal = Proposal()
-        if script.draft_s is not None:
-            self.clock.passes(script.gap_s)
-            proposal = await self._draft.propose(SESSION, NOTHING, script.plan)
         self.clock.passes(script.gap_s)
-        await self._target.verify(SESSION, NOTHING, proposal)
+        at = Round(index, self.clock())
+        if script.draft_s is not None:
+            at.plan = script.plan
+            with timed(at, Port.PROPOSE, self.clock, self.tracer):
+                at.proposal = await self.engine.propose(None, script.plan)
+            self.clock.passes(script.gap_s)
+        with timed(at, Port.VERIFY, self.clock, self.tracer):
+            at.verdict = await self.engine.verify(None, at.proposal)
+        self.tracer.record(at)
 
 
 def done(coroutine):
@@ -163,7 +165,7 @@ def told(rounds):
     request = Watched(Telemetry(), NONE)
     request.runs(rounds)
     for at in request.seen:
-        metrics.seen(at)
+        metrics.record(at)
     metrics.tell()
     metrics.tell()  # totals are told again, and stay
     return heard

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from slipstream.client.embedded_session import Answer, EmbeddedSession, Ports
+from slipstream.client.embedded_session import Answer, EmbeddedSession, EnginePorts
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import ChunkStream
 from slipstream.client.surface import Call
@@ -38,11 +38,11 @@ class Embedded:
     For one thread at a time; for an event loop where the ports are, by `turn`.
     """
 
-    def __init__(self, engine: Engine, drafter: Drafter, ports: Ports | None = None) -> None:
+    def __init__(self, engine: Engine, drafter: Drafter, ports: EnginePorts | None = None) -> None:
         """`ports` None are the engines themselves."""
         self._engine = engine
         self._drafter = drafter
-        self._ports = ports or Ports.direct(engine, drafter)
+        self._ports = ports or EnginePorts.direct(engine, drafter)
         self._sessions: dict[str, EmbeddedSession] = {}
         store = MemoryStore(
             Bounds(lease_s=_FOR_EVER_S), time.monotonic, next_fence=count(1).__next__

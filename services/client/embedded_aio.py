@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipstream.client.embedded import Embedded
-from slipstream.client.embedded_session import Answer, Ports
+from slipstream.client.embedded_session import Answer, EnginePorts
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import AsyncChunkStream
 from slipstream.client.surface import Call, late
@@ -35,7 +35,7 @@ class AsyncEmbedded:
         self.engine, self.drafter = engine, drafter
         self._thread = thread
         self._target = BatchedTarget(engine.target, thread, BatchLimits(engine.rows))
-        ports = Ports(_batched(drafter.draft, thread), self._target, self._target.park)
+        ports = EnginePorts(_batched(drafter.draft, thread), self._target, self._target.park)
         self._embedded = Embedded(engine, drafter, ports)
         self._turns: set[_EmbeddedTurn] = set()
         self._is_closed = False

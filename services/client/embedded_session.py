@@ -4,30 +4,37 @@ Knows the engines by their ports only, and so neither threads nor event loops.
 """
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
-from slipstream.client.embedded_draft import draft_seat
 from slipstream.client.engine import Engine
 from slipstream.client.surface import Call, late
 from slipstream.core.errors import SessionBusy
 from slipstream.core.inline import finished
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ports import Draft, Target
-from slipstream.core.request import DraftFacts, Generation, Request, draft_settings, make_request
+from slipstream.core.request import DraftFacts, Generation
 from slipstream.core.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
 from slipstream.draft.build import Drafter
+from slipstream.router.attempt import Failures, InUse
+from slipstream.router.breaker import BreakerLimits, Breakers
+from slipstream.router.failover_draft import FailoverDraft
 from slipstream.state.claims import Taken
-from slipstream.state.record import Opening, Record
+from slipstream.state.record import Opening
 from slipstream.state.replay import replayed
+from slipstream.state.turn import turn_request
 from slipstream.text.prompts import encode_prompt, encode_turn
+
+_AT_ONCE = BreakerLimits(failures=1)
+"""After a failure a session is decoded plainly for a while, then the draft may try again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class EnginePorts:
     """Where sessions reach their engines. `park` lets others have a session's memory until its next
     turn."""
 
@@ -36,7 +43,7 @@ class Ports:
     park: Callable[[str], Awaitable[None]]
 
     @classmethod
-    def direct(cls, engine: Engine, drafter: Drafter) -> "Ports":
+    def direct(cls, engine: Engine, drafter: Drafter) -> "EnginePorts":
         """The engines themselves: nothing is ever waited for."""
 
         async def park(session_id: str) -> None:
@@ -72,7 +79,7 @@ class EmbeddedSession:
         self,
         engine: Engine,
         facts: DraftFacts,
-        ports: Ports,
+        ports: EnginePorts,
         session_id: str,
         *,
         clock: Clock = time.perf_counter,
@@ -81,11 +88,8 @@ class EmbeddedSession:
         self.session_id = session_id
         self._engine = engine
         self._facts = facts
-        seat = draft_seat(
-            ports.draft, facts.kind, session_id, vocab_size=engine.facts.vocab_size, clock=clock
-        )
-        self._draft = LookupDraft(seat, engine.sources)
-        self._ports = ports
+        draft = _tolerant(ports.draft, facts.kind, vocab_size=engine.facts.vocab_size, clock=clock)
+        self._ports = replace(ports, draft=LookupDraft(draft, engine.sources))
         self._clock = clock
         self._answer: Answer | None = None
 
@@ -104,14 +108,16 @@ class EmbeddedSession:
         if journal is None:
             return _said_before(replayed(asked, taken.record, self._engine.text.decode))
         try:
-            request = self._request(asked, taken.record)
+            encode = partial(self._encode, asked)
+            request = finished(
+                turn_request(asked, taken.record, self._engine.facts, self._facts, encode)
+            )
         except BaseException:
             finished(journal.close(target=None, draft=None))
             raise
         journal.open(request.tokens, Opening.of(request, self._engine.tokenizer_hash))
         run = Run(
-            self._draft,
-            self._ports.target,
+            self._ports,
             request,
             text=self._engine.text,
             clock=self._clock,
@@ -132,7 +138,7 @@ class EmbeddedSession:
         """End the turn that runs, if any, and free what the engines hold."""
         if self._answer is not None:
             await self._answer.end()
-        await self._draft.release(self.session_id)
+        await self._ports.draft.release(self.session_id)
         await self._ports.target.release(self.session_id)
 
     async def _timely(
@@ -145,22 +151,26 @@ class EmbeddedSession:
                     raise late(timeout_s)
                 yield chunk
 
-    def _request(self, asked: Generation, record: Record) -> Request:
-        engine, facts, ask = self._engine, self._facts, asked.ask
-        draft_settings(ask.speculation, facts)  # refused before anything is encoded
-        tokens = record.tokens[: record.turn.num_prompt_tokens]
-        if not tokens:
-            tokens = (*record.tokens, *self._encode(asked, record.tokens))
-        request = make_request(self.session_id, tokens, ask, engine.facts, facts)
-        return replace(request, past=record.output)
-
-    def _encode(self, asked: Generation, before: tuple[int, ...]) -> tuple[int, ...]:
+    async def _encode(self, asked: Generation, last_token: int | None) -> tuple[int, ...]:
         text, raw, allows = self._engine.text, asked.ask.raw, asked.ask.allow_special_tokens
-        if not before:
+        if last_token is None:
             return encode_prompt(text, asked.prompt, raw=raw, allow_special_tokens=allows)
         return encode_turn(
-            text, asked.prompt, last_token=before[-1], raw=raw, allow_special_tokens=allows
+            text, asked.prompt, last_token=last_token, raw=raw, allow_special_tokens=allows
         )
+
+
+def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> FailoverDraft:
+    """Return the draft of a session, which never raises: a failure makes a round a plain one."""
+
+    async def park(ttl_s: float) -> None:
+        """Keep what is held: it gives way when others need the memory."""
+
+    def choose(excluded: Collection[str]) -> InUse[Draft] | None:
+        return None if name in excluded else InUse(name, draft, park)
+
+    failures = Failures(Breakers(clock, _AT_ONCE), Breakers(clock))
+    return FailoverDraft(choose, failures, vocab_size=vocab_size)
 
 
 def _said_before(chunk: Chunk) -> Answer:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from slipstream.core.copying import Acceptance, MatchAcceptance
-from slipstream.core.history import num_same
 from slipstream.core.keyed_noise import Purpose, gumbels_of
 from slipstream.core.ngram import OwnText
 from slipstream.core.ngram_sources import LATEST, CopySource, NgramSources
+from slipstream.core.sequence import TokenSequence, common_prefix
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
-from slipstream.core.types import Delta, SamplingParams
+from slipstream.core.types import SamplingParams
 
 NOISE_WEIGHT = 0.6
 """Part of the noise that is believed in: probabilities are estimates. (Sampled text of
@@ -59,29 +59,28 @@ class Guesses:
         self._drafted: tuple[TokenTree, Sequence[float]] = (EMPTY, ())
         """What the draft proposed there."""
         self._start = 0
+        self._sequence: TokenSequence | None = None
 
     @property
     def tokens(self) -> Sequence[int]:
         """The session's tokens."""
         return self._text.tokens
 
-    def take(self, delta: Delta) -> int:
-        """Take in what became final, learn from it, and return how many tokens stayed.
-
-        Raises `SessionOutOfSync` as every draft does.
-        """
-        same = num_same(self._text.tokens, delta)
+    def take(self, sequence: TokenSequence) -> None:
+        """Take in what became final, and learn from it."""
+        known = len(self._text.tokens) if self._sequence is sequence else 0
+        same = common_prefix(self._text.tokens, sequence.tokens, start=known)
+        self._sequence = sequence
         self._text.truncate(same)
-        self._text.append(delta.tokens[same - delta.start :])
-        if delta.end != self._start or same < self._start:
+        self._text.append(sequence.tokens[same:])
+        if len(sequence) != self._start or same < self._start:
             if same == self._start:
                 final = self._text.tokens[same:]
                 self._learn(final)
                 self._learn_of_draft(final)
             self._found.clear()
             self._drafted = (EMPTY, ())
-            self._start = delta.end
-        return same
+            self._start = len(sequence)
 
     def after(self, path: _Path, *, shortest: int = 1) -> Sequence[Guess]:
         """Return what may follow the text and `path`, each token once.

@@ -13,9 +13,10 @@ from slipstream.core.guesses import Guesses
 from slipstream.core.ngram_sources import CopySource, NgramSources
 from slipstream.core.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.ports import Draft
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop import TOO_DEAR
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
-from slipstream.core.types import Delta, Plan, Proposal, SamplingParams, Session
+from slipstream.core.types import Plan, Proposal, Session
 
 LOOKUP = "lookup"
 """`Proposal.stopped_by` where all was copied."""
@@ -25,58 +26,36 @@ _UNKNOWN = 0.6
 """Probability of a draft's node that comes without statistics."""
 
 
-class _Text:
-    """A session's guesses, and how many of its tokens the draft has."""
-
-    def __init__(self, sources: NgramSources, sampling: SamplingParams) -> None:
-        self.guesses = Guesses(sources, sampling)
-        self.num_sent = 0
-
-    def take(self, delta: Delta) -> None:
-        """Take in what became final. Raises `SessionOutOfSync` as every draft does."""
-        self.num_sent = min(self.num_sent, self.guesses.take(delta))
-
-
 class LookupDraft:
     """A `Draft` that adds copies to another draft's proposals, and spares it the sure ones."""
 
     def __init__(self, draft: Draft, sources: NgramSources | None = None) -> None:
         self._draft = draft
         self._sources = sources or NgramSources()
-        self._texts: dict[str, _Text] = {}
+        self._guesses: dict[str, Guesses] = {}
 
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """See `core.ports.Draft.propose`; what the plan says of lookup ends here.
-
-        A request looks its text up in all of its rounds or in none, and begins with all of it.
-        """
-        text, copying = self._texts.get(session.session_id), plan.lookup
-        if text is None and copying is None:  # no text is kept that is not copied from
-            return await self._draft.propose(session, delta, plan)
-        text = text or _Text(self._sources, session.sampling)
-        text.take(delta)
-        self._texts[session.session_id] = text
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """See `core.ports.Draft.propose`; `plan.lookup` is not passed on."""
+        copying = plan.lookup
         if copying is None:
-            return await self._drafted(text, session, plan)
-        copies = _grown(text.guesses, session, plan, copying)
+            return await self._draft.propose(sequence, plan)
+        session = sequence.session
+        guesses = self._guesses.get(session.session_id)
+        if guesses is None:
+            guesses = Guesses(self._sources, session.sampling)
+            self._guesses[session.session_id] = guesses
+        guesses.take(sequence)
+        copies = _grown(guesses, session, plan, copying)
         if sum(copies.reaches) >= copying.alone:
             return _with_copies(Proposal(), copies)
-        proposal = await self._drafted(text, session, replace(plan, lookup=None))
+        proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
         proposal = replace(proposal, instead=copies.tree)
-        return _with_copies(proposal, _grown(text.guesses, session, plan, copying, proposal))
+        return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
-        self._texts.pop(session_id, None)
+        self._guesses.pop(session_id, None)
         await self._draft.release(session_id)
-
-    async def _drafted(self, text: _Text, session: Session, plan: Plan) -> Proposal:
-        """Return the draft's own proposal, sending it all that it missed while it was spared."""
-        tokens = text.guesses.tokens
-        news, num_tokens = Delta.since(text.num_sent, tokens), len(tokens)
-        proposal = await self._draft.propose(session, news, plan)
-        text.num_sent = num_tokens
-        return proposal
 
 
 def _grown(

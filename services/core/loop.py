@@ -1,47 +1,45 @@
-"""The loop that connects a draft and a target. It knows neither tensors nor where the two live."""
+"""The loop that connects a draft and a target. It depends on neither tensors nor the wire."""
 
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 
 from slipstream.core.lookup_draft import with_forced
-from slipstream.core.planner import NO_PLAN, Planner
+from slipstream.core.planner import Planner
 from slipstream.core.ports import Draft, Target
-from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One propose and one verify; the first round of a request proposes nothing (prefill)."""
-
-    plan: Plan
-    proposal: Proposal
-    verdict: Verdict
+from slipstream.core.round import Port, Round, RoundObserver, Unobserved, timed
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.timing import Clock
 
 
 async def decode(
-    draft: Draft, target: Target, planner: Planner, session: Session, prompt: Sequence[int]
+    draft: Draft,
+    target: Target,
+    planner: Planner,
+    sequence: TokenSequence,
+    *,
+    clock: Clock,
+    observer: RoundObserver | None = None,
 ) -> AsyncGenerator[Round, None]:
-    """Yield rounds until the target says that the request is finished.
+    """Yield rounds until the target ends the request; append what becomes final to the sequence.
 
-    The first round verifies an empty proposal: that is what prefill is. Both engines are told
-    the whole prompt; what they hold of it from an earlier turn they only compare. The caller
-    releases the session when it needs it no more, however the iteration ends.
+    The first round verifies an empty proposal, which is prefill. The caller releases the session
+    when it is no longer needed, however the iteration ends.
     """
-    tokens = list(prompt)
-    told_target = told_draft = 0
-    plan, proposal = NO_PLAN, Proposal()
+    observer = observer or Unobserved()
+    session = sequence.session
+    at = Round(0, clock())
     while True:
-        verdict = await target.verify(session, Delta.since(told_target, tokens), proposal)
-        tokens += verdict.tokens
-        told_target = len(tokens)
-        planner.record(proposal, verdict)
-        yield Round(plan, proposal, verdict)
-        if verdict.finish_reason is not None:
+        with timed(at, Port.VERIFY, clock, observer):
+            at.verdict = await target.verify(sequence, at.proposal)
+        sequence.append(at.verdict.tokens)
+        observer.record(at)
+        planner.record(at)
+        yield at
+        if at.verdict.finish_reason is not None:
             return
-        remaining = session.num_prompt_tokens + session.max_tokens - len(tokens)
-        plan = planner.plan(remaining, verdict)
-        proposal = Proposal()
+        remaining = session.num_prompt_tokens + session.max_tokens - len(sequence)
+        verdict, plan = at.verdict, planner.plan(remaining, at.verdict)
+        at = Round(at.index + 1, clock(), plan)
         if plan.max_depth > 0:
-            proposal = await draft.propose(session, Delta.since(told_draft, tokens), plan)
-            told_draft = len(tokens)
-        proposal = with_forced(proposal, planner.forced(remaining, verdict))
+            with timed(at, Port.PROPOSE, clock, observer):
+                at.proposal = await draft.propose(sequence, plan)
+        at.proposal = with_forced(at.proposal, planner.forced(remaining, verdict))

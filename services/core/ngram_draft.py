@@ -10,9 +10,10 @@ from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.profile import Profile
 from slipstream.core.request import DraftFacts
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop import TOO_DEAR
 from slipstream.core.tree import EMPTY
-from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
+from slipstream.core.types import Plan, Proposal, Shape, StopPolicy
 
 NGRAM = DraftFacts(
     "ngram",
@@ -28,15 +29,16 @@ class NgramDraft:
         self._sources = sources or NgramSources()
         self._guesses: dict[str, Guesses] = {}
 
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """Propose the likeliest continuations: one of every position in a chain, else a tree."""
         if plan.shape not in (Shape.CHAIN, Shape.DYNAMIC):
             raise UnsupportedCombination(
                 f"the n-gram draft makes chains and dynamic trees, not {plan.shape.value}"
             )
+        session = sequence.session
         guesses = self._guesses.get(session.session_id)
         guesses = guesses or Guesses(self._sources, session.sampling)
-        guesses.take(delta)
+        guesses.take(sequence)
         self._guesses[session.session_id] = guesses
         limits = TreeLimits(
             plan.max_depth,

@@ -7,13 +7,10 @@ from slipstream.core.copying import Copying
 from slipstream.core.options import Mode, num_product_nodes
 from slipstream.core.pace import Pace
 from slipstream.core.prices import Prices
+from slipstream.core.round import NO_PLAN, Round
 from slipstream.core.settings import Settings
-from slipstream.core.stats import num_copied_accepted
 from slipstream.core.stop import TOO_DEAR, HeuristicLength
 from slipstream.core.types import Plan, Proposal, StopPolicy, Verdict, Verification
-
-NO_PLAN = Plan(max_depth=0, max_nodes=0)
-"""A round that no draft is asked for."""
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
@@ -75,24 +72,26 @@ class Planner:
         limit = min(self._free_nodes(verdict), remaining - 1, settings.longest_path)
         return verdict.forced[: max(limit, 0)]
 
-    def record(self, proposal: Proposal, verdict: Verdict) -> None:
+    def record(self, at: Round) -> None:
         """Learn from a round: how fast the request goes, and whether the draft is worth its time.
 
         Where it is known what would have been proposed without the draft, it has to be faster than
         that, else than plain decoding.
         """
+        proposal, verdict = at.proposal, at.verdict
         if proposal.fallback is not None:
             return
         depth = max(proposal.drafted.depths(), default=0)
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR
         if depth:
-            num_drafted = verdict.num_accepted - num_copied_accepted(proposal, verdict)
+            num_drafted = verdict.num_accepted - len(at.accepted_sources)
             self._length = self._length.after(all_accepted=num_drafted == depth)
         if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
             return
         cost = self._prices.round(len(proposal.tree))
         if is_drafted:
-            cost += self._prices.drafted(max(depth, 1), proposal.waited_s)
+            seconds = None if at.proposing is None else at.proposing_s
+            cost += self._prices.drafted(max(depth, 1), seconds)
         num_tokens = len(verdict.tokens)
         cost = min(cost, _LONGEST_ROUND)
         self._pace.record(num_tokens, cost)

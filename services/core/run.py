@@ -1,7 +1,4 @@
-"""One request on its way: rounds in, chunks of text and statistics out.
-
-Knows the two ports and the loop between them; not where they live, nor the clock.
-"""
+"""A running request: rounds in, chunks of text and statistics out."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,41 +7,43 @@ from dataclasses import replace
 from slipstream.core.ending import Ending
 from slipstream.core.journal import Journal, NoJournal
 from slipstream.core.logprobs import TokenLogprob, with_texts
-from slipstream.core.loop import Round, decode
+from slipstream.core.loop import decode
 from slipstream.core.origins import TokenOrigin, origins_of
 from slipstream.core.planner import Planner
-from slipstream.core.ports import Draft, Target
+from slipstream.core.ports import Ports
 from slipstream.core.request import Request
 from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
-from slipstream.core.stats import Outcomes, copies_accepted
+from slipstream.core.round import Round, RoundObserver
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.stats import Outcomes
 from slipstream.core.text import Piece, Speller, TextStream, joined
-from slipstream.core.timing import Clock, Spent, TimedDraft, TimedTarget
+from slipstream.core.timing import Clock, Spent
 from slipstream.core.trail import Trail
 from slipstream.core.types import FinishReason
 
 
 class Run:
-    """A request on its way. Iterate it once; `output` is what is final of it, known to the caller
-    or not."""
+    """A running request. Iterate it once; `output` has its final tokens, yielded or not."""
 
     def __init__(
         self,
-        draft: Draft,
-        target: Target,
+        ports: Ports,
         request: Request,
         *,
         text: Speller,
         clock: Clock,
         journal: Journal | None = None,
+        observer: RoundObserver | None = None,
     ) -> None:
-        """What is final goes to the `journal` before it is given to anybody.
+        """What is final is written to the `journal` before it is yielded.
 
         The request's past output is turned into text here, which takes long where it is long.
         """
         self._request = request
         self._clock = clock
-        self._draft = TimedDraft(draft, clock)
-        self._target = TimedTarget(target, clock)
+        self._ports = ports
+        self._observer = observer
+        self._drafting, self._verifying = Spent(), Spent()
         self._journal = journal or NoJournal()
         self._text = text
         num_past, num_sent = len(request.past), request.num_received
@@ -69,8 +68,14 @@ class Run:
             yield self._chunk(self._past, prompt=info)
             info = None
         planner = Planner(request.settings)
-        tokens = (*request.tokens, *request.past)
-        rounds = decode(self._draft, self._target, planner, request.session, tokens)
+        rounds = decode(
+            self._ports.draft,
+            self._ports.target,
+            planner,
+            TokenSequence(request.session, (*request.tokens, *request.past)),
+            clock=self._clock,
+            observer=self._observer,
+        )
         async with aclosing(rounds):
             async for at in rounds:
                 self._count(at, start)
@@ -135,24 +140,16 @@ class Run:
         if self._first_s is None:  # the prompt's own round
             self._first_s = self._clock() - start
             self._num_cached = at.verdict.num_cached
-            self._draft.spent, self._target.spent = Spent(), Spent()
             return
-        if at.proposal.fallback is not None:
-            self._outcomes.record_fallback(at.proposal.fallback)
-        tree = at.proposal.tree
-        num_roots = len(at.plan.roots) if len(tree) else 0
-        depth = max(tree.depths(), default=0) - (1 if num_roots else 0)
-        accepted = max(at.verdict.num_accepted - (1 if num_roots else 0), 0)
-        self._outcomes.record(
-            len(tree) - num_roots, depth, num_accepted=accepted, stopped_by=at.proposal.stopped_by
-        )
-        accepted_copies = copies_accepted(at.proposal, at.verdict)
-        self._outcomes.record_copies(at.proposal.sources, accepted=accepted_copies)
+        if at.proposing is not None:
+            self._drafting.add(at.proposing_s, at.proposal.timing)
+        self._verifying.add(at.verifying_s, at.verdict.timing)
+        self._outcomes.record(at)
 
     def _stats(self, elapsed_s: float) -> RequestStats:
         settings = self._request.settings
         first_s = self._first_s or 0.0
-        draft, target = self._draft.spent, self._target.spent
+        draft, target = self._drafting, self._verifying
         return RequestStats(
             num_prompt_tokens=len(self._request.tokens),
             num_cached_tokens=self._num_cached,

@@ -4,11 +4,11 @@ Field names are those of vLLM's per-request acceptance metrics. Knows no clock a
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slipstream.core.ngram_sources import CopySource
-from slipstream.core.types import Proposal, Verdict
+from slipstream.core.round import Round
 
 LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
 
@@ -45,7 +45,7 @@ class SpeculationStats:
     stop_reasons: Mapping[str, int]
     """How often each thing ended the drafting of a step."""
     lossless: bool
-    """Whether the verification used keeps the target's law."""
+    """Whether the verification used keeps the target's distribution."""
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """Rounds in which no draft answered, by reason; plain steps unless something was copied."""
     num_lookup_tokens: int = 0
@@ -90,38 +90,24 @@ class Outcomes:
         self._copied: Counter[CopySource] = Counter()
         self._copied_accepted: Counter[CopySource] = Counter()
 
-    def record(
-        self, num_drafted_nodes: int, depth: int, *, num_accepted: int, stopped_by: str = "none"
-    ) -> None:
-        """Count a round: its drafted nodes, their longest path, and how many were accepted.
-
-        Target-initialised roots are the target's own and count in none of the three.
-        """
-        if not 0 <= num_accepted <= depth <= num_drafted_nodes:
+    def record(self, at: Round) -> None:
+        """Count a round. Target-initialised roots are the target's own and are not counted."""
+        proposal = at.proposal
+        if proposal.fallback is not None:
+            self._fallbacks[proposal.fallback] += 1
+        if not 0 <= at.num_accepted <= at.depth <= at.num_nodes:
             raise ValueError(
-                f"{num_accepted} accepted of depth {depth} of {num_drafted_nodes} nodes"
+                f"{at.num_accepted} accepted of depth {at.depth} of {at.num_nodes} nodes"
             )
-        if num_drafted_nodes == 0:
+        if at.num_nodes == 0:
             self._num_plain_steps += 1
             return
-        self._steps.append((num_accepted, num_drafted_nodes, depth))
-        self._accepted[num_accepted] += 1
-        self._num_drafted += num_drafted_nodes
-        self._stop_reasons[stopped_by] += 1
-
-    def record_fallback(self, reason: str) -> None:
-        """Count why no draft answered in a round, which is itself to be recorded as well."""
-        self._fallbacks[reason] += 1
-
-    def record_copies(
-        self, copied: Iterable[CopySource], *, accepted: Iterable[CopySource]
-    ) -> None:
-        """Count the nodes of a recorded round that were copied, and those that were accepted."""
-        proposed, kept = Counter(copied), Counter(accepted)
-        if not kept <= proposed:
-            raise ValueError(f"{kept.total()} accepted of {proposed.total()} copied nodes")
-        self._copied += proposed
-        self._copied_accepted += kept
+        self._steps.append((at.num_accepted, at.num_nodes, at.depth))
+        self._accepted[at.num_accepted] += 1
+        self._num_drafted += at.num_nodes
+        self._stop_reasons[proposal.stopped_by] += 1
+        self._copied += Counter(proposal.sources)
+        self._copied_accepted += Counter(at.accepted_sources)
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
         """The figures so far."""
@@ -146,17 +132,3 @@ class Outcomes:
             num_learned_tokens=self._copied[LEARNED],
             num_accepted_learned_tokens=kept[LEARNED],
         )
-
-
-def copies_accepted(proposal: Proposal, verdict: Verdict) -> tuple[CopySource, ...]:
-    """Return the sources of the accepted tokens that no model proposed."""
-    if not proposal.sources:
-        return ()
-    num_modelled = len(proposal.tree) - len(proposal.sources)
-    path = proposal.tree.matching(verdict.tokens[: verdict.num_accepted])
-    return tuple(proposal.sources[node - num_modelled] for node in path if node >= num_modelled)
-
-
-def num_copied_accepted(proposal: Proposal, verdict: Verdict) -> int:
-    """Return how many accepted tokens were copied beside what the draft proposed."""
-    return len(copies_accepted(proposal, verdict)) if proposal.num_copied else 0

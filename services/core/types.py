@@ -1,6 +1,5 @@
 """Domain values that cross the two ports. They know nothing of tensors, wires or models."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -128,24 +127,6 @@ class Session:
         _check(self.num_roots >= 1, "num_roots", self.num_roots, "at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """Final tokens from position `start` on. What an engine holds below `start` stays."""
-
-    start: int
-    tokens: tuple[int, ...]
-
-    @classmethod
-    def since(cls, start: int, tokens: Sequence[int]) -> "Delta":
-        """Everything in the session's `tokens` from position `start` on."""
-        return cls(start, tuple(tokens[start:]))
-
-    @property
-    def end(self) -> int:
-        """Number of tokens the session has after this delta."""
-        return self.start + len(self.tokens)
-
-
 class Shape(StrEnum):
     """The form of a proposed tree."""
 
@@ -257,8 +238,6 @@ class Proposal:
     staleness: int | None = None
     """Positions by which the target's keys lagged behind; None for a draft that reads none."""
     timing: ReplyTiming | None = field(default=None, compare=False)
-    waited_s: float | None = field(default=None, compare=False)
-    """Seconds that the caller waited for it, where that was timed."""
     num_copied: int = 0
     """Nodes, the last ones, that no draft proposed: copied, or forced by a grammar."""
     sources: tuple[CopySource, ...] = ()

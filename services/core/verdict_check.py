@@ -8,21 +8,23 @@ import math
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import MAX_NODES
 from slipstream.core.proposal_check import check_tokens
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Delta, Proposal, Session, Verdict, Verification
+from slipstream.core.types import Proposal, Session, Verdict, Verification
 
 
 def check_verdict(
-    session: Session, delta: Delta, proposal: Proposal, verdict: Verdict, *, vocab_size: int
+    sequence: TokenSequence, proposal: Proposal, verdict: Verdict, *, vocab_size: int
 ) -> None:
-    """Raise `InvalidRequest` for a verdict that no target reaches on `proposal` after `delta`."""
-    _check_length(session, delta, proposal, verdict)
+    """Raise `InvalidRequest` for a verdict that no target reaches on `proposal` for `sequence`."""
+    session, num_tokens = sequence.session, len(sequence)
+    _check_length(session, num_tokens, proposal, verdict)
     _check_accepted(proposal.tree, verdict)
     check_tokens(verdict.tokens, vocab_size, "the verdict")
     check_tokens(verdict.forced, vocab_size, "the forced text")
     _check_roots(session, verdict, vocab_size)
-    if verdict.num_cached > delta.end:
-        raise InvalidRequest(f"{verdict.num_cached} of {delta.end} tokens are said to be cached")
+    if verdict.num_cached > num_tokens:
+        raise InvalidRequest(f"{verdict.num_cached} of {num_tokens} tokens are said to be cached")
     if len(verdict.margins) not in (0, len(proposal.rivals)) or any(
         map(math.isnan, verdict.margins)
     ):
@@ -31,10 +33,10 @@ def check_verdict(
         )
 
 
-def _check_length(session: Session, delta: Delta, proposal: Proposal, verdict: Verdict) -> None:
+def _check_length(session: Session, num_tokens: int, proposal: Proposal, verdict: Verdict) -> None:
     count, is_over = len(verdict.tokens), verdict.finish_reason is not None
     most = 1 + max(proposal.tree.depths(), default=0)
-    room = max(session.num_prompt_tokens + session.max_tokens - delta.end, 0)
+    room = max(session.num_prompt_tokens + session.max_tokens - num_tokens, 0)
     if count > min(most, room):
         raise InvalidRequest(f"the verdict has {count} tokens, above {min(most, room)}")
     if is_over:

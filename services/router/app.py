@@ -16,18 +16,18 @@ from slipstream.router.access import Access
 from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
-from slipstream.router.fleet import Defaults, Fleet
+from slipstream.router.fleet import DrafterDefaults, Fleet
 from slipstream.router.learner import TrafficLearner
+from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.router.limits import KeyLimits
-from slipstream.router.observing import Observing
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
+from slipstream.router.request_runner import RequestRunner, RouterState, Timeouts
+from slipstream.router.request_telemetry import RouterTelemetry
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream.router.shadow import Shadow
 from slipstream.router.sources import Sources
-from slipstream.router.turns import Memory, Patience, Turns
-from slipstream.router.upkeep import Upkeep
 from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
@@ -49,7 +49,7 @@ class Router:
         """`telemetry` is what it tells of itself with; by default to nobody."""
         self._config = config
         self._telemetry = telemetry or Telemetry()
-        self._observing = Observing(self._telemetry)
+        self._request_telemetry = RouterTelemetry(self._telemetry)
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         breakers = Breakers(time.monotonic)
@@ -69,47 +69,47 @@ class Router:
             heartbeat=config.heartbeat(),
             hooks=hooks,
         )
-        defaults = Defaults(bool(config.drafts), config.drafter)
+        defaults = DrafterDefaults(bool(config.drafts), config.drafter)
         self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
         self._admission = Admission(config.max_requests)
         self._next_fence = fences(time.time)
         self._store = self._open_store()
         self._quotas = open_quotas(store_options(config), time.monotonic)
-        self._journals = Upkeep(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
+        self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
         self._learner = TrafficLearner(config.learn_options(), store_options(config))
-        self._turns = self._make_turns()
+        self._runner = self._make_runner()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
-        self._upkeep: asyncio.Task[None] | None = None
+        self._background: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Listen; the port. Replicas are reached from now on."""
         port = await self._server.start(serving=False)
-        self._upkeep = asyncio.get_running_loop().create_task(self._keep_up())
+        self._background = asyncio.get_running_loop().create_task(self._keep_up())
         return port
 
     async def ready(self) -> None:
         """Wait until a target is ready. Raises what ended the router before."""
-        assert self._upkeep is not None
+        assert self._background is not None
         waiting = asyncio.get_running_loop().create_task(self._ready.wait())
-        await asyncio.wait({waiting, self._upkeep}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({waiting, self._background}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        if self._upkeep.done():
-            await self._upkeep
+        if self._background.done():
+            await self._background
 
     async def serve(self) -> None:
         """Serve until told to stop by a signal; then finish what runs, and end.
 
-        Raises what ended the upkeep of the replicas, should that ever happen.
+        Raises what ended the background tasks, should that ever happen.
         """
-        assert self._upkeep is not None
+        assert self._background is not None
         served = self._server.serve_until_stopped(stopping=self._refuse)
         serving = asyncio.get_running_loop().create_task(served)
         try:
-            await asyncio.wait({serving, self._upkeep}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, self._background}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 return await serving
-            await self._upkeep
+            await self._background
         finally:
             serving.cancel()
             await self._server.stop(0)
@@ -117,7 +117,7 @@ class Router:
 
     def sample(self, instruments: Instruments) -> None:
         """Tell the instruments how things are at the moment."""
-        self._observing.tell()
+        self._request_telemetry.export()
         instruments.put(catalog.REQUESTS_RUNNING, self._admission.num_requests)
         instruments.put(catalog.REQUESTS_CAPACITY, self._config.max_requests)
         shadow = self._shadow.info
@@ -152,16 +152,16 @@ class Router:
             system=REDIS if options.url else MEMORY,
         )
 
-    def _make_turns(self) -> Turns:
+    def _make_runner(self) -> RequestRunner:
         config = self._config
         claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
-        return Turns(
+        return RequestRunner(
             self._fleet,
-            Memory(claims, self._journals, NgramStores(config.ngrams), self._learner),
+            RouterState(claims, self._leases, NgramStores(config.ngrams), self._learner),
             self._admission,
-            patience=_patience(config),
+            timeouts=_timeouts(config),
             shadow=self._shadow,
-            observing=self._observing,
+            telemetry=self._request_telemetry,
         )
 
     def _register(self) -> Callable[..., None]:
@@ -169,12 +169,12 @@ class Router:
             Access(self._config.key_file),
             KeyLimits(self._quotas),
             self._fleet,
-            self._turns,
+            self._runner,
             self._store,
             self._admission,
             self._shadow,
         )
-        servicer = GenerationServicer(parts, self._observing)
+        servicer = GenerationServicer(parts, self._request_telemetry)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
     async def _keep_up(self) -> None:
@@ -196,12 +196,12 @@ class Router:
             await self._changed.wait()
 
     async def _end(self) -> None:
-        upkeep = self._upkeep
-        if upkeep is not None:
-            upkeep.cancel()
-            await asyncio.wait({upkeep})
-        self._turns.close()
-        await self._journals.aclose()
+        background = self._background
+        if background is not None:
+            background.cancel()
+            await asyncio.wait({background})
+        self._runner.close()
+        await self._leases.aclose()
         await self._learner.aclose()
         await self._store.aclose()
         await self._sources.aclose()
@@ -220,8 +220,8 @@ def fences(now: Callable[[], float]) -> Callable[[], int]:
     return next_fence
 
 
-def _patience(config: RouterConfig) -> Patience:
-    return Patience(
+def _timeouts(config: RouterConfig) -> Timeouts:
+    return Timeouts(
         config.target_round_timeout_s,
         config.target_token_timeout_s,
         config.target_queue_s,

@@ -27,6 +27,7 @@ from slipstream.router.placement import (
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftModel, TargetModel, draft_view, target_view
 from slipstream.router.replica import Replica
+from slipstream.rpc.exchange import Peer
 
 _LOG = logging.getLogger("slipstream.router")
 NO_TARGET = "no target has been reached yet"
@@ -40,6 +41,11 @@ class Placed:
     model: TargetModel
     epoch: Epoch
     """Over as soon as the replica is lost, even if it is back at once."""
+
+    @property
+    def peer(self) -> Peer:
+        """Return how the replica is reached, until it is lost."""
+        return replace(self.replica.peer, lost=self.epoch.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class DrafterDefaults:
     """What requests get that name no drafter: `drafter`, or the best there is.
 
     `expects_drafts` where drafts are listed at all, reached or not.
@@ -77,7 +83,7 @@ class Fleet:
         targets: Pool[TargetModel],
         drafts: Pool[DraftModel],
         *,
-        defaults: Defaults,
+        defaults: DrafterDefaults,
         breakers: Breakers,
     ) -> None:
         """`breakers` are the failures of all replicas that all requests know of, by address."""

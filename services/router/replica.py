@@ -21,7 +21,7 @@ from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.epoch import Epoch
 from slipstream.router.heartbeat import Heartbeat, while_both
 from slipstream.rpc.channel import Dialer
-from slipstream.rpc.exchange import parsed
+from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import common_pb2
 
@@ -139,13 +139,18 @@ class Replica(Generic[D]):
         return f"{self._probe.role.value} {self.address}"
 
     @property
+    def peer(self) -> Peer:
+        """Return how the replica is reached; who uses it is counted."""
+        return Peer(self.name, self.channel, self.used)
+
+    @property
     def num_busy(self) -> int:
         """Requests that run on it, those of other routers included as far as they are known."""
         return self.num_requests + self._num_others
 
     @property
     def info(self) -> ReplicaInfo:
-        """For whoever asks the router."""
+        """Return what the router reports of it."""
         described = self.described
         return ReplicaInfo(
             role=self._probe.role,

@@ -17,9 +17,9 @@ from slipstream.router.fields import refuse_too_many, refuse_unknown
 from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
 from slipstream.router.limits import KeyLimits
-from slipstream.router.observing import Observing, RequestWatch
+from slipstream.router.request_runner import RequestRunner
+from slipstream.router.request_telemetry import RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Shadow
-from slipstream.router.turns import Turns
 from slipstream.rpc.convert_generation import generation_from_pb, prompt_from_pb
 from slipstream.rpc.convert_info import model_info_to_pb, server_info_to_pb
 from slipstream.rpc.convert_results import chunk_to_pb, result_to_pb
@@ -39,7 +39,7 @@ class Parts:
     access: Access
     limits: KeyLimits
     fleet: Fleet
-    turns: Turns
+    runner: RequestRunner
     store: SessionStore
     admission: Admission
     shadow: Shadow
@@ -51,35 +51,35 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(
         self,
         parts: Parts,
-        observing: Observing,
+        telemetry: RouterTelemetry,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._parts = parts
-        self._observing = observing
+        self._telemetry = telemetry
         self._clock = clock
         self._started = clock()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
         """See `generation.proto`."""
-        with self._observing.request(GENERATE, context.invocation_metadata()) as watch:
+        with self._telemetry.request(GENERATE, context.invocation_metadata()) as recorder:
             key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
-            watch.asked(asked, is_stream=False)
+            recorder.record_request(asked, is_stream=False)
             if asked.num_received:
                 raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
-            async with aclosing(self._chunks(asked, key, context, watch)) as chunks:
+            async with aclosing(self._chunks(asked, key, context, recorder)) as chunks:
                 return result_to_pb(collected([chunk async for chunk in chunks]))
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """See `generation.proto`."""
-        with self._observing.request(STREAM, context.invocation_metadata()) as watch:
+        with self._telemetry.request(STREAM, context.invocation_metadata()) as recorder:
             key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
-            watch.asked(asked, is_stream=True)
-            async with aclosing(self._chunks(asked, key, context, watch)) as chunks:
+            recorder.record_request(asked, is_stream=True)
+            async with aclosing(self._chunks(asked, key, context, recorder)) as chunks:
                 async for chunk in chunks:
                     yield chunk_to_pb(chunk)
 
@@ -89,7 +89,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         prompt, raw = prompt_from_pb(request.prompt)
         ask = Ask(raw=raw, allow_special_tokens=request.prompt.allow_special_tokens)
         asked = Generation(prompt, ask, request.model)
-        run = parts.turns.tokens(asked)
+        run = parts.runner.tokens(asked)
         async with aclosing(
             parts.limits.within(key, asked, run, self._remaining(context))
         ) as chunks:
@@ -129,7 +129,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> pb.DeleteSessionResponse:
         """See `generation.proto`."""
         key = self._enter(request, context)
-        await self._parts.turns.forget(SessionRef(request.session_id).session_id, key.name)
+        await self._parts.runner.forget(SessionRef(request.session_id).session_id, key.name)
         return pb.DeleteSessionResponse()
 
     def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Key:
@@ -144,13 +144,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return key
 
     async def _chunks(
-        self, asked: Generation, key: Key, context: Any, watch: RequestWatch
+        self, asked: Generation, key: Key, context: Any, recorder: RequestRecorder
     ) -> AsyncGenerator[Chunk, None]:
         remaining, parts = self._remaining(context), self._parts
-        run = parts.turns.chunks(asked, key.name, remaining, watch)
+        run = parts.runner.chunks(asked, key.name, remaining, recorder)
         async with aclosing(parts.limits.within(key, asked, run, remaining)) as chunks:
             async for chunk in chunks:
-                watch.answered(chunk)
+                recorder.record_chunk(chunk)
                 yield chunk
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:

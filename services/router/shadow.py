@@ -9,18 +9,18 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError
 from slipstream.core.ports import Target
 from slipstream.core.request import Request
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.server_info import ShadowInfo
-from slipstream.core.types import Delta, Proposal, Session, Verdict, Verification
+from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.router.admission import Admission
 from slipstream.router.fleet import Fleet, Wanted
-from slipstream.rpc.exchange import Peer, Terms
+from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_target import RemoteTarget
 
 NEAR_TIE = 0.25
@@ -125,17 +125,18 @@ class Shadow:
         self._require_room()
         placed = self._fleet.target(answered.wanted)
         description = placed.model.description
-        terms = Terms(fence=1, round_s=self._options.round_s, token_s=self._options.token_s)
-        peer = Peer(placed.replica.name, placed.replica.channel)
-        target = RemoteTarget(peer, description.identity, terms)
+        options = CallOptions(fence=1, round_s=self._options.round_s, token_s=self._options.token_s)
+        target = RemoteTarget(placed.peer, description.identity, options)
         plain = _Plain(target, answered)
-        with placed.replica.used(), _ended(target):
+        try:
             while plain.difference is None and not plain.is_done:
                 self._require_room()
                 await plain.step()
                 self._count(num_checked_tokens=1)
             if plain.difference is not None:
                 self._report(answered, await plain.explained(), description.dtype)
+        finally:
+            target.end()
 
     def _require_room(self) -> None:
         if not self._admission.has_room:
@@ -170,13 +171,13 @@ class _Plain:
         request = answered.request
         self._target = target
         self._output = answered.output
-        self._session = replace(
+        session = replace(
             request.session,
             session_id=f"shadow-{secrets.token_hex(8)}",
             max_tokens=len(answered.output),  # no more memory than needed
             num_logprobs=None,  # tokens are all that is compared
         )
-        self._delta = Delta(0, request.tokens)
+        self._sequence = TokenSequence(session, request.tokens)
         self._num_same = 0
         self.difference: Difference | None = None
 
@@ -193,7 +194,7 @@ class _Plain:
             self.difference = Difference(position, self._output[position], drawn)
             return
         self._num_same += 1
-        self._delta = Delta(self._delta.end + 1, ())  # the target has what it drew
+        self._sequence.append((drawn,))
         if verdict.finish_reason is not None and not self.is_done:
             self.difference = Difference(position + 1, self._output[position + 1], None)
 
@@ -215,16 +216,7 @@ class _Plain:
         return replace(found, margin=verdict.margins[0])
 
     async def _verify(self, proposal: Proposal) -> Verdict:
-        return await self._target.verify(self._session, self._delta, proposal)
-
-
-@contextmanager
-def _ended(target: RemoteTarget) -> Iterator[None]:
-    """End the target's stream, and with it what it holds."""
-    try:
-        yield
-    finally:
-        target.end()
+        return await self._target.verify(self._sequence, proposal)
 
 
 def _margin_text(found: Difference, session: Session, dtype: str) -> str:

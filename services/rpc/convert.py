@@ -12,7 +12,6 @@ from slipstream.core.offer import Offer
 from slipstream.core.row_costs import MAX_POINTS, RowCosts
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
-    Delta,
     NodeStats,
     Plan,
     Proposal,
@@ -33,6 +32,7 @@ from slipstream.rpc.convert_asked import (
     logprobs_to_pb,
 )
 from slipstream.rpc.counts import check_proposal_counts, check_verdict_counts
+from slipstream.rpc.delta import Delta
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 _SAMPLING = (
@@ -93,12 +93,12 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
 
 
 def delta_to_pb(delta: Delta) -> common_pb2.Delta:
-    """See `core.types.Delta`."""
+    """See `rpc.delta.Delta`."""
     return common_pb2.Delta(start=delta.start, tokens=delta.tokens)
 
 
 def delta_from_pb(message: common_pb2.Delta) -> Delta:
-    """See `core.types.Delta`."""
+    """See `rpc.delta.Delta`."""
     return Delta(message.start, tuple(message.tokens))
 
 

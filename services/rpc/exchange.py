@@ -1,13 +1,12 @@
 """One request's long-lived stream to an engine elsewhere: messages out, as many answers back.
 
-Carries bytes, so that turning values into them can be timed by whoever does it. Knows nothing of
-what they say.
+Carries bytes, so that the caller can time how long values take to be turned into them.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,19 +30,24 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A replica that can be reached. `name` is what errors call it: target 10.0.0.7:50052."""
+    """A replica that can be reached."""
 
     name: str
+    """What errors call it: target 10.0.0.7:50052."""
     channel: grpc.aio.Channel
+    used: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Return the context of a use, for counting."""
+    lost: Callable[[], Awaitable[str]] | None = None
+    """Wait until the replica is lost and return the reason, where its health is watched."""
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms one request uses a replica.
+class CallOptions:
+    """Fence and time limits of one request's calls to a replica.
 
-    `fence` is that of the session's owner. A round may take `round_s` and `token_s` more for every
-    token that it tells, and `queue_s` more once the replica says that it waits for memory; all of
-    them together what `remaining` says, None being no limit.
+    `fence` is that of the session's owner. A round may take `round_s`, `token_s` for every token
+    that it sends, and `queue_s` once the replica reports that it waits for memory; all rounds
+    together may take what `remaining` returns, None being no limit.
     """
 
     fence: int = 0
@@ -54,7 +58,7 @@ class Terms:
     queue_s: float = 60.0
 
     def limit_s(self, num_tokens: int) -> float:
-        """How long a round that tells so many tokens may take."""
+        """Return how long a round that sends so many tokens may take."""
         return self.round_s + self.token_s * num_tokens
 
 
@@ -64,13 +68,13 @@ class Exchange:
     The first message opens it. A round that is cancelled, or takes too long, ends it.
     """
 
-    def __init__(self, peer: Peer, method: str, terms: Terms) -> None:
+    def __init__(self, peer: Peer, method: str, options: CallOptions) -> None:
         self._peer = peer
         self._method = method
-        self._terms = terms
+        self._options = options
         self._call: Any = None
         self._is_over = False
-        self._patience: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout | None = None
         self._given_up = ""
 
     @property
@@ -79,14 +83,14 @@ class Exchange:
         return self._call is not None
 
     async def ask(self, message: bytes, *, num_tokens: int = 0) -> bytes:
-        """Send a message, which tells so many tokens, and wait for its answer.
+        """Send a message, which carries so many tokens, and wait for its answer.
 
         Raises the error that the replica ended the stream with, `Unavailable` when it can't be
         reached, and `DeadlineExceeded` naming it when it does not answer in time.
         """
         if self._is_over:
             raise self._has_ended()
-        return await self._within(self._terms.limit_s(num_tokens), self._ask(message))
+        return await self._within(self._options.limit_s(num_tokens), self._ask(message))
 
     async def more(self, limit_s: float) -> bytes:
         """Wait for another answer to the last message, for so long. Raises as `ask` does."""
@@ -96,13 +100,13 @@ class Exchange:
         """Send the last message and wait for its answer and for the stream's end."""
         await self.ask(message)
         self._is_over = True
-        await self._within(self._terms.limit_s(0), self._end())
+        await self._within(self._options.limit_s(0), self._end())
 
     def give_up(self, reason: str) -> None:
-        """End the stream now; whoever waits for an answer gets `Unavailable` with this reason."""
+        """End the stream now; a call that waits raises `Unavailable` with this reason."""
         self._given_up = reason
-        if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
         else:
             self.cancel()
 
@@ -114,7 +118,7 @@ class Exchange:
 
     async def _within(self, limit_s: float, work: Awaitable[R]) -> R:
         try:
-            async with asyncio.timeout(limit_s) as self._patience:
+            async with asyncio.timeout(limit_s) as self._timeout:
                 return await work
         except TimeoutError:
             self.cancel()
@@ -130,7 +134,7 @@ class Exchange:
             kind = type(error).__name__
             raise InternalError(f"{self._peer.name} is not understood: {kind}") from error
         finally:
-            self._patience = None
+            self._timeout = None
 
     def _too_late(self, limit_s: float) -> SlipstreamError:
         if self._given_up:
@@ -152,8 +156,8 @@ class Exchange:
         return bytes(answer)
 
     def _error(self, status: grpc.aio.AioRpcError) -> SlipstreamError:
-        """The error the status stands for; who can't be reached is named."""
-        remaining = self._terms.remaining()
+        """Return the error that the status stands for; a peer that can't be reached is named."""
+        remaining = self._options.remaining()
         if remaining is not None and remaining <= 0:
             return DeadlineExceeded(_TOO_LATE)
         if status.details() == _LOST_STATUS:
@@ -173,7 +177,7 @@ class Exchange:
         await self._call.read()
 
     def _opened(self) -> Any:
-        timeout = self._terms.remaining()
+        timeout = self._options.remaining()
         if timeout is not None and timeout <= 0:
             raise DeadlineExceeded(_TOO_LATE)
         open_stream: Any = self._peer.channel.stream_stream(self._method)

@@ -1,14 +1,14 @@
-"""A draft elsewhere, behind the same port as one in this process. For one request of a session.
+"""A draft elsewhere, behind the same port as one in this process, for one request of a session.
 
-Knows the wire; not how the replica was chosen, and trusts nothing it says: form is checked here,
-whether a proposal can be verified by `core.proposal_check`.
+Its answers are untrusted: their form is checked here, and by `core.proposal_check` whether a
+proposal can be verified.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from slipstream.core.errors import InternalError
-from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.convert import (
     delta_to_pb,
     plan_to_pb,
@@ -16,7 +16,8 @@ from slipstream.rpc.convert import (
     session_to_pb,
     timing_from_pb,
 )
-from slipstream.rpc.exchange import Exchange, Peer, Terms, parsed
+from slipstream.rpc.exchange import CallOptions, Peer
+from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.carrier import carried
@@ -26,9 +27,9 @@ SPECULATE = "/slipstream.rpc.v1.DraftService/Speculate"
 
 @dataclass(frozen=True, slots=True)
 class TargetSide:
-    """The target that a draft is to guess: what it is, and where its keys and values are read.
+    """The target that a draft drafts for, and where its keys and values are read.
 
-    `feed` gives None for a draft that reads none.
+    `feed` returns None for a draft that reads none.
     """
 
     identity: common_pb2.ModelIdentity
@@ -36,25 +37,24 @@ class TargetSide:
     feed: Callable[[], draft_pb2.KvFeed | None] = lambda: None
 
 
-class RemoteDraft:
+class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     """`core.ports.Draft` over one stream, which the first call opens."""
 
-    def __init__(self, peer: Peer, target: TargetSide, terms: Terms) -> None:
-        self._peer = peer
+    def __init__(self, peer: Peer, target: TargetSide, options: CallOptions) -> None:
+        super().__init__(peer, SPECULATE, options, draft_pb2.SpeculateResponse)
         self._target = target
-        self._terms = terms
-        self._exchange = Exchange(peer, SPECULATE, terms)
 
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """See `core.ports.Draft.propose`; `timing` says where the time went."""
-        clock = self._terms.clock
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """See `core.ports.Draft.propose`; `timing` has the parts of the time that it took."""
+        clock = self._options.clock
         began = clock()
-        feed = self._target.feed()
+        feed, delta = self._target.feed(), self._news(sequence)
         propose = draft_pb2.Propose(delta=delta_to_pb(delta), plan=plan_to_pb(plan, feed))
         trace = trace_to_pb(carried())
         message = draft_pb2.SpeculateRequest(propose=propose, trace=trace).SerializeToString()
         packed_s = clock() - began
-        answer = await self._ask(session, message, num_tokens=len(delta.tokens))
+        answer = await self._ask(sequence.session, message, num_tokens=len(delta.tokens))
+        self._num_sent = len(sequence)
         began = clock()
         proposed = self._part(answer, "proposed").proposed
         proposal = proposal_from_pb(proposed.proposal)
@@ -65,44 +65,19 @@ class RemoteDraft:
             timing=timing_from_pb(proposed.timing, serialisation_s=serialisation_s),
         )
 
-    async def release(self, session_id: str) -> None:
-        """End the stream, which frees its session. Again, or before the first call, is fine."""
-        self.end()
-
-    def end(self) -> None:
-        """The same at once, whatever the session."""
-        self._exchange.cancel()
-
-    async def park(self, ttl_s: float) -> None:
-        """End the stream, but have the session kept for its next turn."""
-        if not self._exchange.is_open:
-            return
-        park = draft_pb2.Park(ttl_ms=round(ttl_s * 1000))
-        message = draft_pb2.SpeculateRequest(park=park).SerializeToString()
-        await self._exchange.finish(message)
-
     async def open(self, session: Session) -> None:
-        """Take the session over. Ending it without more frees what was parked."""
+        """See `RemoteEngine.open`."""
         opened = await self._exchange.ask(self._opening(session).SerializeToString())
         self._part(opened, "opened")
 
-    async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:
-        if not self._exchange.is_open:
-            await self.open(session)
-        return await self._exchange.ask(message, num_tokens=num_tokens)
+    def _parking(self, park: draft_pb2.Park) -> bytes:
+        return draft_pb2.SpeculateRequest(park=park).SerializeToString()
 
     def _opening(self, session: Session) -> draft_pb2.SpeculateRequest:
         return draft_pb2.SpeculateRequest(
             open=draft_pb2.OpenDraft(
-                session=session_to_pb(session, fence=self._terms.fence),
+                session=session_to_pb(session, fence=self._options.fence),
                 target=self._target.identity,
                 target_layout=self._target.layout,
             )
         )
-
-    def _part(self, answer: bytes, part: str) -> draft_pb2.SpeculateResponse:
-        message = parsed(draft_pb2.SpeculateResponse, answer, self._peer.name)
-        got = message.WhichOneof("message")
-        if got != part:
-            raise InternalError(f"{self._peer.name} answered {got}, but {part} was due")
-        return message

@@ -1,12 +1,12 @@
-"""A target elsewhere, behind the same port as one in this process. For one request of a session.
+"""A target elsewhere, behind the same port as one in this process, for one request of a session."""
 
-Knows the wire; not how the replica was chosen.
-"""
-
+import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from slipstream.core.errors import InternalError, InvalidRequest
-from slipstream.core.types import Delta, Proposal, ReplyTiming, Session, Verdict
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, ReplyTiming, Session, Verdict
 from slipstream.core.verdict_check import check_verdict
 from slipstream.rpc.convert import (
     session_to_pb,
@@ -14,7 +14,8 @@ from slipstream.rpc.convert import (
     verdict_from_pb,
     verify_to_pb,
 )
-from slipstream.rpc.exchange import Exchange, Peer, Terms, parsed
+from slipstream.rpc.exchange import CallOptions, Peer, parsed
+from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.carrier import carried
@@ -23,62 +24,47 @@ MAX_CREDENTIAL_CHARS = 256
 VERIFY = "/slipstream.rpc.v1.TargetService/Verify"
 
 
-class RemoteTarget:
-    """`core.ports.Target` over one stream, which the first call opens.
+class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
+    """`core.ports.Target` over one stream. It ends as soon as the peer is lost."""
 
-    Everything the stream holds at the other end is freed when it is released, or parked.
-    """
-
-    def __init__(self, peer: Peer, expected: common_pb2.ModelIdentity, terms: Terms) -> None:
+    def __init__(
+        self, peer: Peer, expected: common_pb2.ModelIdentity, options: CallOptions
+    ) -> None:
         """`expected` is the replica as it described itself; another one refuses."""
-        self._peer = peer
+        super().__init__(peer, VERIFY, options, target_pb2.VerifyResponse)
         self._expected = expected
-        self._terms = terms
-        self._exchange = Exchange(peer, VERIFY, terms)
         self._session_id = ""
         self._credential = ""
+        if peer.lost is not None:
+            give_up = asyncio.get_running_loop().create_task(self._give_up(peer.lost()))
+            self._use.callback(give_up.cancel)
 
-    async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
-        """See `core.ports.Target.verify`; `timing` says where the time went."""
-        clock = self._terms.clock
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
+        """See `core.ports.Target.verify`; `timing` has the parts of the time that it took.
+
+        Raises `Unavailable` as soon as the peer is lost.
+        """
+        clock = self._options.clock
         began = clock()
+        delta = self._news(sequence)
         verify = verify_to_pb(delta, proposal)
         trace = trace_to_pb(carried())
         message = target_pb2.VerifyRequest(verify=verify, trace=trace).SerializeToString()
         packed_s = clock() - began
         num_tokens = len(delta.tokens)
-        answer = await self._ask(session, message, num_tokens=num_tokens)
+        answer = await self._ask(sequence.session, message, num_tokens=num_tokens)
         if parsed(target_pb2.VerifyResponse, answer, self._peer.name).HasField("queued"):
-            limit_s = self._terms.queue_s + self._terms.limit_s(num_tokens)
+            limit_s = self._options.queue_s + self._options.limit_s(num_tokens)
             answer = await self._exchange.more(limit_s)
         began = clock()
         verdict, timing = self._verdict(answer)
-        self._check(session, delta, proposal, verdict)
+        self._check(sequence, proposal, verdict)
+        self._num_sent = len(sequence) + len(verdict.tokens)
         serialisation_s = packed_s + clock() - began
         return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
 
-    async def release(self, session_id: str) -> None:
-        """End the stream, which frees its session. Again, or before the first call, is fine."""
-        self.end()
-
-    def end(self) -> None:
-        """The same at once, whatever the session."""
-        self._exchange.cancel()
-
-    def give_up(self, reason: str) -> None:
-        """The same; whoever waits for an answer gets `Unavailable` with this reason."""
-        self._exchange.give_up(reason)
-
-    async def park(self, ttl_s: float) -> None:
-        """End the stream, but have the session kept for its next turn."""
-        if not self._exchange.is_open:
-            return
-        park = draft_pb2.Park(ttl_ms=round(ttl_s * 1000))
-        message = target_pb2.VerifyRequest(park=park).SerializeToString()
-        await self._exchange.finish(message)
-
     def feed(self, address: str) -> draft_pb2.KvFeed | None:
-        """Where a draft reads the session's keys and values; None before the first verdict."""
+        """Return where a draft reads keys and values; None before the first verdict."""
         if not self._credential:
             return None
         return draft_pb2.KvFeed(
@@ -89,7 +75,7 @@ class RemoteTarget:
         )
 
     async def open(self, session: Session) -> None:
-        """Take the session over. Ending it without more frees what was parked."""
+        """See `RemoteEngine.open`."""
         self._session_id = session.session_id
         opened = await self._exchange.ask(self._opening(session).SerializeToString())
         credential = self._part(opened, "opened").opened.kv_credential
@@ -100,18 +86,19 @@ class RemoteTarget:
             )
         self._credential = credential
 
-    async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:
-        if not self._exchange.is_open:
-            await self.open(session)
-        return await self._exchange.ask(message, num_tokens=num_tokens)
+    async def _give_up(self, lost: Awaitable[str]) -> None:
+        self._exchange.give_up(await lost)
+
+    def _parking(self, park: draft_pb2.Park) -> bytes:
+        return target_pb2.VerifyRequest(park=park).SerializeToString()
 
     def _opening(self, session: Session) -> target_pb2.VerifyRequest:
-        params = session_to_pb(session, fence=self._terms.fence)
+        params = session_to_pb(session, fence=self._options.fence)
         return target_pb2.VerifyRequest(
             open=target_pb2.OpenTarget(
                 session=params,
                 expected=self._expected,
-                max_queue_ms=round(self._terms.queue_s * 1000),
+                max_queue_ms=round(self._options.queue_s * 1000),
             )
         )
 
@@ -122,19 +109,12 @@ class RemoteTarget:
         except InvalidRequest as error:
             raise self._broken(error) from None
 
-    def _check(self, session: Session, delta: Delta, proposal: Proposal, verdict: Verdict) -> None:
+    def _check(self, sequence: TokenSequence, proposal: Proposal, verdict: Verdict) -> None:
         vocab_size = self._expected.vocab_size
         try:
-            check_verdict(session, delta, proposal, verdict, vocab_size=vocab_size)
+            check_verdict(sequence, proposal, verdict, vocab_size=vocab_size)
         except InvalidRequest as error:
             raise self._broken(error) from None
 
     def _broken(self, error: InvalidRequest) -> InternalError:
         return InternalError(f"{self._peer.name} gave a broken verdict: {error}")
-
-    def _part(self, answer: bytes, part: str) -> target_pb2.VerifyResponse:
-        message = parsed(target_pb2.VerifyResponse, answer, self._peer.name)
-        got = message.WhichOneof("message")
-        if got != part:
-            raise InternalError(f"{self._peer.name} answered {got}, but {part} was due")
-        return message

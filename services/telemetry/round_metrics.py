@@ -2,12 +2,10 @@
 
 from collections import Counter
 
-from slipstream.core.stats import copies_accepted
-from slipstream.core.types import Verdict
+from slipstream.core.round import PLAIN, PREFILL, SPECULATIVE, Round
 from slipstream.telemetry import catalog
 from slipstream.telemetry.gain import Gain
 from slipstream.telemetry.metric import Instruments, Metric
-from slipstream.telemetry.round_seen import PLAIN, PREFILL, SPECULATIVE, RoundSeen, seconds_of
 
 MAX_POSITION = 16
 """The last position of a path that is counted."""
@@ -21,22 +19,20 @@ class RoundMetrics:
         self._counts: dict[Metric, Counter[str]] = {}
         self._gain = Gain()
 
-    def seen(self, at: RoundSeen) -> None:
-        """A round has ended."""
-        if at.verdict is None:
-            return
-        self._learn(at, at.verdict)
+    def record(self, at: Round) -> None:
+        """Count a round that has its verdict."""
+        self._learn(at)
         if not self._instruments.are_exported:
             return
         self._count(catalog.ROUNDS, at.kind)
-        self._count(catalog.TOKENS_FINAL, amount=at.num_final)
+        self._count(catalog.TOKENS_FINAL, amount=len(at.verdict.tokens))
         self._instruments.record(catalog.ROUND_DURATION, at.seconds, {"kind": at.kind})
         self._times(at)
         if at.kind == PREFILL:
             self._count(catalog.TOKENS_CACHED, amount=at.verdict.num_cached)
         elif at.kind == SPECULATIVE:
             self._speculative(at)
-        if at.proposal is not None and at.proposal.fallback is not None:
+        if at.proposal.fallback is not None:
             self._count(catalog.FALLBACKS, at.proposal.fallback)
 
     @property
@@ -59,21 +55,19 @@ class RoundMetrics:
         if self._gain.break_even is not None:
             self._instruments.put(catalog.SPECULATION_BREAK_EVEN, self._gain.break_even)
 
-    def _times(self, at: RoundSeen) -> None:
+    def _times(self, at: Round) -> None:
         if at.proposing is not None:
-            self._instruments.record(catalog.DRAFT_WAIT, seconds_of(at.proposing))
-        self._instruments.record(catalog.VERIFY_WAIT, seconds_of(at.verifying))
+            self._instruments.record(catalog.DRAFT_WAIT, at.proposing_s)
+        self._instruments.record(catalog.VERIFY_WAIT, at.verifying_s)
 
-    def _speculative(self, at: RoundSeen) -> None:
-        assert at.proposal is not None
+    def _speculative(self, at: Round) -> None:
         self._instruments.record(catalog.ROUND_ACCEPTED, at.num_accepted)
         self._count(catalog.TOKENS_DRAFTED, amount=at.num_nodes)
         self._count(catalog.TOKENS_ACCEPTED, amount=at.num_accepted)
         for source in at.proposal.sources:
             self._count(catalog.TOKENS_COPIED, source.value)
-        if at.verdict is not None:
-            for source in copies_accepted(at.proposal, at.verdict):
-                self._count(catalog.TOKENS_COPIED_ACCEPTED, source.value)
+        for source in at.accepted_sources:
+            self._count(catalog.TOKENS_COPIED_ACCEPTED, source.value)
         self._count(catalog.STOPS, at.proposal.stopped_by)
         for metric, reached in (
             (catalog.POSITION_DRAFTED, at.depth),
@@ -82,13 +76,16 @@ class RoundMetrics:
             for position in range(1, min(reached, MAX_POSITION) + 1):
                 self._count(metric, str(position))
 
-    def _learn(self, at: RoundSeen, verdict: Verdict) -> None:
+    def _learn(self, at: Round) -> None:
+        verdict = at.verdict
         if at.kind == PLAIN:
-            self._gain.plain(seconds_of(at.verifying))  # and no waiting for a draft that is lost
+            self._gain.plain(at.verifying_s)  # and no waiting for a draft that is lost
         elif at.kind == SPECULATIVE and verdict.finish_reason is None:
             # A last one is cut short for reasons of its own.
-            verify_s = seconds_of(at.verifying)
-            self._gain.speculative(num_final=at.num_final, seconds=at.seconds, verify_s=verify_s)
+            verify_s = at.verifying_s
+            self._gain.speculative(
+                num_final=len(verdict.tokens), seconds=at.seconds, verify_s=verify_s
+            )
             offer, timing = verdict.offer, verdict.timing
             if offer is not None and offer.round_s:
                 # The target's part as it says, and the way there and back as it was.

@@ -1,23 +1,21 @@
-"""Watches the rounds of one request: its two ports, wrapped. Knows neither where engines live nor
-what comes of what it sees, but for spans.
+"""Spans of the rounds of one request, and the time that its stages take.
 
-A request that is traced has spans of its first rounds, which engines elsewhere are told of; of the
-slowest others, and of those that kept nothing of what was drafted, it makes spans at its end.
+A request that is traced has spans of its first rounds, which engines elsewhere continue. Of the
+slowest others, and of those in which no draft token was accepted, spans are made at its end.
 """
 
 import heapq
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, use_span
 
-from slipstream.core.ports import Draft, Target
-from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
+from slipstream.core.round import Port, Round
+from slipstream.core.timing import Times
 from slipstream.telemetry.failures import failed
+from slipstream.telemetry.metric import Attributes
 from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.round_seen import (
-    RoundSeen,
-    Times,
+from slipstream.telemetry.round_attributes import (
     proposal_attributes,
     round_attributes,
     verdict_attributes,
@@ -25,127 +23,105 @@ from slipstream.telemetry.round_seen import (
 from slipstream.telemetry.telemetry import TraceBounds
 
 FIRST, SLOWEST, REJECTED = "first", "slowest", "rejected"
-PROPOSE, VERIFY, ROUND = "draft.propose", "target.verify", "round"
+ROUND = "round"
 
 
-class RoundWatch:
-    """Of one request; `end` it. `seen` is told of every round once it has its verdict."""
+class RoundTracer:
+    """The `core.round.RoundObserver` of one request; `end` it. `on_round` gets each round that has
+    its verdict."""
 
     def __init__(
-        self, request: RequestSpan, bounds: TraceBounds, seen: Callable[[RoundSeen], None]
+        self, request: RequestSpan, bounds: TraceBounds, on_round: Callable[[Round], None]
     ) -> None:
         self._request = request
         self._bounds = bounds
-        self._seen = seen
-        self._num_rounds = 0
-        self._at: RoundSeen | None = None
+        self._on_round = on_round
+        self._at: Round | None = None
+        """The round on its way."""
         self._span: Span = INVALID_SPAN
+        self._calls: list[tuple[Port, Span]] = []
+        """Spans of the round's calls; they end with the round, at the times that it has."""
         self._left_s: float | None = None
-        self._slowest: list[tuple[float, int, RoundSeen]] = []
-        self._rejected: list[RoundSeen] = []
-
-    def watched(self, draft: Draft, target: Target) -> "tuple[WatchedDraft, WatchedTarget]":
-        """The two ports of the request."""
-        return WatchedDraft(draft, self), WatchedTarget(target, self)
+        self._slowest: list[tuple[float, int, Round]] = []
+        self._rejected: list[Round] = []
 
     @contextmanager
-    def proposing(self, plan: Plan) -> Iterator[RoundSeen]:
-        """While a proposal is waited for, which begins a round. Set what came of it."""
-        at, start_s = self._enter()
-        at.plan = plan
-        span = self._begin(PROPOSE, start_s)
-        try:
-            with self._around(span):
-                yield at
-        except BaseException as error:
-            self._fail(at, span, error)
-            raise
-        finally:
-            at.proposing = self._leave("draft", start_s)
-            if span.is_recording():
-                span.set_attributes(proposal_attributes(at))
-                self._request.finish(span, at.proposing[1])
+    def calling(self, at: Round, port: Port) -> Iterator[None]:
+        """Begin the round's spans, where it has any, and make that of the call the current one."""
+        if self._at is not at:
+            self._begin(at)
+        if not self._request.is_traced:
+            yield
+            return
+        span: Span = INVALID_SPAN
+        if self._span.is_recording():
+            start_s = self._request.clock()
+            span = self._request.begin(port, start_s, self._span, kind=SpanKind.CLIENT)
+            self._calls.append((port, span))
+        # Engines must not continue the request's own span: it would have spans without end.
+        with use_span(span, record_exception=False, set_status_on_exception=False):
+            yield
 
-    @contextmanager
-    def verifying(self, proposal: Proposal) -> Iterator[RoundSeen]:
-        """While a verdict is waited for, which ends a round. Set what came of it."""
-        at, start_s = self._enter()
-        at.proposal = proposal
-        span = self._begin(VERIFY, start_s)
-        try:
-            with self._around(span):
-                yield at
-        except BaseException as error:
-            self._fail(at, span, error)
-            raise
-        finally:
-            at.verifying = self._leave("verify" if at.index else "prefill", start_s)
-            if span.is_recording():
-                span.set_attributes(verdict_attributes(at))
-                self._request.finish(span, at.verifying[1])
-            self._close(at, at.verifying[1])
+    def record(self, at: Round) -> None:
+        """Record a round that has its verdict."""
+        self._close(at)
+        self._on_round(at)
 
     def settles(self) -> None:
-        """No round follows: what has been done since the last one is another stage."""
+        """Begin the stage after the last round, which lasts from its verdict on."""
         self._request.begins("settle", self._left_s)
 
     def end(self) -> None:
-        """Make the spans of rounds that have none yet, and end one that broke off."""
+        """Make the spans of chosen rounds, and end a round that broke off."""
         if self._at is not None:
-            self._close(self._at, self._request.clock())
+            self._close(self._at)
         chosen = {at.index: (at, REJECTED) for at in self._rejected}
         chosen |= {at.index: (at, SLOWEST) for _, _, at in self._slowest}
         for index in sorted(chosen):
-            self._tell(*chosen[index])
+            self._make(*chosen[index])
 
-    def _enter(self) -> tuple[RoundSeen, float]:
-        """The round on its way, or the next one; and when an engine begins to be waited for."""
-        now_s = self._request.clock()
+    def _begin(self, at: Round) -> None:
+        self._at, self._calls, self._span = at, [], INVALID_SPAN
         if self._left_s is None:
             self._request.ends("between")
-        else:
-            self._request.spend("between", now_s - self._left_s)
-        if self._at is None:
-            self._at = RoundSeen(self._num_rounds, now_s)
-            self._num_rounds += 1
-            if self._request.is_traced and self._at.index < self._bounds.first:
-                self._span = self._request.begin(ROUND, now_s, kind=SpanKind.INTERNAL)
-        return self._at, now_s
+        if self._request.is_traced and at.index < self._bounds.first:
+            self._span = self._request.begin(ROUND, at.start_s, kind=SpanKind.INTERNAL)
 
-    def _leave(self, stage: str, start_s: float) -> Times:
-        self._left_s = self._request.clock()
-        self._request.spend(stage, self._left_s - start_s)
-        return start_s, self._left_s
-
-    def _fail(self, at: RoundSeen, span: Span, error: BaseException) -> None:
-        at.error = error
-        failed(span, error)
-        failed(self._span, error)
-
-    def _begin(self, name: str, start_s: float) -> Span:
-        """A span that goes with messages; one that says nothing where the round has none."""
-        if not self._span.is_recording():
-            return INVALID_SPAN
-        return self._request.begin(name, start_s, self._span, kind=SpanKind.CLIENT)
-
-    def _around(self, span: Span) -> AbstractContextManager[object]:
-        """Nothing is told of the request's own span: engines would answer with spans for ever."""
-        if not self._request.is_traced:
-            return nullcontext()
-        return use_span(span, record_exception=False, set_status_on_exception=False)
-
-    def _close(self, at: RoundSeen, end_s: float) -> None:
+    def _close(self, at: Round) -> None:
         self._at = None
-        span, self._span = self._span, INVALID_SPAN
-        if at.verdict is not None:
-            self._seen(at)
-        if span.is_recording():
-            span.set_attributes(round_attributes(at, FIRST))
-            self._request.finish(span, end_s)
+        self._spend(at)
+        if self._span.is_recording():
+            self._finish(at)
         elif self._request.is_traced:
             self._consider(at)
 
-    def _consider(self, at: RoundSeen) -> None:
+    def _spend(self, at: Round) -> None:
+        """Count the time of the round by stage: its calls, and what was between them."""
+        verify = "verify" if at.index else "prefill"
+        for stage, times in (("draft", at.proposing), (verify, at.verifying)):
+            if times is None:
+                continue
+            if self._left_s is not None:
+                self._request.spend("between", times[0] - self._left_s)
+            self._request.spend(stage, times[1] - times[0])
+            self._left_s = times[1]
+
+    def _finish(self, at: Round) -> None:
+        """End the spans of a round that were begun with it."""
+        for port, span in self._calls:
+            times, said = _call(at, port)
+            span.set_attributes(said)
+            if at.error is not None and times == _last(at):
+                failed(span, at.error)
+            self._request.finish(span, at.start_s if times is None else times[1])
+        self._span.set_attributes(round_attributes(at, FIRST))
+        if at.error is not None:
+            failed(self._span, at.error)
+        last = _last(at)
+        self._request.finish(self._span, at.start_s if last is None else last[1])
+        self._span = INVALID_SPAN
+
+    def _consider(self, at: Round) -> None:
         """Remember a round for the end, as far as there is room."""
         if at.is_rejected and len(self._rejected) < self._bounds.rejected:
             self._rejected.append(at)
@@ -155,50 +131,27 @@ class RoundWatch:
             )
             push(self._slowest, (at.seconds, -at.index, at))
 
-    def _tell(self, at: RoundSeen, selected: str) -> None:
-        request, verifying, error = self._request, at.verifying, at.error
-        if verifying is None:
+    def _make(self, at: Round, selected: str) -> None:
+        """Make the spans of a round that is over."""
+        request, last = self._request, _last(at)
+        if last is None:
             return
         said = round_attributes(at, selected)
-        span = request.child(ROUND, (at.start_s, verifying[1]), said, error=error)
-        if at.proposing is not None:
-            said = proposal_attributes(at)
-            request.child(PROPOSE, at.proposing, said, parent=span, kind=SpanKind.CLIENT)
-        said = verdict_attributes(at)
-        request.child(VERIFY, verifying, said, error=error, parent=span, kind=SpanKind.CLIENT)
+        span = request.child(ROUND, (at.start_s, last[1]), said, error=at.error)
+        for port in Port:
+            times, said = _call(at, port)
+            if times is not None:
+                error = at.error if times == last else None
+                request.child(port, times, said, error=error, parent=span, kind=SpanKind.CLIENT)
 
 
-class WatchedDraft:
-    """A draft whose proposals are watched."""
-
-    def __init__(self, draft: Draft, watch: RoundWatch) -> None:
-        self._draft = draft
-        self._watch = watch
-
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
-        """See `Draft.propose`."""
-        with self._watch.proposing(plan) as at:
-            at.proposal = await self._draft.propose(session, delta, plan)
-            return at.proposal
-
-    async def release(self, session_id: str) -> None:
-        """See `Draft.release`."""
-        await self._draft.release(session_id)
+def _call(at: Round, port: Port) -> tuple[Times | None, Attributes]:
+    """Return when a call of the round began and ended, and its attributes."""
+    if port is Port.PROPOSE:
+        return at.proposing, proposal_attributes(at)
+    return at.verifying, verdict_attributes(at)
 
 
-class WatchedTarget:
-    """A target whose verdicts are watched."""
-
-    def __init__(self, target: Target, watch: RoundWatch) -> None:
-        self._target = target
-        self._watch = watch
-
-    async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
-        """See `Target.verify`."""
-        with self._watch.verifying(proposal) as at:
-            at.verdict = await self._target.verify(session, delta, proposal)
-            return at.verdict
-
-    async def release(self, session_id: str) -> None:
-        """See `Target.release`."""
-        await self._target.release(session_id)
+def _last(at: Round) -> Times | None:
+    """Return the times of the round's last call, which an error is of."""
+    return at.verifying or at.proposing

@@ -22,8 +22,9 @@ from scripted import (
     verdict,
 )
 from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, ReplyTiming, Verdict
+from slipstream.core.types import Proposal, ReplyTiming, Verdict
 from slipstream.rpc.v1 import draft_pb2
 
 
@@ -34,15 +35,19 @@ async def test_the_first_verification_opens_the_session_and_says_whom_it_expects
         remote = remote_target(peer)
         assert remote.feed("10.0.0.1:7") is None
         proposal = Proposal(TokenTree.chain([5, 6]))
-        assert await remote.verify(SESSION, Delta(0, (1, 2, 3)), Proposal()) == Verdict((9,), 0)
-        assert await remote.verify(SESSION, Delta(3, (9,)), proposal) == Verdict((8, 7), 0)
+        sequence = TokenSequence(SESSION, (1, 2, 3))
+        assert await remote.verify(sequence, Proposal()) == Verdict((9,), 0)
+        sequence.append((9,))
+        assert await remote.verify(sequence, proposal) == Verdict((8, 7), 0)
         assert remote.feed("10.0.0.1:7") == FEED
         await remote.release("s")
         await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
     assert engine.kinds == ["open", "verify", "verify"]
     assert engine.got[0].open.expected == IDENTITY
     assert engine.got[0].open.session.fence == 7
-    assert list(engine.got[2].verify.delta.tokens) == [9]
+    assert list(engine.got[1].verify.delta.tokens) == [1, 2, 3]
+    again = engine.got[2].verify.delta  # the target knows what it made final itself
+    assert (again.start, list(again.tokens)) == (4, [])
     assert list(engine.got[2].verify.proposal.tree.tokens) == [5, 6]
 
 
@@ -52,14 +57,18 @@ async def test_the_first_proposal_opens_the_session_for_this_target_and_names_it
     engine.answers += [proposed(proposal), proposed(Proposal(stopped_by="lag"))]
     async with reached(engine) as peer:
         remote = remote_draft(peer)
-        first = await remote.propose(SESSION, Delta(0, (1, 2, 3)), PLAN)
-        second = await remote.propose(SESSION, Delta(3, (9,)), PLAN)
+        sequence = TokenSequence(SESSION, (1, 2, 3))
+        first = await remote.propose(sequence, PLAN)
+        sequence.append((9, 8))
+        second = await remote.propose(sequence, PLAN)
         await remote.release("s")
     assert (first.tree, first.stopped_by, first.staleness) == (proposal.tree, "depth", 2)
     assert second.stopped_by == "lag"
     assert engine.got[0].open.target == IDENTITY
     assert engine.got[0].open.target_layout == LAYOUT
     assert engine.got[1].propose.plan.feed == FEED
+    news = engine.got[2].propose.delta  # whatever became final since the last proposal
+    assert (news.start, list(news.tokens)) == (3, [9, 8])
     assert engine.got[1].propose.plan.threshold == 0.5
 
 
@@ -68,7 +77,7 @@ async def test_a_draft_that_reads_no_keys_is_told_of_none_and_is_never_stale():
     engine.answers.append(proposed(Proposal(TokenTree.chain([4])), staleness=3))
     async with reached(engine) as peer:
         remote = remote_draft(peer, feed=None)
-        proposal = await remote.propose(SESSION, Delta(0, (1, 2, 3)), PLAN)
+        proposal = await first_round(remote)
         await remote.release("s")
     assert proposal.staleness is None
     assert not engine.got[1].propose.plan.HasField("feed")

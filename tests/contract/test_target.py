@@ -21,7 +21,7 @@ from slipstream.core.types import (
     Session,
     Verification,
 )
-from slipstream.rpc.exchange import Peer, Terms
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.remote_target import RemoteTarget
 
@@ -51,7 +51,7 @@ class Elsewhere:
             if remote is not None:
                 await remote.park(60)
             peer = Peer("the target", self._served.channel)
-            remote = RemoteTarget(peer, IDENTITY, Terms(fence=next(self._fences)))
+            remote = RemoteTarget(peer, IDENTITY, CallOptions(fence=next(self._fences)))
         verdict = await over_wire(remote, sequence, proposal)
         self._requests[session.session_id] = (session, remote)
         return verdict

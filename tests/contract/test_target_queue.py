@@ -13,7 +13,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from slipstream.rpc.convert import verify_to_pb
 from slipstream.rpc.delta import Delta
-from slipstream.rpc.exchange import Peer, Terms
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import target_pb2
@@ -41,7 +41,7 @@ def session(name):
 
 
 def remote(served: Served, **terms):
-    return RemoteTarget(Peer("target", served.channel), IDENTITY, Terms(**terms))
+    return RemoteTarget(Peer("target", served.channel), IDENTITY, CallOptions(**terms))
 
 
 def verifying(target, name, prompt=OTHER):

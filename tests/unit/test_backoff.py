@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rounds import round_of
 from slipstream.core.backoff import Backoff, Experience
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
@@ -48,7 +49,9 @@ def test_the_dearer_draft_steps_are_the_later_the_draft_is_tried_beside_copies(s
     for _ in range(70):
         asked.append(planner.plan(1000, Verdict((0,), 0)).lookup.alone > 0)
         planner.record(
-            Proposal(TokenTree.chain(range(3))) if asked[-1] else Proposal(), Verdict((0,), 0)
+            round_of(
+                Proposal(TokenTree.chain(range(3))) if asked[-1] else Proposal(), Verdict((0,), 0)
+            )
         )
     assert asked.index(True) == pause
 
@@ -64,5 +67,5 @@ def test_a_request_begins_with_what_earlier_ones_gained_by_the_draft(num_accepte
 
     for _ in range(60):
         planner, _ = begun()
-        planner.record(Proposal(TokenTree.chain(range(7))), verdict)
+        planner.record(round_of(Proposal(TokenTree.chain(range(7))), verdict))
     assert begun()[1] == (num_accepted == 7)

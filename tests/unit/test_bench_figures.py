@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rounds import outcome
 from slipstream.bench.figures import (
     Comparison,
     Divergence,
@@ -34,7 +35,7 @@ def drafted(*rounds):
     """Statistics of rounds given as (drafted, accepted)."""
     outcomes = Outcomes()
     for num_nodes, num_accepted in rounds:
-        outcomes.record(num_nodes, num_nodes, num_accepted=num_accepted)
+        outcomes.record(outcome(num_nodes, num_nodes, num_accepted))
     return outcomes.summary(num_spec_tokens=5, lossless=True)
 
 

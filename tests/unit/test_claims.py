@@ -17,7 +17,7 @@ from slipstream.core.fingerprint import fingerprint
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
-from slipstream.router.upkeep import Upkeep
+from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.state.claims import Claims, KeepRules, check_received, session_of
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds, Opening
@@ -126,7 +126,7 @@ class Slow(MemoryStore):
 
 async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_session_idle():
     store = Slow()
-    door, upkeep = claims(store), Upkeep(lease_s=15.0)
+    door, keeper = claims(store), LeaseKeeper(lease_s=15.0)
     store.answers.set()
     first = (await door.take(IN_SESSION, "", "m")).journal
     first.open((1, 2), Opening(2, "{}", "hash"))
@@ -135,15 +135,15 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
     store.answers.clear()
     turn = replace(IN_SESSION, session=SessionRef("chat"), ask=Ask(request_id="r2"))
     store.is_claimed.clear()
-    leaves = asyncio.create_task(upkeep.taken(door.take(turn, "", "m")))
+    leaves = asyncio.create_task(keeper.acquired(door.take(turn, "", "m")))
     await store.is_claimed.wait()
     leaves.cancel()
     await asyncio.wait({leaves})
     assert leaves.cancelled()
     store.answers.set()
-    await upkeep.aclose()
+    await keeper.aclose()
     other = replace(turn, ask=Ask(request_id="r3"))
-    record = (await upkeep.taken(door.take(other, "", "m"))).record
+    record = (await keeper.acquired(door.take(other, "", "m"))).record
     assert (record.tokens, record.target, record.draft) == ((1, 2, 3), "t", "d")
     assert (await door.take(replace(other), "", "m")).journal is not None
 

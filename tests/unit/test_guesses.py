@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.errors import SessionOutOfSync
 from slipstream.core.guesses import DRAFT_PRIOR, STORE_PRIOR, Guesses
 from slipstream.core.keyed_noise import Purpose, gumbel_of
 from slipstream.core.ngram_sources import CopySource, NgramSources
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, SamplingParams
+from slipstream.core.types import SamplingParams, Session
 
 GREEDY = SamplingParams()
 TOKENS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
@@ -39,8 +39,15 @@ class Memory:
 
 def guesses_of(tokens, sources=None, sampling=GREEDY):
     guesses = Guesses(sources or NgramSources(), sampling)
-    guesses.take(Delta(0, tuple(tokens)))
+    guesses.sequence = TokenSequence(Session("s", 1, 100), tokens)
+    guesses.take(guesses.sequence)
     return guesses
+
+
+def goes_on(guesses, *tokens):
+    """The text goes on with these."""
+    guesses.sequence.append(tokens)
+    guesses.take(guesses.sequence)
 
 
 def by_token(guesses, path=()):
@@ -93,8 +100,8 @@ def test_a_store_that_is_wrong_is_believed_less_and_one_that_is_right_more():
         assert first == pytest.approx(0.6 * STORE_PRIOR)
         for position in range(1, 30):
             guesses.after(())
-            guesses.take(Delta(position, (token if position % 2 else 200 + position,)))
-        guesses.take(Delta(30, (999,)))
+            goes_on(guesses, token if position % 2 else 200 + position)
+        goes_on(guesses, 999)
         if token == 6:
             assert compare(by_token(guesses)[5].probability, first)
 
@@ -103,7 +110,7 @@ def test_a_place_that_was_not_proposed_teaches_as_much_as_one_that_was():
     guesses = guesses_of([7, 7, 7])
     before = by_token(guesses)[7].probability
     guesses.after((7,))
-    guesses.take(Delta(3, (7, 7)))
+    goes_on(guesses, 7, 7)
     assert by_token(guesses)[7].probability > before
 
 
@@ -111,12 +118,12 @@ def test_a_draft_is_believed_as_far_as_its_nodes_became_final():
     chain = TokenTree.chain((5, 6))
     guesses = guesses_of([1])
     assert guesses.of_draft(chain, (1.0, 0.5)) == pytest.approx((DRAFT_PRIOR, DRAFT_PRIOR / 2))
-    guesses.take(Delta(1, (5, 9)))
+    goes_on(guesses, 5, 9)
     (after_half,) = guesses.of_draft(TokenTree.chain((5,)), (1.0,))
     assert after_half < DRAFT_PRIOR
-    for position in range(3, 60):
+    for _ in range(57):
         guesses.of_draft(TokenTree.chain((5,)), (1.0,))
-        guesses.take(Delta(position, (5,)))
+        goes_on(guesses, 5)
     (after_all,) = guesses.of_draft(TokenTree.chain((5,)), (1.0,))
     assert after_all > 0.9
 
@@ -125,16 +132,11 @@ def test_repeating_a_call_teaches_nothing_twice():
     guesses, once = guesses_of([7, 7, 7]), guesses_of([7, 7, 7])
     for other in (guesses, once):
         other.after(())
-        other.take(Delta(3, (8,)))
+        goes_on(other, 8)
     for _ in range(5):
         guesses.after(())
-        guesses.take(Delta(3, (8,)))
+        guesses.take(guesses.sequence)
     assert guesses.after((7,)) == once.after((7,))
-
-
-def test_a_gap_in_the_final_tokens_is_refused():
-    with pytest.raises(SessionOutOfSync, match="position 5, but 1 tokens are held"):
-        guesses_of([1]).take(Delta(5, (2,)))
 
 
 def test_at_a_temperature_guesses_follow_the_noise_of_their_position():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rounds import outcome
 from slipstream.core.ending import Ending
 from slipstream.core.errors import SessionTaken, Unavailable
 from slipstream.core.stats import Outcomes
@@ -39,7 +40,7 @@ async def test_the_ending_is_kept_with_the_last_tokens(line):
 async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_statistics(line):
     outcomes = Outcomes()
     for accepted in range(200_000):
-        outcomes.record(1000, 1000, num_accepted=accepted % 1000)
+        outcomes.record(outcome(1000, 1000, accepted % 1000))
     speculation = outcomes.summary(num_spec_tokens=1000, lossless=True)
     journal = await opened(line)
     await journal.keep([4], replace(ENDING, stats=replace(STATS, speculation=speculation)))

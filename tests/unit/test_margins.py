@@ -17,7 +17,7 @@ from slipstream.core.types import Proposal, SamplingParams, Session, Verificatio
 from slipstream.core.verify import verify
 from slipstream.rpc.convert import verify_from_pb, verify_to_pb
 from slipstream.rpc.delta import Delta
-from slipstream.rpc.exchange import Peer, Terms
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import target_pb2
 
@@ -131,7 +131,7 @@ async def test_margins_are_the_same_over_the_wire(model):
     here = await engine.verify(TokenSequence(session, PROMPT), asked)
     async with served_target(model) as served:
         identity = (await served.stub.DescribeTarget(target_pb2.DescribeTargetRequest())).identity
-        remote = RemoteTarget(Peer("target", served.channel), identity, Terms())
+        remote = RemoteTarget(Peer("target", served.channel), identity, CallOptions())
         there = await over_wire(remote, TokenSequence(session, PROMPT), asked)
         await remote.release("s")
         await served.until_empty()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deltas import ByDeltas
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync, UnsupportedCombination
 from slipstream.core.inline import finished
@@ -15,7 +16,8 @@ from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ngram import MAX_TOKEN_ID, OwnText
 from slipstream.core.ngram_draft import NgramDraft
 from slipstream.core.ngram_sources import CopySource, NgramSources
-from slipstream.core.types import Delta, Plan, Session, Shape
+from slipstream.core.types import Plan, Session, Shape
+from slipstream.rpc.delta import Delta
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -111,7 +113,7 @@ def test_a_long_prompt_takes_no_more_steps_of_the_event_loop_than_a_short_one(nu
     draw = Random(1)
     prompt = tuple(draw.randrange(num_ids) for _ in range(131_072))
     plan = plan_of(8, lookup=Copying(1, 8))
-    for draft in (NgramDraft(), LookupDraft(NgramDraft())):
+    for draft in (ByDeltas(NgramDraft()), ByDeltas(LookupDraft(NgramDraft()))):
         for delta in (Delta(0, prompt), Delta(len(prompt), (7, 7)), Delta(9, (7, 7))):
             proposing = draft.propose(session_of(), delta, plan)
             assert num_lines_run(partial(finished, proposing)) < 5000
@@ -129,7 +131,7 @@ def test_an_id_that_no_vocabulary_has_is_refused(token):
 
 
 async def test_a_proposal_is_a_chain_within_the_plan():
-    draft = NgramDraft()
+    draft = ByDeltas(NgramDraft())
     delta = Delta(0, (5, 6, 5, 6))
     proposal = await draft.propose(session_of(), delta, plan_of(9, max_nodes=3))
     assert proposal.tree.is_chain()
@@ -139,17 +141,17 @@ async def test_a_proposal_is_a_chain_within_the_plan():
 
 
 async def test_nothing_is_proposed_after_a_stop_token():
-    proposal = await NgramDraft().propose(session_of(6), Delta(0, (5, 6, 5)), plan_of(9))
+    proposal = await ByDeltas(NgramDraft()).propose(session_of(6), Delta(0, (5, 6, 5)), plan_of(9))
     assert (proposal.tree.tokens, proposal.stopped_by) == ((6,), "eos")
 
 
 async def test_an_empty_proposal_is_a_proposal():
-    proposal = await NgramDraft().propose(session_of(), Delta(0, (5, 6)), plan_of(9))
+    proposal = await ByDeltas(NgramDraft()).propose(session_of(), Delta(0, (5, 6)), plan_of(9))
     assert (len(proposal.tree), proposal.stopped_by) == (0, "none")
 
 
 async def test_repeating_a_call_changes_nothing():
-    draft, plan = NgramDraft(), plan_of(4)
+    draft, plan = ByDeltas(NgramDraft()), plan_of(4)
     await draft.propose(session_of(), Delta(0, (1, 2, 3)), plan)
     delta = Delta(3, (1, 2))
     first = await draft.propose(session_of(), delta, plan)
@@ -158,23 +160,23 @@ async def test_repeating_a_call_changes_nothing():
 
 
 async def test_a_lower_start_replaces_what_was_held():
-    draft, plan = NgramDraft(), plan_of(1)
+    draft, plan = ByDeltas(NgramDraft()), plan_of(1)
     await draft.propose(session_of(), Delta(0, (1, 2, 1, 3, 1)), plan)
     after = await draft.propose(session_of(), Delta(2, (1,)), plan)
-    fresh = await NgramDraft().propose(session_of(), Delta(0, (1, 2, 1)), plan)
+    fresh = await ByDeltas(NgramDraft()).propose(session_of(), Delta(0, (1, 2, 1)), plan)
     assert after == fresh
     assert after.tree.tokens == (2,)
 
 
 async def test_a_gap_in_the_final_tokens_is_refused():
-    draft = NgramDraft()
+    draft = ByDeltas(NgramDraft())
     await draft.propose(session_of(), Delta(0, (1, 2)), plan_of(1))
     with pytest.raises(SessionOutOfSync, match="position 3, but 2 tokens"):
         await draft.propose(session_of(), Delta(3, (1,)), plan_of(1))
 
 
 async def test_sessions_do_not_see_each_other_and_are_forgotten_when_released():
-    draft, plan = NgramDraft(), plan_of(1)
+    draft, plan = ByDeltas(NgramDraft()), plan_of(1)
     await draft.propose(session_of(name="a"), Delta(0, (1, 2, 1)), plan)
     other = await draft.propose(session_of(name="b"), Delta(0, (1,)), plan)
     assert len(other.tree) == 0
@@ -186,7 +188,9 @@ async def test_sessions_do_not_see_each_other_and_are_forgotten_when_released():
 
 async def test_shapes_of_models_are_refused():
     with pytest.raises(UnsupportedCombination, match="chains and dynamic trees, not cape"):
-        await NgramDraft().propose(session_of(), Delta(0, (1,)), plan_of(1, shape=Shape.CAPE))
+        await ByDeltas(NgramDraft()).propose(
+            session_of(), Delta(0, (1,)), plan_of(1, shape=Shape.CAPE)
+        )
 
 
 class Store:
@@ -199,7 +203,7 @@ class Store:
 async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_of_them():
     sources = NgramSources(Store())
     delta, plan = Delta(0, (6, 5, 6)), plan_of(2, shape=Shape.DYNAMIC)
-    proposal = await NgramDraft(sources).propose(session_of(), delta, plan)
+    proposal = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan)
     assert {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))} == {
         (5,),
         (7,),
@@ -207,12 +211,14 @@ async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_
         (5, 6),
     }
     assert set(proposal.sources) == {CopySource.LOOKUP, CopySource.STORE}
-    chain = await NgramDraft(sources).propose(session_of(), delta, plan_of(4))
+    chain = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan_of(4))
     assert chain.tree.is_chain()
     assert chain.tree.tokens[0] in (5, 7)
 
 
 async def test_nodes_that_do_not_pay_are_left_out():
     plan = plan_of(4, shape=Shape.DYNAMIC, row_prices=(0.3,) * 9)
-    proposal = await NgramDraft(NgramSources(Store())).propose(session_of(), Delta(0, (6,)), plan)
+    proposal = await ByDeltas(NgramDraft(NgramSources(Store()))).propose(
+        session_of(), Delta(0, (6,)), plan
+    )
     assert (proposal.tree.tokens, proposal.stopped_by) == ((7,), "load")

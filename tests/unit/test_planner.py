@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rounds import round_of
 from slipstream.core.backoff import Backoff
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
@@ -92,11 +93,11 @@ def test_off_is_always_plain():
 def test_the_heuristic_length_follows_success():
     planner = planner_of(stop=StopPolicy.HEURISTIC, max_draft_tokens=12, mode=Mode.FORCED)
     assert planner.plan(99, PREFILL).max_depth == 5
-    planner.record(chain(5), verdict_of(5))
+    planner.record(round_of(chain(5), verdict_of(5)))
     assert planner.plan(99, PREFILL).max_depth == 7
-    planner.record(chain(7), verdict_of(6))
+    planner.record(round_of(chain(7), verdict_of(6)))
     assert planner.plan(99, PREFILL).max_depth == 6
-    planner.record(Proposal(), verdict_of(0))
+    planner.record(round_of(Proposal(), verdict_of(0)))
     assert planner.plan(99, PREFILL).max_depth == 6
 
 
@@ -106,7 +107,7 @@ def failing_rounds(planner, count):
     for _ in range(count):
         plan = planner.plan(1000, PREFILL)
         speculated.append(plan.max_depth > 0)
-        planner.record(chain(plan.max_depth), verdict_of(0))
+        planner.record(round_of(chain(plan.max_depth), verdict_of(0)))
     return speculated
 
 
@@ -130,7 +131,7 @@ def test_speculation_that_pays_again_is_taken_up_again():
     failing_rounds(planner, 30)
     for _ in range(200):
         depth = planner.plan(1000, PREFILL).max_depth
-        planner.record(chain(depth), verdict_of(depth))
+        planner.record(round_of(chain(depth), verdict_of(depth)))
     assert all(planner.plan(1000, PREFILL).max_depth > 0 for _ in range(20))
 
 
@@ -178,7 +179,7 @@ def test_while_a_draft_does_not_pay_copies_go_on_without_it():
     for _ in range(60):
         plans.append(planner.plan(1000, PREFILL))
         is_asked = plans[-1].lookup.alone > 0
-        planner.record(chain(plans[-1].max_depth if is_asked else 0), verdict_of(0))
+        planner.record(round_of(chain(plans[-1].max_depth if is_asked else 0), verdict_of(0)))
     assert {plan.lookup.alone for plan in plans} == {0.0, COPIES.lookup_alone}
     assert all(plan.max_depth > 0 for plan in plans)
 
@@ -189,7 +190,7 @@ def num_asked(planner, proposal, verdict, rounds=60):
     for _ in range(rounds):
         is_asked = planner.plan(1000, PREFILL).lookup.alone > 0
         asked += is_asked
-        planner.record(proposal if is_asked else Proposal(), verdict)
+        planner.record(round_of(proposal if is_asked else Proposal(), verdict))
     return asked
 
 
@@ -208,7 +209,7 @@ def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
     before = planner.plan(1000, PREFILL)
     copied = Proposal(TokenTree.chain((1, 2, 3)), num_copied=3, sources=(CopySource.LOOKUP,) * 3)
     for _ in range(50):
-        planner.record(copied, verdict_of(0))
+        planner.record(round_of(copied, verdict_of(0)))
     after = planner.plan(1000, PREFILL)
     assert (after.max_depth, after.lookup) == (before.max_depth, before.lookup)
 
@@ -217,20 +218,20 @@ def test_rounds_that_pay_just_enough_go_on():
     planner = planner_of(Profile(step_cost=0.1, max_depth=5), mode=Mode.AUTO)
     for _ in range(200):
         assert planner.plan(1000, PREFILL).max_depth == 5
-        planner.record(chain(5), verdict_of(1))  # 2 tokens for the time of 1.5
+        planner.record(round_of(chain(5), verdict_of(1)))  # 2 tokens for the time of 1.5
 
 
 def test_rows_that_cost_more_than_they_bring_count_against_the_gain():
     planner = planner_of(Profile(step_cost=0.0, row_cost=0.5, max_depth=5), mode=Mode.AUTO)
     for _ in range(20):
-        planner.record(chain(5), verdict_of(1))  # 2 tokens for the time of 3.5
+        planner.record(round_of(chain(5), verdict_of(1)))  # 2 tokens for the time of 3.5
     assert planner.plan(1000, PREFILL).max_depth == 0
 
 
 def test_a_last_round_cut_short_says_nothing_about_the_gain():
     planner = planner_of(Profile(step_cost=1.0), mode=Mode.AUTO)
     for _ in range(50):
-        planner.record(chain(8), verdict_of(0, finish_reason=FinishReason.STOP))
+        planner.record(round_of(chain(8), verdict_of(0, finish_reason=FinishReason.STOP)))
     assert planner.plan(1000, PREFILL).max_depth > 0
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rounds import round_of
 from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
@@ -44,8 +45,8 @@ def verdict_of(accepted, offer):
     return Verdict(tuple(range(accepted + 1)), accepted, offer=offer)
 
 
-def chain(depth, waited_s=None):
-    return Proposal(TokenTree.chain(range(depth)), waited_s=waited_s)
+def chain(depth):
+    return Proposal(TokenTree.chain(range(depth)))
 
 
 def test_every_node_has_the_price_of_its_own_place_on_the_staircase():
@@ -90,7 +91,7 @@ def test_rows_are_worth_more_to_who_gains_more():
         planner = planner_of()
         for _ in range(50):
             planner.plan(999, verdict_of(0, DEAR))
-            planner.record(chain(7), verdict_of(accepted, DEAR))
+            planner.record(round_of(chain(7), verdict_of(accepted, DEAR)))
         worth.append(planner.plan(999, verdict_of(0, DEAR)).worth)
     assert worth == sorted(worth)
     assert worth[0] < worth[-1] <= 1
@@ -101,8 +102,9 @@ def speculated(planner, offer, *, waited_s, rounds=60):
     depths = []
     for _ in range(rounds + 64):
         depths.append(planner.plan(999, verdict_of(0, offer)).max_depth)
-        drafted = chain(depths[-1], waited_s) if depths[-1] else Proposal()
-        planner.record(drafted, verdict_of(min(depths[-1], 1), offer))
+        drafted = chain(depths[-1]) if depths[-1] else Proposal()
+        verdict = verdict_of(min(depths[-1], 1), offer)
+        planner.record(round_of(drafted, verdict, waited_s))
     return sum(depth > 0 for depth in depths[rounds:])
 
 
@@ -124,15 +126,15 @@ def test_a_draft_that_was_asked_and_found_nothing_worth_proposing_is_not_free():
     for _ in range(100):
         plan = planner.plan(999, verdict_of(0, DEAR))
         asked += plan.max_depth > 0
-        found = Proposal(stopped_by=TOO_DEAR, waited_s=0.01) if plan.max_depth else Proposal()
-        planner.record(found, verdict_of(0, DEAR))
+        found = Proposal(stopped_by=TOO_DEAR) if plan.max_depth else Proposal()
+        planner.record(round_of(found, verdict_of(0, DEAR), 0.01))
     assert asked < 30
 
 
 def test_the_first_draft_of_a_request_which_reads_its_prompt_is_not_held_against_it():
     planner = planner_of(SHORT)
     planner.plan(999, verdict_of(0, FREE))
-    planner.record(chain(4, 9.0), verdict_of(1, FREE))
+    planner.record(round_of(chain(4), verdict_of(1, FREE), 9.0))
     assert speculated(planner, FREE, waited_s=0.002, rounds=1) == 64
 
 
@@ -174,5 +176,5 @@ def test_whatever_a_target_offers_and_drafts_take_the_next_round_is_planned(roun
         assert all(price >= 0 for price in plan.row_prices)
         assert plan.worth is None or 0 <= plan.worth <= 1
         if plan.max_depth:
-            planner.record(chain(depth, waited_s), verdict)
+            planner.record(round_of(chain(depth), verdict, waited_s))
         assert not math.isnan(planner._backoff.gain)

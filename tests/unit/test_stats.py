@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rounds import outcome, round_of
 from slipstream.core.ngram_sources import CopySource
 from slipstream.core.stats import MAX_PER_STEP, Outcomes
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, Verdict
 
 ROUNDS = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=20
@@ -17,16 +20,16 @@ LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
 def stats_of(rounds, **fields):
     outcomes = Outcomes()
     for accepted, depth, drafted in rounds:
-        outcomes.record(drafted, depth, num_accepted=accepted)
+        outcomes.record(outcome(drafted, depth, accepted))
     return outcomes.summary(num_spec_tokens=9, lossless=True)
 
 
 def test_a_worked_example():
     outcomes = Outcomes()
-    outcomes.record(12, 4, num_accepted=4, stopped_by="policy")
-    outcomes.record(10, 3, num_accepted=1, stopped_by="policy")
-    outcomes.record(8, 4, num_accepted=1, stopped_by="depth")
-    outcomes.record(0, 0, num_accepted=0)
+    outcomes.record(outcome(12, 4, 4, stopped_by="policy"))
+    outcomes.record(outcome(10, 3, 1, stopped_by="policy"))
+    outcomes.record(outcome(8, 4, 1, stopped_by="depth"))
+    outcomes.record(outcome(0, 0, 0))
     stats = outcomes.summary(num_spec_tokens=4, lossless=False)
     assert stats.mean_acceptance_length == 3.0
     assert stats.draft_acceptance_rate == 0.2
@@ -66,42 +69,38 @@ def test_of_many_rounds_the_newest_are_there_one_by_one_and_all_in_the_sums():
     assert stats.num_accepted_draft_tokens == 3 * 33_333
 
 
-@pytest.mark.parametrize(("drafted", "depth", "accepted"), [(3, 2, 3), (2, 3, 1), (2, 2, -1)])
-def test_a_round_that_can_not_have_happened_is_refused(drafted, depth, accepted):
-    with pytest.raises(ValueError, match="accepted of depth"):
-        Outcomes().record(drafted, depth, num_accepted=accepted)
+def test_a_round_that_can_not_have_happened_is_refused():
+    with pytest.raises(ValueError, match="3 accepted of depth 2 of 3 nodes"):
+        Outcomes().record(outcome(3, 2, 3))
 
 
 def test_a_summary_is_not_changed_by_later_rounds():
     outcomes = Outcomes()
-    outcomes.record(2, 2, num_accepted=1)
+    outcomes.record(outcome(2, 2, 1))
     before = outcomes.summary(num_spec_tokens=2, lossless=True)
-    outcomes.record(2, 2, num_accepted=2, stopped_by="eos")
+    outcomes.record(outcome(2, 2, 2, stopped_by="eos"))
     assert before.per_step_accepted == (1,)
     assert before.stop_reasons == {"none": 1}
 
 
 def test_copied_tokens_are_counted_among_the_draft_tokens_and_apart():
     outcomes = Outcomes()
-    outcomes.record(9, 4, num_accepted=3)
-    outcomes.record_copies([LOOKUP, STORE, STORE, LEARNED], accepted=[LOOKUP, STORE])
-    outcomes.record(6, 6, num_accepted=6, stopped_by="lookup")
-    outcomes.record_copies([LOOKUP] * 5 + [GRAMMAR], accepted=[LOOKUP] * 5 + [GRAMMAR])
+    path = TokenTree((1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2, -1, -1, -1))
+    sources = (LOOKUP, STORE, STORE, LEARNED, STORE)
+    outcomes.record(round_of(Proposal(path, sources=sources), Verdict((1, 2, 3, 4, 99), 4)))
+    copied = [LOOKUP] * 5 + [GRAMMAR]
+    outcomes.record(outcome(6, 6, 6, stopped_by="lookup", sources=tuple(copied)))
     stats = outcomes.summary(num_spec_tokens=6, lossless=True)
-    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (15, 9)
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (13, 10)
     assert (stats.num_lookup_tokens, stats.num_accepted_lookup_tokens) == (7, 7)
-    assert (stats.num_store_tokens, stats.num_accepted_store_tokens) == (2, 1)
+    assert (stats.num_store_tokens, stats.num_accepted_store_tokens) == (3, 1)
     assert (stats.num_learned_tokens, stats.num_accepted_learned_tokens) == (1, 0)
-    with pytest.raises(ValueError, match="3 accepted of 2 copied"):
-        outcomes.record_copies([STORE] * 2, accepted=[STORE] * 3)
 
 
 def test_a_round_without_a_draft_in_which_something_was_copied_is_no_plain_step():
     outcomes = Outcomes()
-    outcomes.record_fallback("timeout")
-    outcomes.record(2, 2, num_accepted=1, stopped_by="lookup")
-    outcomes.record_fallback("timeout")
-    outcomes.record(0, 0, num_accepted=0)
+    outcomes.record(outcome(2, 2, 1, stopped_by="lookup", fallback="timeout"))
+    outcomes.record(outcome(0, 0, 0, fallback="timeout"))
     stats = outcomes.summary(num_spec_tokens=6, lossless=True)
     assert (stats.num_spec_steps, stats.num_plain_steps) == (1, 1)
     assert stats.fallbacks == {"timeout": 2}

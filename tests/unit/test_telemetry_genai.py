@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from listening import Listener
+from rounds import outcome
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.results import Continuity, PromptInfo, RequestStats, Timings
@@ -30,10 +31,9 @@ INFO = PromptInfo("r1", "small", 3, 12)
 
 def stats():
     outcomes = Outcomes()
-    outcomes.record(4, 3, num_accepted=2, stopped_by="policy")
-    outcomes.record(3, 3, num_accepted=0, stopped_by="policy")
-    outcomes.record(0, 0, num_accepted=0)
-    outcomes.record_fallback("draft lost")
+    outcomes.record(outcome(4, 3, 2, stopped_by="policy"))
+    outcomes.record(outcome(3, 3, 0, stopped_by="policy"))
+    outcomes.record(outcome(0, 0, 0, fallback="draft lost"))
     speculation = outcomes.summary(num_spec_tokens=4, lossless=True)
     timings = Timings(1.0, 2.0, 0.5, 1.0)
     return RequestStats(12, 4, 5, timings, speculation, Continuity(True, 1, 2, 3))

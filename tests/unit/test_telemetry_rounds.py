@@ -195,8 +195,8 @@ class Follows:
     def __init__(self):
         self._tokens = []
 
-    async def verify(self, session, delta, proposal):
-        self._tokens[delta.start :] = delta.tokens
+    async def verify(self, sequence, proposal):
+        self._tokens, session = [*sequence.tokens], sequence.session
         most = session.num_prompt_tokens + session.max_tokens
         node, start, tree = ROOT, len(self._tokens), proposal.tree
         while node is not None and len(self._tokens) < most:
@@ -214,20 +214,21 @@ class Follows:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 40))
 def test_the_same_tokens_in_the_same_rounds_come_out_watched_or_not(prompt, max_tokens):
-    def run(draft, target):
+    def run(observer=None):
         return speculate(
-            target,
-            draft,
+            Follows(),
+            NgramDraft(),
             "ngram",
             prompt,
             sampling=SamplingParams(),
             options=SpeculationOptions(),
             max_tokens=max_tokens,
+            observer=observer,
         )
 
     heard = Listener()
     request = Watched(heard.telemetry, TraceBounds(2, 2, 2))
-    alone = run(NgramDraft(), Follows())
-    assert run(*request.watch.watched(NgramDraft(), Follows())) == alone
+    alone = run()
+    assert run(request.tracer).tokens == alone.tokens
     assert len(alone.tokens) == max_tokens
     assert [at.verdict for at in request.seen] == [at.verdict for at in alone.rounds]

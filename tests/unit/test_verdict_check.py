@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict, Verification
+from slipstream.core.types import FinishReason, Proposal, Session, Verdict, Verification
 from slipstream.core.verdict_check import check_verdict
 from slipstream.rpc.convert import proposal_from_pb, verdict_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
 
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=5)
 ROOTED = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=2)
-PROMPT = Delta(0, (1, 2, 3))
 CHAIN = Proposal(TokenTree.chain([7, 8]))
 TWINS = Proposal(TokenTree((7, 7, 9), (-1, -1, 1)))
 """Two siblings alike, as drawn with replacement; only the second one is continued."""
@@ -21,8 +21,9 @@ LENGTH = FinishReason.LENGTH
 NAN = float("nan")
 
 
-def check(verdict, *, session=SESSION, delta=PROMPT, proposal=CHAIN):
-    check_verdict(session, delta, proposal, verdict, vocab_size=50)
+def check(verdict, *, session=SESSION, num_tokens=3, proposal=CHAIN):
+    sequence = TokenSequence(session, range(num_tokens))
+    check_verdict(sequence, proposal, verdict, vocab_size=50)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +32,8 @@ def check(verdict, *, session=SESSION, delta=PROMPT, proposal=CHAIN):
         (Verdict((5,), 0), {}),
         (Verdict((7, 8, 5), 2), {}),
         (Verdict((7, 9, 5), 2), {"proposal": TWINS}),
-        (Verdict((5,), 0, LENGTH), {"delta": Delta(7, ())}),
-        (Verdict((), 0, LENGTH), {"delta": Delta(8, ())}),
+        (Verdict((5,), 0, LENGTH), {"num_tokens": 7}),
+        (Verdict((), 0, LENGTH), {"num_tokens": 8}),
         (Verdict((), 0, roots=(4, 5)), {"session": ROOTED, "proposal": Proposal()}),
         (Verdict((5,), 0, margins=(0.5, float("inf"))), {"proposal": Proposal(rivals=(1, 2))}),
     ],
@@ -46,8 +47,8 @@ def test_what_a_target_can_say_passes(verdict, others):
     [
         (Verdict((), 0), {}, "no token"),
         (Verdict((7, 8, 5, 6), 2), {}, "4 tokens, above 3"),
-        (Verdict((7, 8), 2), {"delta": Delta(7, ())}, "2 tokens, above 1"),
-        (Verdict((5,), 0), {"delta": Delta(7, ())}, "goes on at its limit of 5"),
+        (Verdict((7, 8), 2), {"num_tokens": 7}, "2 tokens, above 1"),
+        (Verdict((5,), 0), {"num_tokens": 7}, "goes on at its limit of 5"),
         (Verdict((7,), 2), {}, "no path"),
         (Verdict((8, 7), 2), {}, "no path"),
         (Verdict((5,), 2**32 - 1), {}, "no path"),

@@ -1,7 +1,6 @@
-"""Journals of running requests are tended, and those that ended unkept for a while after.
+"""Renews the session leases of running requests, and stores later what could not be stored in time.
 
-Starts one task per request, and one for each that takes its session; knows journals, and nothing of
-what is in them.
+Starts one task per request, and one for each acquisition of a session.
 """
 
 import asyncio
@@ -19,38 +18,45 @@ BEAT_S = 0.5
 _LOG = logging.getLogger("slipstream.router")
 
 
-@dataclass(slots=True)
-class Whereabouts:
-    """Addresses of the replicas that keep a session's keys for its next turn."""
+@dataclass(frozen=True, slots=True)
+class KvLocation:
+    """Addresses of the replicas that keep a session's keys and values for its next turn."""
 
     target: str | None = None
     draft: str | None = None
 
 
-class Upkeep:
-    """Of one router. `aclose` it."""
+@dataclass(slots=True)
+class KeptLease:
+    """A lease that is kept; `location` is set before it is given back."""
+
+    location: KvLocation = KvLocation()
+
+
+class LeaseKeeper:
+    """Keeper of the session leases of one router; `aclose` it."""
 
     def __init__(
         self,
         *,
         lease_s: float,
-        patience_s: float = 60.0,
+        retry_s: float = 60.0,
         max_late_bytes: int = 256 << 20,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Leases are renewed several times in `lease_s`. What a request could not have kept by its
-        end is tried again for `patience_s`, while all that takes no more than `max_late_bytes`."""
+        end is tried again for `retry_s`, while all that takes no more than `max_late_bytes`."""
         self._beats_per_renewal = max(round(lease_s / 3 / BEAT_S), 1)
-        self._num_tries = max(round(patience_s / BEAT_S), 1)
+        self._num_tries = max(round(retry_s / BEAT_S), 1)
         self._max_late_bytes = max_late_bytes
         self._num_late_bytes = 0
         self._pause = pause
         self._late: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
 
-    async def taken(self, taking: Coroutine[Any, Any, Taken]) -> Taken:
-        """What taking a session gives; a caller that leaves meanwhile leaves no lease behind."""
-        task = asyncio.get_running_loop().create_task(taking)
+    async def acquired(self, acquiring: Coroutine[Any, Any, Taken]) -> Taken:
+        """Return the acquired session; a caller that leaves meanwhile leaves no lease behind."""
+        task = asyncio.get_running_loop().create_task(acquiring)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -58,15 +64,16 @@ class Upkeep:
             raise
 
     @asynccontextmanager
-    async def tended(self, journal: StoreJournal, where: Whereabouts) -> AsyncIterator[None]:
-        """Tend the journal, then give its session back."""
-        tending = asyncio.get_running_loop().create_task(self._tend(journal))
+    async def kept(self, journal: StoreJournal) -> AsyncIterator["KeptLease"]:
+        """Keep the journal's lease, then give its session back with the location that was set."""
+        lease = KeptLease()
+        renewing = asyncio.get_running_loop().create_task(self._renew(journal))
         try:
-            yield
+            yield lease
         finally:
-            tending.cancel()
-            await asyncio.wait({tending})
-            closing = self._own(self._close(journal, where))
+            renewing.cancel()
+            await asyncio.wait({renewing})
+            closing = self._own(self._close(journal, lease.location))
             await asyncio.shield(closing)  # a caller that leaves must not leave the session busy
 
     async def aclose(self) -> None:
@@ -75,7 +82,7 @@ class Upkeep:
         while self._late:
             await asyncio.gather(*self._late)
 
-    async def _tend(self, journal: StoreJournal) -> None:
+    async def _renew(self, journal: StoreJournal) -> None:
         num_beats = 0
         while True:
             await self._pause(BEAT_S)
@@ -84,14 +91,14 @@ class Upkeep:
                 with suppress(Unavailable):
                     await journal.tend()
 
-    async def _close(self, journal: StoreJournal, where: Whereabouts) -> None:
-        if await journal.close(target=where.target, draft=where.draft):
+    async def _close(self, journal: StoreJournal, location: KvLocation) -> None:
+        if await journal.close(target=location.target, draft=location.draft):
             return
         if self._num_late_bytes + journal.num_bytes > self._max_late_bytes:
             _LOG.error("too much waits for the store: what a request said last is not kept")
             return
         self._num_late_bytes += journal.num_bytes
-        closing = self._own(self._close_later(journal, where))
+        closing = self._own(self._close_later(journal, location))
         closing.add_done_callback(lambda _: self._forget_late(journal.num_bytes))
 
     def _forget_late(self, num_bytes: int) -> None:
@@ -104,14 +111,14 @@ class Upkeep:
             return
         record, journal = task.result().record, task.result().journal
         if journal is not None:
-            await self._close(journal, Whereabouts(record.target, record.draft))
+            await self._close(journal, KvLocation(record.target, record.draft))
 
-    async def _close_later(self, journal: StoreJournal, where: Whereabouts) -> None:
+    async def _close_later(self, journal: StoreJournal, location: KvLocation) -> None:
         for _ in range(self._num_tries):
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await self._is_over.wait()
-            if await journal.close(target=where.target, draft=where.draft):
+            if await journal.close(target=location.target, draft=location.draft):
                 return
             if self._is_over.is_set():
                 break

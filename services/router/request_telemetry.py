@@ -1,13 +1,9 @@
-"""What a router says of its requests: a span each, and metrics of all of them.
-
-Knows requests and their answers; nothing of how they are run, and no text of them.
-"""
+"""Telemetry of the requests of a router: a span each, and metrics of all of them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.ports import Draft, Target
 from slipstream.core.request import Generation, Request
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
@@ -26,11 +22,11 @@ from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Attributes, Instruments
 from slipstream.telemetry.request_span import RequestSpan, request_span
 from slipstream.telemetry.round_metrics import RoundMetrics
-from slipstream.telemetry.rounds import RoundWatch
+from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.telemetry import Telemetry
 
 ENTER = "enter"
-"""The first stage of requests: who asks, and what."""
+"""The first stage of requests: authentication and parsing."""
 _FROM_THE_START = (
     catalog.TOKENS_PROMPT,
     catalog.TOKENS_CACHED,
@@ -40,17 +36,17 @@ _FROM_THE_START = (
     catalog.TOKENS_UNKEPT,
     catalog.TARGET_LOSSES,
 )
-"""Told before there are any: the first one is an increase only of what was there."""
+"""Exported as 0 at first: an increase is one only of what was there."""
 Metadata = Sequence[tuple[str, str | bytes]]
 
 
-class RequestWatch:
-    """One request, from its arrival on. `Observing.request` begins and ends it."""
+class RequestRecorder:
+    """Telemetry of one request. `RouterTelemetry.request` begins and ends it."""
 
-    def __init__(self, span: RequestSpan, instruments: Instruments, rounds: RoundWatch) -> None:
+    def __init__(self, span: RequestSpan, instruments: Instruments, rounds: RoundTracer) -> None:
         self.span = span
         self._instruments = instruments
-        self._rounds = rounds
+        self.rounds = rounds
         self._began_s = span.clock()
         self._asked: Generation | None = None
         self._model = ""
@@ -62,35 +58,31 @@ class RequestWatch:
         """Have the span carry prompt and answer, if there is one."""
         self._texts = [] if self.span.is_traced else None
 
-    def asked(self, asked: Generation, *, is_stream: bool) -> None:
-        """What the caller says, once it is understood."""
+    def record_request(self, asked: Generation, *, is_stream: bool) -> None:
+        """Record a parsed request."""
         self._asked = asked
         if self.span.is_traced:
             self.span.say(request_attributes(asked, is_stream=is_stream))
         if self._texts is not None:
             self.span.say(input_content(asked))
 
-    def named(self, request_id: str) -> None:
-        """What the request goes by from now on, in logs and in its span."""
+    def record_id(self, request_id: str) -> None:
+        """Record the request's id, in logs and in its span."""
         bind(request_id=request_id)
         self.span.say({"gen_ai.response.id": request_id})
 
-    def holds(self, session_id: str) -> None:
-        """What engines know it by; the caller's session, or one that only this request has."""
+    def record_session(self, session_id: str) -> None:
+        """Record the session: the caller's, or one that only this request has."""
         bind(session_id=session_id)
         self.span.say({"slipstream.session.id": session_id})
 
-    def ports(self, draft: Draft, target: Target) -> tuple[Draft, Target]:
-        """The two sides of the request, watched."""
-        return self._rounds.watched(draft, target)
-
-    def settles(self) -> None:
-        """All rounds are over, and all of the answer is given out."""
-        self._rounds.settles()
+    def record_settled(self) -> None:
+        """Record that all rounds are over and the whole answer was sent."""
+        self.rounds.settles()
         self.span.ends("settle")
 
-    def answered(self, chunk: Chunk) -> None:
-        """A piece of the answer is about to be given out."""
+    def record_chunk(self, chunk: Chunk) -> None:
+        """Record a piece of the answer that is about to be sent."""
         if chunk.token_ids and self._first_s is None:
             self._first_s = self.span.clock() - self._began_s
             self.span.say({"gen_ai.response.time_to_first_chunk": self._first_s})
@@ -107,8 +99,8 @@ class RequestWatch:
                 self.span.say(output_content("".join(self._texts), chunk.finish_reason))
 
     def end(self, error: BaseException | None) -> None:
-        """It is over."""
-        self._rounds.end()
+        """Record the end of the request."""
+        self.rounds.end()
         self.span.say({"rpc.response.status_code": _status(error)})
         self.span.end(error)
         if self._instruments.are_exported:
@@ -127,8 +119,8 @@ class RequestWatch:
             self._instruments.record(catalog.PER_TOKEN, per_token_s, said)
 
 
-class Observing:
-    """Of one router. `tell` the instruments once in a while."""
+class RouterTelemetry:
+    """Telemetry of one router. `export` its counts once in a while."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -137,40 +129,40 @@ class Observing:
             self._rounds.count(metric, 0)
 
     @contextmanager
-    def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestWatch]:
-        """Watch a request of a method, such as slipstream.rpc.v1.GenerationService/Generate.
+    def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestRecorder]:
+        """Record a request of a method, such as slipstream.rpc.v1.GenerationService/Generate.
 
-        For a task that ends with the request: what it logs is known to be about it.
+        For a task that ends with the request: the ids are bound to what it logs.
         """
         said: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
         span = request_span(self._telemetry, method, _carrier(metadata), said)
         span.begins(ENTER)
-        rounds = RoundWatch(span, self._telemetry.bounds, self._rounds.seen)
-        watch = RequestWatch(span, self._telemetry.instruments, rounds)
+        rounds = RoundTracer(span, self._telemetry.bounds, self._rounds.record)
+        recorder = RequestRecorder(span, self._telemetry.instruments, rounds)
         if self._telemetry.shows_content:
-            watch.show_content()
+            recorder.show_content()
         span.become_current()
         error: BaseException | None = None
         try:
-            yield watch
+            yield recorder
         except BaseException as passing:
             error = passing
             raise
         finally:
             if (plain_s := self._rounds.plain_s) is not None:
                 span.say({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
-            watch.end(error)
+            recorder.end(error)
 
-    def began(self, request: Request) -> None:
-        """A request is about to be run here."""
+    def record_start(self, request: Request) -> None:
+        """Count the prompt of a request that is about to run."""
         self._rounds.count(catalog.TOKENS_PROMPT, len(request.tokens))
 
-    def ended(self, stats: RequestStats) -> None:
-        """What became of a request that was run to its end here."""
+    def record_end(self, stats: RequestStats) -> None:
+        """Count a request that ran to its end."""
         self._rounds.count(catalog.TOKENS_UNKEPT, stats.continuity.num_unkept_tokens)
 
-    def losing(self, on_loss: Callable[[], None]) -> Callable[[], None]:
-        """`on_loss`, with the loss of a target counted."""
+    def counting_losses(self, on_loss: Callable[[], None]) -> Callable[[], None]:
+        """Return `on_loss` with the loss of a target counted."""
 
         def lost() -> None:
             self._rounds.count(catalog.TARGET_LOSSES, 1)
@@ -178,8 +170,8 @@ class Observing:
 
         return lost
 
-    def tell(self) -> None:
-        """Tell the instruments what rounds have come to."""
+    def export(self) -> None:
+        """Export the counts of rounds."""
         self._rounds.tell()
 
 

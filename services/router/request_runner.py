@@ -1,7 +1,4 @@
-"""Requests: from what was asked to chunks of text, on the replicas that were chosen for it.
-
-Knows sessions, text and placement; not the public API on the wire.
-"""
+"""Runs requests: from a generation request to chunks of text, on the replicas chosen for it."""
 
 import asyncio
 import secrets
@@ -12,14 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from slipstream.core.errors import Unavailable
+from slipstream.core.journal import Journal
 from slipstream.core.ngram_sources import NgramSources
-from slipstream.core.request import (
-    DraftFacts,
-    Generation,
-    Request,
-    draft_settings,
-    make_request,
-)
+from slipstream.core.request import DraftFacts, Generation, Request
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.registry import NgramStores
@@ -28,16 +20,17 @@ from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.learner import TrafficLearner
-from slipstream.router.observing import ENTER, Observing, RequestWatch
-from slipstream.router.places import Pair, SeatTerms, free_parked
+from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.router.probes import TargetModel
+from slipstream.router.request_replicas import ReplicaOptions, RequestReplicas, free_parked
+from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Answered, Shadow
-from slipstream.router.upkeep import Upkeep, Whereabouts
-from slipstream.rpc.exchange import Terms
+from slipstream.rpc.exchange import CallOptions
 from slipstream.state.claims import Claims, check_received
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
 from slipstream.state.replay import replayed
+from slipstream.state.turn import turn_request
 from slipstream.text.tokenizer import TextTokenizer
 
 INVARIANT = "invariant"
@@ -47,9 +40,9 @@ Remaining = Callable[[], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long rounds may take and wait for memory, how long requests wait for a target when all
-    are lost, and how long keys are kept between turns. See `RouterConfig`."""
+    are lost, and how long keys and values are kept between turns. See `RouterConfig`."""
 
     target_round_s: float = 30.0
     target_token_s: float = 0.02
@@ -61,69 +54,69 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What a router remembers requests with, and what n-gram stores it has."""
+class RouterState:
+    """Sessions, their leases, and the n-grams that requests copy from."""
 
     claims: Claims
-    upkeep: Upkeep
+    leases: LeaseKeeper
     stores: NgramStores
     learner: TrafficLearner
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """A request that may run: what is asked, what was there before, and who follows it."""
+class _Job:
+    """A request that holds its session's lease."""
 
     asked: Generation
     record: Record
     journal: StoreJournal
     remaining: Remaining
-    watch: RequestWatch
+    recorder: RequestRecorder
 
 
-class Turns:
-    """Runs requests, and has the sessions among them remembered."""
+class RequestRunner:
+    """Runs requests, and stores the sessions among them."""
 
     def __init__(
         self,
         fleet: Fleet,
-        memory: Memory,
+        state: RouterState,
         admission: Admission,
         *,
-        patience: Patience,
+        timeouts: Timeouts,
         shadow: Shadow,
-        observing: Observing,
+        telemetry: RouterTelemetry,
     ) -> None:
-        """Requests that have ended well are offered to the `shadow`."""
+        """A request that has ended well is offered to the `shadow`."""
         self._encoder = PromptEncoder()
         self._fleet = fleet
-        self._memory = memory
+        self._state = state
         self._admission = admission
-        self._patience = patience
+        self._timeouts = timeouts
         self._shadow = shadow
-        self._observing = observing
+        self._telemetry = telemetry
 
     async def chunks(
-        self, asked: Generation, owner: str, remaining: Remaining, watch: RequestWatch
+        self, asked: Generation, owner: str, remaining: Remaining, recorder: RequestRecorder
     ) -> AsyncGenerator[Chunk, None]:
-        """Run a request of an owner, go on with it, or say again what became of it.
+        """Run a request of an owner, go on with it, or return its stored answer.
 
-        `remaining` is the caller's patience in seconds, None being endless.
+        `remaining` returns the seconds that the caller waits, None without a limit.
         """
         with self._admission.place():
             asked = _named(asked)
-            watch.named(asked.ask.request_id)
-            watch.span.ends(ENTER)
-            with watch.span.stage("acquire"):
-                taking = self._memory.claims.take(asked, owner, self._model(asked))
-                taken = await self._memory.upkeep.taken(taking)
-            watch.span.begins("between")
-            watch.holds(taken.record.session_id)
+            recorder.record_id(asked.ask.request_id)
+            recorder.span.ends(ENTER)
+            with recorder.span.stage("acquire"):
+                taking = self._state.claims.take(asked, owner, self._model(asked))
+                taken = await self._state.leases.acquired(taking)
+            recorder.span.begins("between")
+            recorder.record_session(taken.record.session_id)
             if taken.journal is None:
                 decode = self._tokenizer(taken.record).decode
                 yield await asyncio.to_thread(replayed, asked, taken.record, decode)
                 return
-            work = _Work(asked, taken.record, taken.journal, remaining, watch)
+            work = _Job(asked, taken.record, taken.journal, remaining, recorder)
             async with aclosing(self._run(work)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -137,40 +130,31 @@ class Turns:
 
     async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
-        record = await self._memory.claims.delete(session_id, owner)
-        await free_parked(self._fleet, record, Terms(fence=record.fence, round_s=_FORGET_LIMIT_S))
+        record = await self._state.claims.delete(session_id, owner)
+        await free_parked(
+            self._fleet, record, CallOptions(fence=record.fence, round_s=_FORGET_LIMIT_S)
+        )
 
     def close(self) -> None:
         """Encode nothing more."""
         self._encoder.close()
 
-    async def _run(self, work: "_Work") -> AsyncGenerator[Chunk, None]:
-        asked, record, journal, watch = work.asked, work.record, work.journal, work.watch
-        where = Whereabouts()
+    async def _run(self, job: _Job) -> AsyncGenerator[Chunk, None]:
+        asked, record, journal, recorder = job.asked, job.record, job.journal, job.recorder
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._memory.upkeep.tended(journal, where))
+            lease = await stack.enter_async_context(self._state.leases.kept(journal))
             placed = self._fleet.target(_wanted(record), excluded=self._fleet.breakers.resting())
-            watch.span.ends("between")
-            with watch.span.stage("encode", "prompt.encode"):
+            recorder.span.ends("between")
+            with recorder.span.stage("encode", "prompt.encode"):
                 request, facts = await self._request(asked, record, placed)
-            self._observing.began(request)
-            watch.span.begins("between")
+            self._telemetry.record_start(request)
+            recorder.span.begins("between")
             journal.open(request.tokens, _opening(request, placed.model))
-            pair = self._pair(placed, facts.kind, work)
-            stack.push_async_callback(pair.release, record.session_id)
+            replicas = self._replicas(placed, facts.kind, job)
+            stack.push_async_callback(replicas.release, record.session_id)
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
-            draft, target = watch.ports(pair.draft, pair.target)
-            make_run = partial(
-                Run,
-                draft,
-                target,
-                request,
-                text=placed.model.tokenizer,
-                clock=time.perf_counter,
-                journal=written,
-            )
-            run = await asyncio.to_thread(make_run) if request.past else make_run()
+            run = await self._prepared(request, replicas, placed, written, recorder)
             chunks = one_ahead(run.chunks())
             async for chunk in await stack.enter_async_context(aclosing(chunks)):
                 await written.settled()
@@ -178,18 +162,38 @@ class Turns:
                 if chunk.stats is not None:
                     answered = _answered(request, run.output, chunk.stats, placed)
                     self._ended(answered, placed, record.owner)
-                    self._observing.ended(chunk.stats)
-            watch.settles()
+                    self._telemetry.record_end(chunk.stats)
+            recorder.record_settled()
             if asked.session is not None:
-                with watch.span.stage("park", "session.park"):
-                    await pair.park(self._patience.park_ttl_s, where)
-            watch.span.begins("close")
+                with recorder.span.stage("park", "session.park"):
+                    lease.location = await replicas.park(self._timeouts.park_ttl_s)
+            recorder.span.begins("close")
+
+    async def _prepared(
+        self,
+        request: Request,
+        replicas: RequestReplicas,
+        placed: Placed,
+        journal: Journal,
+        recorder: RequestRecorder,
+    ) -> Run:
+        """Return the request ready to run; a long past output is turned into text in a thread."""
+        make_run = partial(
+            Run,
+            replicas,
+            request,
+            text=placed.model.tokenizer,
+            clock=time.perf_counter,
+            journal=journal,
+            observer=recorder.rounds,
+        )
+        return await asyncio.to_thread(make_run) if request.past else make_run()
 
     def _ended(self, answered: Answered, placed: Placed, owner: str) -> None:
         """Have a request that has ended well checked, perhaps, and learned from."""
         self._shadow.offer(answered)
         text = (*answered.request.tokens, *answered.output)
-        self._memory.learner.learn(placed.model, owner, text)
+        self._state.learner.learn(placed.model, owner, text)
 
     def _model(self, asked: Generation) -> str:
         """The model that is meant; empty for that of a session which goes on."""
@@ -206,45 +210,41 @@ class Turns:
     async def _request(
         self, asked: Generation, record: Record, placed: Placed
     ) -> tuple[Request, DraftFacts]:
-        """The request, checked; its prompt is encoded unless that was done when it began."""
         ask, model = asked.ask, placed.model
         check_received(asked, record, is_repeatable=model.description.numerics == INVARIANT)
         facts = self._fleet.draft_facts(placed, ask.speculation.drafter)
-        draft_settings(ask.speculation, facts)  # refused before anything is encoded
-        tokens = record.tokens[: record.turn.num_prompt_tokens]
-        if not tokens:
-            before = record.tokens
-            last_token = before[-1] if before else None
-            new = await self._encoder.encode(model, asked.prompt, ask, last_token=last_token)
-            tokens = (*before, *new)
-        request = make_request(record.session_id, tokens, ask, model.facts, facts)
-        return replace(request, past=record.output, num_received=asked.num_received), facts
+
+        async def encode(last_token: int | None) -> Sequence[int]:
+            return await self._encoder.encode(model, asked.prompt, ask, last_token=last_token)
+
+        return await turn_request(asked, record, model.facts, facts, encode), facts
 
     def _sources(self, placed: Placed, record: Record) -> NgramSources:
         """Return what a request may copy from, beside its own text."""
-        memory, model = self._memory, placed.model
-        store = memory.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
-        return NgramSources(store, memory.learner.memory(model, record.owner))
+        state, model = self._state, placed.model
+        store = state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
+        return NgramSources(store, state.learner.memory(model, record.owner))
 
-    def _pair(self, placed: Placed, kind: str, work: "_Work") -> Pair:
-        patience, record = self._patience, work.record
-        fence, remaining = record.fence, work.remaining
-        terms = SeatTerms(
-            Terms(
-                fence,
-                patience.target_round_s,
-                patience.target_token_s,
-                remaining,
-                queue_s=patience.target_queue_s,
-            ),
-            Terms(fence, patience.draft_round_s, patience.draft_token_s, remaining),
-            kind,
-            record.draft,
-            patience.target_wait_s,
-            self._sources(placed, record),
+    def _replicas(self, placed: Placed, kind: str, job: _Job) -> RequestReplicas:
+        limits, record, remaining = self._timeouts, job.record, job.remaining
+        target = CallOptions(
+            record.fence,
+            limits.target_round_s,
+            limits.target_token_s,
+            remaining,
+            queue_s=limits.target_queue_s,
         )
-        on_loss = self._observing.losing(work.journal.lost_target)
-        return Pair(self._fleet, placed, terms, on_loss=on_loss)
+        draft = CallOptions(record.fence, limits.draft_round_s, limits.draft_token_s, remaining)
+        options = ReplicaOptions(
+            target,
+            draft,
+            kind,
+            sticky=record.draft,
+            target_wait_s=limits.target_wait_s,
+            sources=self._sources(placed, record),
+        )
+        on_loss = self._telemetry.counting_losses(job.journal.lost_target)
+        return RequestReplicas(self._fleet, placed, options, on_loss=on_loss)
 
 
 def _named(asked: Generation) -> Generation:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from draft_seats import Guesser, World
+from failover_drafts import Guesser, World
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     NodeStats,

@@ -1,11 +1,12 @@
-"""Laws of the draft's seat: a lost draft costs speculation, never tokens, and it is asked again."""
+"""Laws of a failover draft: a lost draft costs speculation, never tokens, and it is asked again."""
 
 import asyncio
 
 import pytest
 from google.protobuf.message import DecodeError
 
-from draft_seats import Guesser, World
+from failover_drafts import Guesser, World
+from rounds import round_of
 from slipstream.core import errors
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.planner import Planner
@@ -13,7 +14,6 @@ from slipstream.core.profile import Profile
 from slipstream.core.settings import resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
-    Delta,
     Plan,
     Proposal,
     Session,
@@ -22,15 +22,7 @@ from slipstream.core.types import (
     Verdict,
     Verification,
 )
-from slipstream.router.seat import reason_of
-
-
-async def test_a_draft_is_told_what_is_new_since_its_last_proposal():
-    guesser = Guesser("a")
-    world = World(guesser)
-    await world.round(0, 1, 2, 3)
-    await world.round(3, 4, 5)
-    assert guesser.deltas == [Delta(0, (1, 2, 3)), Delta(3, (4, 5))]
+from slipstream.router.failover_draft import reason_of
 
 
 async def test_without_a_draft_rounds_are_plain_and_say_so():
@@ -42,7 +34,7 @@ async def test_a_draft_that_lacks_the_targets_keys_makes_a_plain_round_that_says
     world = World(Guesser("a", Proposal(stopped_by="lag")))
     proposal = await world.round(0, 1, 2, 3)
     assert proposal.fallback == "no keys"
-    assert world.seat.holder == "a"
+    assert world.draft.used == "a"
 
 
 async def test_a_request_beyond_a_drafts_context_frees_it_and_sends_it_nothing_more():
@@ -50,8 +42,8 @@ async def test_a_request_beyond_a_drafts_context_frees_it_and_sends_it_nothing_m
     world = World(guesser, Guesser("b"))
     for at in range(3):
         assert (await world.round(at, 1)).fallback == "context"
-    assert guesser.is_dropped
-    assert len(guesser.deltas) == len(world.excluded) == 1
+    assert guesser.is_released
+    assert len(guesser.texts) == len(world.excluded) == 1
 
 
 async def test_a_draft_that_keeps_failing_says_why_in_every_round_and_in_the_log_once(caplog):
@@ -86,7 +78,7 @@ async def test_whatever_a_draft_raises_makes_a_plain_round_that_says_why(error, 
     guesser = Guesser("a", error)
     world = World(guesser)
     assert await world.round(0, 1, 2, 3) == Proposal(fallback=word)
-    assert guesser.is_dropped
+    assert guesser.is_released
     assert reason_of(error) == word
 
 
@@ -98,7 +90,7 @@ async def test_a_draft_that_comes_back_is_told_everything_from_the_start():
     assert (await world.round(4, 5)).fallback == "unavailable"  # it rests
     world.now += 0.5
     assert (await world.round(5, 6)).fallback is None
-    assert after.deltas == [Delta(0, (1, 2, 3, 4, 5, 6))]
+    assert after.texts == [[1, 2, 3, 4, 5, 6]]
 
 
 async def test_another_draft_takes_over_in_the_next_round():
@@ -107,8 +99,8 @@ async def test_another_draft_takes_over_in_the_next_round():
     assert (await world.round(0, 1, 2, 3)).fallback == "unavailable"
     assert (await world.round(3, 4)).fallback is None
     assert world.excluded[-1] == {"a"}
-    assert world.seat.holder == "b"
-    assert second.deltas == [Delta(0, (1, 2, 3, 4))]
+    assert world.draft.used == "b"
+    assert second.texts == [[1, 2, 3, 4]]
 
 
 async def test_others_hear_of_a_draft_that_does_not_answer_not_of_a_bad_proposal():
@@ -125,7 +117,7 @@ async def test_tokens_that_were_taken_back_are_told_anew():
     world = World(guesser)
     await world.round(0, 1, 2, 3, 4, 5)
     await world.round(3, 9, 8)
-    assert guesser.deltas[-1] == Delta(3, (9, 8))
+    assert guesser.texts[-1] == [1, 2, 3, 9, 8]
 
 
 async def test_under_roots_the_roots_alone_stand_in_for_a_lost_draft():
@@ -146,8 +138,8 @@ async def test_a_cancelled_round_is_no_failure_of_the_draft():
     with pytest.raises(asyncio.CancelledError):
         await world.round(0, 1, 2, 3)
     assert world.shared.resting() == frozenset()
-    await world.seat.release("s")
-    assert guesser.is_dropped
+    await world.draft.release("s")
+    assert guesser.is_released
 
 
 @pytest.mark.parametrize("error", [errors.DeadlineExceeded("late"), errors.Unavailable("gone")])
@@ -157,7 +149,7 @@ async def test_a_request_whose_own_time_is_up_blames_no_draft(error, caplog):
     world.remaining = 0.0
     assert (await world.round(0, 1, 2, 3)).fallback == reason_of(error)
     assert world.shared.resting() == frozenset()
-    assert guesser.is_dropped
+    assert guesser.is_released
     assert caplog.records == []
 
 
@@ -169,10 +161,10 @@ async def test_a_request_with_time_left_does_blame_its_draft(caplog):
     assert "a request goes on without the draft a: late" in caplog.text
 
 
-async def test_a_seat_that_was_freed_meanwhile_blames_no_draft(caplog):
+async def test_a_draft_that_was_freed_meanwhile_blames_no_draft(caplog):
     class Leaving(Guesser):
-        async def propose(self, session, delta, plan):
-            await world.seat.release("s")
+        async def propose(self, sequence, plan):
+            await world.draft.release("s")
             raise errors.Cancelled("it was ended")
 
     world = World(Leaving("a"))
@@ -185,18 +177,18 @@ async def test_parking_says_where_the_keys_are_and_frees_the_seat():
     guesser = Guesser("a")
     world = World(guesser)
     await world.round(0, 1, 2, 3)
-    assert await world.seat.park(30.0) == "a"
+    assert await world.draft.park(30.0) == "a"
     assert guesser.parked_for == 30.0
-    assert guesser.is_dropped
-    assert await world.seat.park(30.0) is None
+    assert guesser.is_released
+    assert await world.draft.park(30.0) is None
 
 
 async def test_a_draft_that_can_not_park_keeps_nothing():
     guesser = Guesser("a", Proposal(), errors.Unavailable("gone"))
     world = World(guesser)
     await world.round(0, 1, 2, 3)
-    assert await world.seat.park(30.0) is None
-    assert guesser.is_dropped
+    assert await world.draft.park(30.0) is None
+    assert guesser.is_released
 
 
 def test_a_round_without_a_draft_teaches_the_planner_nothing():
@@ -207,5 +199,5 @@ def test_a_round_without_a_draft_teaches_the_planner_nothing():
     before = planner.plan(50, verdict)
     roots_alone = Proposal(TokenTree((7, 9), (-1, -1)), fallback="no draft")
     for _ in range(4):
-        planner.record(roots_alone, verdict)
+        planner.record(round_of(roots_alone, verdict))
     assert planner.plan(50, verdict) == before

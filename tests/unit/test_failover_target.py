@@ -1,14 +1,20 @@
-"""Laws of the target's seat: a lost target costs time, never tokens, and another one goes on."""
+"""Laws of a failover target: a lost target costs time, never tokens, and another one goes on."""
 
 import pytest
 
 from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Proposal, Session, Verdict, Verification
+from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.engine.failures import MAX_FAILED_STEPS
+from slipstream.router.attempt import Failures, InUse
 from slipstream.router.breaker import BreakerLimits, Breakers
-from slipstream.router.seat import Failures
-from slipstream.router.target_seat import MAX_INTERNAL_ERRORS, MAX_LOSSES, Search, TargetSeat
+from slipstream.router.failover_target import (
+    MAX_INTERNAL_ERRORS,
+    MAX_LOSSES,
+    FailoverTarget,
+    Search,
+)
 
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=100)
 LOST = errors.Unavailable("it is gone")
@@ -22,30 +28,25 @@ class Counter:
         self.name = name
         self.lasts = lasts
         self.error = error
-        self.tokens = []
         self.asked = []
-        self.is_dropped = False
+        self.is_released = False
 
-    async def verify(self, session, delta, proposal):
+    async def verify(self, sequence, proposal):
         if self.lasts == len(self.asked):
             raise self.error
-        assert delta.start <= len(self.tokens), "a target is told of every token"
-        self.tokens = [*self.tokens[: delta.start], *delta.tokens]
-        self.asked.append((delta, proposal))
-        new = len(self.tokens)
-        self.tokens.append(new)
-        return Verdict((new,), 0)
+        self.asked.append(([*sequence.tokens], proposal))
+        return Verdict((len(sequence),), 0)
 
     async def park(self, ttl_s):
         if self.error is not LOST:
             raise self.error
 
-    async def drop(self):
-        self.is_dropped = True
+    async def release(self, session_id):
+        self.is_released = True
 
 
 class World:
-    """A seat, the targets that may sit on it one after the other, and a clock."""
+    """A failover target, the replicas that it may use one after the other, and a clock."""
 
     def __init__(self, *targets, wait_s=5.0, remaining=None, shared=None):
         self.now = 0.0
@@ -56,16 +57,15 @@ class World:
         self.shared = shared or Breakers(lambda: self.now, BreakerLimits())
         failures = Failures(Breakers(lambda: self.now, limits), self.shared)
         search = Search(self.choose, self.pause, lambda: self.remaining, wait_s)
-        self.seat = TargetSeat(self.first, search, failures, on_loss=self.lost)
-        self.tokens = [0, 1, 2]
-        self.told = 0
+        self.target = FailoverTarget(_used(self.first), search, failures, on_loss=self.lost)
+        self.sequence = TokenSequence(SESSION, [0, 1, 2])
 
     def choose(self, excluded):
         fitting = [at for at in self.waiting if at.name not in excluded]
         if not fitting:
             return None
         self.waiting.remove(fitting[0])
-        return fitting[0]
+        return _used(fitting[0])
 
     async def pause(self):
         self.num_pauses += 1
@@ -75,10 +75,14 @@ class World:
         self.num_losses += 1
 
     async def round(self, proposal=GUESS, session=SESSION):
-        verdict = await self.seat.verify(session, Delta.since(self.told, self.tokens), proposal)
-        self.tokens += verdict.tokens
-        self.told = len(self.tokens)
+        self.sequence.session = session
+        verdict = await self.target.verify(self.sequence, proposal)
+        self.sequence.append(verdict.tokens)
         return verdict
+
+
+def _used(target):
+    return InUse(target.name, target, target.park)
 
 
 @pytest.mark.parametrize("lasts", range(6))
@@ -86,16 +90,16 @@ async def test_whenever_a_target_is_lost_the_tokens_are_those_of_one_that_never_
     world = World(Counter("a", lasts), Counter("b"))
     for _ in range(6):
         await world.round()
-    assert world.tokens == list(range(9))
+    assert world.sequence.tokens == list(range(9))
 
 
-async def test_the_next_target_is_told_everything_and_then_only_what_is_new():
+async def test_the_next_target_gets_every_final_token():
     other = Counter("b")
     world = World(Counter("a", 2), other)
     for _ in range(4):
         await world.round()
-    told = [delta for delta, _ in other.asked]
-    assert told == [Delta(0, (0, 1, 2, 3, 4)), Delta(6, ())]
+    told = [tokens for tokens, _ in other.asked]
+    assert told == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
 
 
 async def test_the_lost_round_is_asked_again_with_what_was_drafted_for_it():
@@ -123,12 +127,12 @@ async def test_roots_that_a_lost_target_drew_are_not_those_of_the_next_one():
         errors.SessionOutOfSync("x"),
     ],
 )
-async def test_what_a_target_dies_of_is_counted_and_it_is_dropped(error):
+async def test_what_a_target_dies_of_is_counted_and_it_is_released(error):
     first = Counter("a", 1, error)
     world = World(first, Counter("b"))
     await world.round()
     await world.round()
-    assert (world.num_losses, first.is_dropped) == (1, True)
+    assert (world.num_losses, first.is_released) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +160,10 @@ async def test_a_full_target_is_left_for_another_one_but_not_waited_for():
 
 async def test_each_full_target_is_asked_once_a_round_however_long_its_queue_was():
     class Busy(Counter):
-        async def verify(self, session, delta, proposal):
+        async def verify(self, sequence, proposal):
             world.now += 60.0
             world.waiting.append(self)
-            self.asked.append(delta)
+            self.asked.append(sequence)
             raise errors.CapacityError("the request waited 60 s for memory, the limit")
 
     targets = [Busy(name) for name in ("a", "b", "c")]
@@ -175,7 +179,7 @@ async def test_a_request_waits_for_a_target_to_come_back():
     world = World(Counter("a", 0), Counter("a"))
     await world.round()
     assert world.num_pauses == 1
-    assert world.tokens == [0, 1, 2, 3]
+    assert world.sequence.tokens == [0, 1, 2, 3]
 
 
 async def test_a_request_whose_time_is_up_looks_for_no_other_target():
@@ -205,17 +209,17 @@ async def test_a_released_seat_holds_nobody_and_takes_nobody():
     first, other = Counter("a", 1), Counter("b")
     world = World(first, other)
     await world.round()
-    await world.seat.release("s")
-    assert first.is_dropped
+    await world.target.release("s")
+    assert first.is_released
     assert world.waiting == [other]
-    assert await world.seat.park(1.0) is None
+    assert await world.target.park(1.0) is None
 
 
 async def test_parking_names_who_keeps_the_session_and_nobody_where_that_failed():
     kept, lost = Counter("a"), Counter("b", error=errors.Unavailable("x"))
-    assert await World(kept).seat.park(1.0) == "a"
-    assert await World(lost).seat.park(1.0) is None
-    assert kept.is_dropped and lost.is_dropped
+    assert await World(kept).target.park(1.0) == "a"
+    assert await World(lost).target.park(1.0) is None
+    assert kept.is_released and lost.is_released
 
 
 async def test_all_requests_learn_of_a_target_that_does_not_answer():

@@ -1,9 +1,12 @@
-"""A draft's seat with scripted drafts that may sit on it, and a clock that tests move."""
+"""A failover draft with scripted replicas behind it, and a clock that tests move."""
 
+from deltas import ByDeltas
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.core.types import Plan, Proposal, Session
+from slipstream.router.attempt import Failures, InUse
 from slipstream.router.breaker import BreakerLimits, Breakers
-from slipstream.router.seat import DraftSeat, Failures
+from slipstream.router.failover_draft import FailoverDraft
+from slipstream.rpc.delta import Delta
 
 PLAN = Plan(max_depth=4, max_nodes=6)
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=20)
@@ -15,12 +18,12 @@ class Guesser:
     def __init__(self, name, *answers):
         self.name = name
         self.answers = list(answers)
-        self.deltas = []
-        self.is_dropped = False
+        self.texts = []
+        self.is_released = False
         self.parked_for = None
 
-    async def propose(self, session, delta, plan):
-        self.deltas.append(delta)
+    async def propose(self, sequence, plan):
+        self.texts.append([*sequence.tokens])
         answer = self.answers.pop(0) if self.answers else Proposal(TokenTree.chain([1]))
         if isinstance(answer, BaseException):
             raise answer
@@ -31,12 +34,12 @@ class Guesser:
         if self.answers:
             raise self.answers.pop(0)
 
-    async def drop(self):
-        self.is_dropped = True
+    async def release(self, session_id):
+        self.is_released = True
 
 
 class World:
-    """A seat, the drafts that may sit on it, one after the other, and a clock."""
+    """A failover draft, the replicas that it may use, one after the other, and a clock."""
 
     def __init__(self, *guessers):
         self.now = 0.0
@@ -46,9 +49,10 @@ class World:
         self.excluded = []
         self.shared = Breakers(lambda: self.now, at_once)
         failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
-        self.seat = DraftSeat(
+        self.draft = FailoverDraft(
             self.choose, failures, vocab_size=50, remaining=lambda: self.remaining
         )
+        self._caller = ByDeltas(self.draft)
 
     def choose(self, excluded):
         self.excluded.append(set(excluded))
@@ -56,7 +60,7 @@ class World:
         if not fitting:
             return None
         self.waiting.remove(fitting[0])
-        return fitting[0]
+        return InUse(fitting[0].name, fitting[0], fitting[0].park)
 
     async def round(self, start, *tokens, plan=PLAN, session=SESSION):
-        return await self.seat.propose(session, Delta(start, tokens), plan)
+        return await self._caller.propose(session, Delta(start, tokens), plan)

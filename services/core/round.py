@@ -1,0 +1,138 @@
+"""One round of a request: its plan, what was proposed, what became final, and when."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from slipstream.core.ngram_sources import CopySource
+from slipstream.core.timing import Clock, Times, seconds_of
+from slipstream.core.types import Plan, Proposal, Verdict
+
+PREFILL, SPECULATIVE, PLAIN = "prefill", "speculative", "plain"
+NO_PLAN = Plan(max_depth=0, max_nodes=0)
+"""A round without a draft."""
+NO_VERDICT = Verdict((), 0)
+"""A round whose verification has not ended."""
+
+
+class Port(StrEnum):
+    """The two calls of a round."""
+
+    PROPOSE = "draft.propose"
+    VERIFY = "target.verify"
+
+
+@dataclass(slots=True)
+class Round:
+    """One propose and one verify, with times of a clock in seconds. Round 0 proposes nothing: it
+    is the prefill. The loop fills a round in; it is whole once the loop yields it."""
+
+    index: int
+    start_s: float
+    plan: Plan = NO_PLAN
+    proposal: Proposal = field(default_factory=Proposal)
+    verdict: Verdict = NO_VERDICT
+    proposing: Times | None = None
+    verifying: Times | None = None
+    error: BaseException | None = None
+    """What broke it off."""
+
+    @property
+    def depth(self) -> int:
+        """The longest path of draft tokens that could have been accepted."""
+        return max(self.proposal.tree.depths(), default=0) - min(self._num_roots, 1)
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft tokens to verify."""
+        return len(self.proposal.tree) - self._num_roots
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that became final."""
+        return max(self.verdict.num_accepted - min(self._num_roots, 1), 0)
+
+    @property
+    def accepted_sources(self) -> tuple[CopySource, ...]:
+        """Sources of the accepted tokens that no model proposed."""
+        proposal, verdict = self.proposal, self.verdict
+        if not proposal.sources:
+            return ()
+        num_modelled = len(proposal.tree) - len(proposal.sources)
+        path = proposal.tree.matching(verdict.tokens[: verdict.num_accepted])
+        return tuple(proposal.sources[node - num_modelled] for node in path if node >= num_modelled)
+
+    @property
+    def seconds(self) -> float:
+        """Time from its beginning to its verdict."""
+        return 0.0 if self.verifying is None else self.verifying[1] - self.start_s
+
+    @property
+    def proposing_s(self) -> float:
+        """Time of the proposal; 0 without one."""
+        return seconds_of(self.proposing)
+
+    @property
+    def verifying_s(self) -> float:
+        """Time of the verification."""
+        return seconds_of(self.verifying)
+
+    @property
+    def kind(self) -> str:
+        """Return `PREFILL`, `SPECULATIVE` or `PLAIN`."""
+        if self.index == 0:
+            return PREFILL
+        return SPECULATIVE if self.num_nodes else PLAIN
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether none of the draft tokens was accepted."""
+        return self.error is None and self.num_nodes > 0 and self.num_accepted == 0
+
+    @property
+    def _num_roots(self) -> int:
+        """Nodes of the tree that the target drew itself: target-initialised roots."""
+        return len(self.plan.roots) if len(self.proposal.tree) else 0
+
+
+class RoundObserver(Protocol):
+    """Instrumentation of a request's rounds."""
+
+    def calling(self, at: Round, port: Port) -> AbstractContextManager[object]:
+        """Return the context in which a port is called, for a span that engines continue."""
+        ...
+
+    def record(self, at: Round) -> None:
+        """Record a round that has its verdict."""
+        ...
+
+
+class Unobserved:
+    """A `RoundObserver` that records nothing."""
+
+    def calling(self, at: Round, port: Port) -> AbstractContextManager[object]:
+        """Return an empty context."""
+        return nullcontext()
+
+    def record(self, at: Round) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def timed(at: Round, port: Port, clock: Clock, observer: RoundObserver) -> Iterator[None]:
+    """Note in the round when the port was called and returned, and the error that it raised."""
+    start_s = clock()
+    try:
+        with observer.calling(at, port):
+            yield
+    except BaseException as error:
+        at.error = error
+        raise
+    finally:
+        times = start_s, clock()
+        if port is Port.PROPOSE:
+            at.proposing = times
+        else:
+            at.verifying = times

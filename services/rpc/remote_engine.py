@@ -1,0 +1,70 @@
+"""What a draft and a target elsewhere have in common: one stream of one request of a session."""
+
+from contextlib import ExitStack
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from slipstream.core.errors import InternalError
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Session
+from slipstream.rpc.delta import Delta
+from slipstream.rpc.exchange import CallOptions, Exchange, Peer, parsed
+from slipstream.rpc.v1 import draft_pb2
+
+R = TypeVar("R", bound=Message)
+
+
+class RemoteEngine(Generic[R]):
+    """An engine behind a stream, which the first call opens. The peer is in use until the end.
+
+    Everything that the stream holds at the other side is freed when it ends, unless the session
+    was parked.
+    """
+
+    def __init__(self, peer: Peer, method: str, options: CallOptions, response: type[R]) -> None:
+        self._peer = peer
+        self._options = options
+        self._response = response
+        self._exchange = Exchange(peer, method, options)
+        self._num_sent = 0
+        """Leading tokens of the sequence that the other side has."""
+        self._use = ExitStack()
+        self._use.enter_context(peer.used())
+
+    async def release(self, session_id: str) -> None:
+        """End the stream, which frees its session. Again, or before the first call, is fine."""
+        self.end()
+
+    def end(self) -> None:
+        """End the stream at once."""
+        self._exchange.cancel()
+        self._use.close()
+
+    async def park(self, ttl_s: float) -> None:
+        """End the stream, but have the session kept for its next turn."""
+        if self._exchange.is_open:
+            park = draft_pb2.Park(ttl_ms=round(ttl_s * 1000))
+            await self._exchange.finish(self._parking(park))
+
+    async def open(self, session: Session) -> None:
+        """Take the session over. Ending the stream without more frees what was parked."""
+        raise NotImplementedError
+
+    def _parking(self, park: draft_pb2.Park) -> bytes:
+        raise NotImplementedError
+
+    def _news(self, sequence: TokenSequence) -> Delta:
+        return Delta.since(self._num_sent, sequence)
+
+    async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:
+        if not self._exchange.is_open:
+            await self.open(session)
+        return await self._exchange.ask(message, num_tokens=num_tokens)
+
+    def _part(self, answer: bytes, part: str) -> R:
+        message = parsed(self._response, answer, self._peer.name)
+        got = message.WhichOneof("message")
+        if got != part:
+            raise InternalError(f"{self._peer.name} answered {got}, but {part} was due")
+        return message
