@@ -16,7 +16,6 @@ from slipstream.core.errors import InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming
 from slipstream.engine.thread import EngineThread
 from slipstream.rpc.convert import session_from_pb, verdict_to_pb, verify_from_pb
-from slipstream.rpc.delta import Delta
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
@@ -211,7 +210,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     def _begin(self, message: target_pb2.VerifyProposal, stream: VerifyStream) -> PendingRequest:
         """Begin a round. The engine checks its tokens; a round that it refuses ends the stream."""
         delta, proposal = verify_from_pb(message)
-        stream.sequence = Delta(delta.start, delta.tokens).applied(stream.sequence)
+        stream.sequence = delta.applied(stream.sequence)
         return self._batched.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
 
     async def _park(
@@ -224,6 +223,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
 
     def _record(self, done: TargetRequest, stream: VerifyStream, reply: Reply | None) -> None:
+        stream.sequence.append(done.result().tokens)  # the next delta comes behind them
         is_first, stream.has_begun = not stream.has_begun, True
         if is_first:
             self._num_cached_tokens += done.num_cached

@@ -18,7 +18,7 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.kv_spans import KvSpans
 from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.replies import Replies, Reply
-from slipstream.telemetry.round_seen import decided_attributes
+from slipstream.telemetry.round_attributes import decided_attributes
 from slipstream.telemetry.telemetry import Telemetry
 
 VERIFY = "target.verify"
