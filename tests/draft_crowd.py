@@ -8,8 +8,8 @@ import torch
 import tiny
 from slipstream.core.inline import finished
 from slipstream.core.profile import Profile
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import (
-    Delta,
     Plan,
     SamplingParams,
     Session,
@@ -70,7 +70,7 @@ async def batched(local):
 
 
 def asked(number, verification=Verification.EXACT):
-    """The `number`-th session, its tokens, and a plan: of all shapes, policies and temperatures."""
+    """The `number`-th sequence, and a plan: of all shapes, policies and temperatures."""
     tokens = tuple(tiny.tokens(6 + number, seed=number))
     sampling = SamplingParams(temperature=TEMPERATURES[number % 3], top_p=0.9, seed=number)
     session = Session(
@@ -81,7 +81,7 @@ def asked(number, verification=Verification.EXACT):
         verification=verification,
         num_roots=3 if verification is Verification.TARGET_INIT else 1,
     )
-    return session, Delta(0, tokens), plan(number, verification)
+    return TokenSequence(session, tokens), plan(number, verification)
 
 
 def plan(number, verification):

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import Unavailable
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Plan, Proposal, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.growth import CHUNK
@@ -34,8 +35,7 @@ FEW = 32
 class _Job:
     """A proposal that is waited for. `drafting` is None until the engine has begun with it."""
 
-    session: Session
-    delta: Delta
+    sequence: TokenSequence
     plan: Plan
     check: Callable[[], None]
     asked: float
@@ -82,8 +82,7 @@ class BatchedDraft:
 
     async def run(
         self,
-        session: Session,
-        delta: Delta,
+        sequence: TokenSequence,
         plan: Plan,
         *,
         check: Callable[[], None] = lambda: None,
@@ -95,7 +94,7 @@ class BatchedDraft:
         release comes meanwhile. Of a waiter that is cancelled no further step is taken.
         """
         answer: asyncio.Future[Done[Proposal]] = asyncio.get_running_loop().create_future()
-        job = _Job(session, delta, plan, check, self._clock(), answer)
+        job = _Job(sequence, plan, check, self._clock(), answer)
         self._inbox.append(job)
         if self._driver is None:
             # Of no session: what it logs is not about the one that came first.
@@ -105,9 +104,9 @@ class BatchedDraft:
         finally:
             job.is_dropped = True
 
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`, and `run`."""
-        return (await self.run(session, delta, plan)).value
+        return (await self.run(sequence, plan)).value
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`. What is under way of the session ends."""
@@ -159,7 +158,7 @@ class BatchedDraft:
             job.began = self._clock()
             try:
                 job.check()
-                job.drafting = self._engine.begin(job.session, job.delta, job.plan)
+                job.drafting = self._engine.begin(job.sequence, job.plan)
             except Exception as error:
                 _resolve(job, error)
             else:

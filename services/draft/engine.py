@@ -5,16 +5,16 @@ which of them are to go together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from slipstream.core import errors
-from slipstream.core.history import apply_delta, num_same
 from slipstream.core.options import MAX_NODES
 from slipstream.core.prices import DEFAULT_STEP_COST
 from slipstream.core.profile import Profile
+from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.stop import CONTEXT, Stop, make_stop
-from slipstream.core.types import Delta, Plan, Proposal, Session, Shape, StopPolicy
+from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.dynamic import grow_dynamic
@@ -62,11 +62,16 @@ class Feed:
 class _Held:
     """A session; `state` is None while there is no room for its keys and values."""
 
-    tokens: list[int]
+    synced: SyncedTokens = field(default_factory=SyncedTokens)
     state: Any = None
     capacity: int = 0
     drafting: Drafting | None = None
     is_parked: bool = False
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the session's tokens."""
+        return self.synced.tokens
 
 
 class LocalDraft:
@@ -93,20 +98,21 @@ class LocalDraft:
         self._held: dict[str, _Held] = {}
         self._chains = chains
 
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
-        drafting = self.begin(session, delta, plan)
+        drafting = self.begin(sequence, plan)
         while not drafting.is_done:
             self.step([drafting])
         return drafting.result()
 
-    def begin(self, session: Session, delta: Delta, plan: Plan) -> Drafting:
-        """Take the delta in and begin to draft. What was under way for the session is at an end.
+    def begin(self, sequence: TokenSequence, plan: Plan) -> Drafting:
+        """Take the sequence in and begin to draft. What was under way for the session ends.
 
-        Raises what `propose` raises of the delta.
+        Raises `InvalidRequest` for a sequence without tokens.
         """
-        held = self._update(session, delta)
-        held.drafting = Drafting(session.session_id, self._grow(session, plan, held))
+        held = self._update(sequence)
+        grower = self._grow(sequence.session, plan, held)
+        held.drafting = Drafting(sequence.session_id, grower)
         return held.drafting
 
     def step(self, draftings: Sequence[Drafting]) -> bool:
@@ -126,13 +132,10 @@ class LocalDraft:
         """End one whose proposal nobody waits for."""
         drafting.fail(_abandoned(drafting.session_id))
 
-    def num_same(self, session_id: str, delta: Delta) -> int:
-        """Leading tokens of those held for the session that `delta` leaves as they are.
-
-        Raises `SessionOutOfSync` when it starts above them.
-        """
-        held = self._held.get(session_id)
-        return num_same(held.tokens if held else [], delta)
+    def num_same(self, sequence: TokenSequence) -> int:
+        """Return how many leading tokens held for the session are those of the sequence."""
+        held = self._held.get(sequence.session_id)
+        return 0 if held is None else held.synced.num_same(sequence)
 
     def kv_bytes(self, session_id: str) -> int:
         """Bytes of the draft model's own keys and values of a session."""
@@ -228,15 +231,13 @@ class LocalDraft:
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
         return proposal if self._feed is None else replace(proposal, staleness=max(lag, 0))
 
-    def _update(self, session: Session, delta: Delta) -> _Held:
-        held = self._held.get(session.session_id)
-        tokens, _ = apply_delta(held.tokens if held else [], delta)
-        if not tokens:
+    def _update(self, sequence: TokenSequence) -> _Held:
+        if not len(sequence):
             raise errors.InvalidRequest("a draft needs at least one token to go on from")
-        if held is None:
-            held = self._held[session.session_id] = _Held(tokens)
+        held = self._held.setdefault(sequence.session_id, _Held())
         self._abandon(held)
-        held.tokens, held.is_parked = tokens, False
+        held.synced.take(sequence)
+        held.is_parked = False
         return held
 
     def _make_room(self, held: _Held, needed: int) -> bool:

@@ -14,7 +14,8 @@ import grpc
 
 from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Plan, Proposal, ReplyTiming, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
 from slipstream.draft.checks import check_delta, check_plan, check_session
@@ -60,14 +61,19 @@ class DraftSettings:
     kv_encoding: KvEncoding = KvEncoding.RAW
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Open:
     """One running request; `form` is that of the keys and values it reads, if it reads any."""
 
-    session: Session
+    sequence: TokenSequence
     lease: Lease
     vocab_size: int
     form: KvFormat | None
+
+    @property
+    def session(self) -> Session:
+        """Return the request's parameters."""
+        return self.sequence.session
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -200,7 +206,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         vocab_size = asked.target.vocab_size
         lease = await self._leases.open(session.session_id, asked.session.fence)
         self._feeds.rest(session.session_id)  # this request brings a feed of its own
-        return _Open(session, lease, vocab_size, form)
+        return _Open(TokenSequence(session), lease, vocab_size, form)
 
     async def _answer(
         self, message: draft_pb2.SpeculateRequest, at: _Open
@@ -225,13 +231,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         arrived = _clock()
         delta, plan = delta_from_pb(message.delta), plan_from_pb(message.plan)
         check_delta(delta, at.session, at.vocab_size)
+        at.sequence = delta.applied(at.sequence)
         check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
         began = _clock()
-        ready = self._supply.ready(at.session, at.form, delta, message.plan, begun_by=reply)
+        ready = self._supply.ready(at.sequence, at.form, message.plan, begun_by=reply)
         has_waited, asked = await ready, _clock()
         if has_waited and reply is not None:
             reply.part("kv.wait", began, asked)
-        done = await self._draft(at, delta, plan)
+        done = await self._draft(at, plan)
         self._num_rounds += 1
         if reply is not None:
             tell(reply, done, asked_s=asked, kv_wait_s=asked - began)
@@ -245,7 +252,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             timing=timing_to_pb(timing),
         )
 
-    async def _draft(self, at: _Open, delta: Delta, plan: Plan) -> Done[Proposal]:
+    async def _draft(self, at: _Open, plan: Plan) -> Done[Proposal]:
         """On the engine's thread, where whoever took the session over may have been before us."""
 
         def check() -> None:
@@ -254,11 +261,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
         def propose() -> Proposal:
             check()
-            return finished(self._drafter.draft.propose(at.session, delta, plan))
+            return finished(self._drafter.draft.propose(at.sequence, plan))
 
         if self._batched is None:
             return await self._thread.run(propose)
-        return await self._batched.run(at.session, delta, plan, check=check)
+        return await self._batched.run(at.sequence, plan, check=check)
 
     def _kv_bytes(self, session_id: str) -> int:
         own_bytes = 0 if self._local is None else self._local.kv_bytes(session_id)

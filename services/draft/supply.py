@@ -4,7 +4,7 @@ Knows what routers say of a feed; how it is read is `feeds.py`'s.
 """
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
-from slipstream.core.types import Delta, Session
+from slipstream.core.sequence import TokenSequence
 from slipstream.draft.build import Drafter
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feed import FeedAddress
@@ -47,9 +47,8 @@ class KvSupply:
 
     async def ready(
         self,
-        session: Session,
+        sequence: TokenSequence,
         form: KvFormat | None,
-        delta: Delta,
         plan: draft_pb2.Plan,
         *,
         begun_by: Reply | None,
@@ -59,18 +58,17 @@ class KvSupply:
         A feed that begins with it is part of `begun_by`. Raises `InvalidRequest` for a feed that
         is missing, or one too many.
         """
-        session_id, has_waited = session.session_id, False
-        if self._follow(session, form, delta, plan, begun_by) and self._max_lag is not None:
+        session_id, has_waited = sequence.session_id, False
+        if self._follow(sequence, form, plan, begun_by) and self._max_lag is not None:
             # A lost round costs more than the first keys that are new enough do.
-            count = delta.end - self._max_lag
+            count = len(sequence) - self._max_lag
             has_waited = await self._feeds.wait(session_id, count, self._catch_up_s)
-        return await self._feeds.wait(session_id, delta.end - 1, self._wait_s) or has_waited
+        return await self._feeds.wait(session_id, len(sequence) - 1, self._wait_s) or has_waited
 
     def _follow(
         self,
-        session: Session,
+        sequence: TokenSequence,
         form: KvFormat | None,
-        delta: Delta,
         plan: draft_pb2.Plan,
         begun_by: Reply | None,
     ) -> bool:
@@ -82,12 +80,12 @@ class KvSupply:
         if not plan.HasField("feed"):
             layers = ", ".join(map(str, form.layers))
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
-        feed, session_id = _feed_from_pb(plan.feed), session.session_id
-        num_same = self._local.num_same(session_id, delta)
+        feed, session = _feed_from_pb(plan.feed), sequence.session
+        session_id, num_same = session.session_id, self._local.num_same(sequence)
         if self._feeds.is_following(session_id, feed):
             return False
         limit = session.num_prompt_tokens + session.max_tokens
-        need = FeedNeed(form, limit, delta.end, num_same)
+        need = FeedNeed(form, limit, len(sequence), num_same)
         return self._feeds.follow(session_id, feed, need, begun_by=begun_by)
 
 

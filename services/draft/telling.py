@@ -25,7 +25,7 @@ from slipstream.telemetry.catalog import (
 )
 from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.replies import Replies, Reply
-from slipstream.telemetry.round_seen import proposed_attributes
+from slipstream.telemetry.round_attributes import proposed_attributes
 from slipstream.telemetry.telemetry import Telemetry
 
 PROPOSE = "draft.propose"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
-from slipstream.core.types import Delta, Plan, Session, StopPolicy
+from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.draft.engine import Feed, KvSource, LocalDraft
 from slipstream.models.kv_layout import KvLayout
 from slipstream.models.machine import this_machine
@@ -58,12 +59,13 @@ def _measured(scorer: Scorer, layers: Sequence[int], clock: Clock) -> float:
     draft = LocalDraft(scorer, feed, pool=scorer.pool(_NUM_PAGES))
     session = Session("trial", _PROMPT, _ROUNDS)
     plan = Plan(_DEPTH, _DEPTH, stop=StopPolicy.FIXED)
-    tokens = tuple(at % 7 for at in range(_PROMPT))
-    finished(draft.propose(session, Delta(0, tokens), plan))
+    sequence = TokenSequence(session, (at % 7 for at in range(_PROMPT)))
+    finished(draft.propose(sequence, plan))
     taken = []
-    for number in range(_ROUNDS):
+    for _ in range(_ROUNDS):
+        sequence.append((1,))
         start = clock()
-        finished(draft.propose(session, Delta(_PROMPT + number, (1,)), plan))
+        finished(draft.propose(sequence, plan))
         taken.append(clock() - start)
     finished(draft.release(session.session_id))
     return max(min(taken), 1e-9) / _DEPTH

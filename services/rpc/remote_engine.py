@@ -27,6 +27,7 @@ class RemoteEngine(Generic[R]):
         self._options = options
         self._response = response
         self._exchange = Exchange(peer, method, options)
+        self._sequence: TokenSequence | None = None
         self._num_sent = 0
         """Leading tokens of the sequence that the other side has."""
         self._use = ExitStack()
@@ -55,6 +56,8 @@ class RemoteEngine(Generic[R]):
         raise NotImplementedError
 
     def _news(self, sequence: TokenSequence) -> Delta:
+        if sequence is not self._sequence:
+            self._sequence, self._num_sent = sequence, 0
         return Delta.since(self._num_sent, sequence)
 
     async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import tiny
-from slipstream.core.errors import InvalidRequest, SessionOutOfSync
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.settings import resolve
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (
-    Delta,
     Plan,
     Proposal,
     SamplingParams,
@@ -59,7 +59,9 @@ async def made(kind, place, models, tokens=PROMPT):
     """A draft of this kind, and a target that holds the keys of all tokens but the last."""
     if place == "local":
         target = tiny.local_target(models.target, free_rows=16)
-        await target.verify(Session("s", len(tokens) - 1, 40), Delta(0, tokens[:-1]), Proposal())
+        await target.verify(
+            TokenSequence(Session("s", len(tokens) - 1, 40), tokens[:-1]), Proposal()
+        )
         yield models.drafter(kind, target).draft
         return
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
@@ -79,8 +81,8 @@ class Redialled:
         self._fence = 0
         self._draft = place.remote(self._feed)
 
-    async def propose(self, session, delta, plan):
-        proposal = await self._draft.propose(session, delta, plan)
+    async def propose(self, sequence, plan):
+        proposal = await self._draft.propose(sequence, plan)
         return replace(proposal, timing=None)
 
     async def release(self, session_id):
@@ -95,9 +97,10 @@ def plan(shape=Shape.CHAIN, **more):
 
 
 async def test_repeating_a_call_changes_nothing(draft):
-    first = await draft.propose(SESSION, Delta(0, PROMPT), plan())
-    for delta in (Delta(0, PROMPT), Delta(len(PROMPT), ())):
-        again = await draft.propose(SESSION, delta, plan())
+    first = await draft.propose(TokenSequence(SESSION, PROMPT), plan())
+    same = TokenSequence(SESSION, PROMPT)
+    for sequence in (same, same, TokenSequence(SESSION, PROMPT)):
+        again = await draft.propose(sequence, plan())
         assert replace(again, stats=()) == replace(first, stats=())
         # Scores of a text that was read differ in the last bit from those while it is read.
         for now, before in zip(again.stats, first.stats, strict=True):
@@ -115,42 +118,31 @@ async def test_chains_under_roots_may_be_as_long_as_any(place, models):
     assert longest.max_depth == 41
     fixed = replace(longest, stop=StopPolicy.FIXED, threshold=None)
     async with made("vanilla", place, models) as draft:
-        policy = await draft.propose(session, Delta(0, PROMPT), longest)
-        whole = await draft.propose(session, Delta(0, PROMPT), fixed)
+        policy = await draft.propose(TokenSequence(session, PROMPT), longest)
+        whole = await draft.propose(TokenSequence(session, PROMPT), fixed)
     assert 1 < max(policy.tree.depths()) <= max(whole.tree.depths()) == 41
 
 
 async def test_being_told_in_pieces_is_being_told_at_once(draft):
-    whole = await draft.propose(SESSION, Delta(0, PROMPT), plan())
+    whole = await draft.propose(TokenSequence(SESSION, PROMPT), plan())
     await draft.release("s")
-    await draft.propose(SESSION, Delta(0, PROMPT[:9]), plan())
-    await draft.propose(SESSION, Delta(9, (5, 6, 7)), plan())
-    pieces = await draft.propose(SESSION, Delta(9, PROMPT[9:]), plan())
+    await draft.propose(TokenSequence(SESSION, PROMPT[:9]), plan())
+    await draft.propose(TokenSequence(SESSION, (*PROMPT[:9], 5, 6, 7)), plan())
+    pieces = await draft.propose(TokenSequence(SESSION, PROMPT), plan())
     assert pieces.tree == whole.tree
     for ours, theirs in zip(pieces.stats, whole.stats, strict=True):
         assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-4)
 
 
-async def test_a_gap_in_the_final_tokens_is_refused(draft):
-    await draft.propose(SESSION, Delta(0, PROMPT), plan())
-    with pytest.raises(SessionOutOfSync):
-        await draft.propose(SESSION, Delta(30, (1,)), plan())
-
-
-async def test_an_unknown_session_must_start_at_0(draft):
-    with pytest.raises(SessionOutOfSync):
-        await draft.propose(SESSION, Delta(3, (1,)), plan())
-
-
 async def test_releasing_twice_is_fine(draft):
-    await draft.propose(SESSION, Delta(0, PROMPT), plan())
+    await draft.propose(TokenSequence(SESSION, PROMPT), plan())
     await draft.release("s")
     await draft.release("s")
 
 
 async def test_a_chain_is_no_deeper_than_planned(draft):
     for depth in (1, 2, 3):
-        proposal = await draft.propose(SESSION, Delta(0, PROMPT), plan(max_depth=depth))
+        proposal = await draft.propose(TokenSequence(SESSION, PROMPT), plan(max_depth=depth))
         assert 1 <= len(proposal.tree) <= depth
         assert proposal.tree.is_chain()
 
@@ -159,7 +151,7 @@ async def test_a_chain_is_no_deeper_than_planned(draft):
 @pytest.mark.parametrize("max_nodes", [1, 2, 5, 12])
 async def test_a_tree_has_no_more_nodes_and_levels_than_planned(model_draft, shape, max_nodes):
     asked = plan(shape, max_nodes=max_nodes)
-    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), asked)
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), asked)
     assert len(proposal.tree) <= max_nodes
     assert max(proposal.tree.depths(), default=0) <= asked.max_depth
     assert len(proposal.stats) == len(proposal.tree)
@@ -167,7 +159,7 @@ async def test_a_tree_has_no_more_nodes_and_levels_than_planned(model_draft, sha
 
 @pytest.mark.parametrize("shape", [Shape.CAPE, *LEVELLED])
 async def test_siblings_differ_and_come_best_first(model_draft, shape):
-    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), plan(shape))
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan(shape))
     tree = proposal.tree
     for node in range(ROOT, len(tree)):
         children = tree.children(node)
@@ -177,25 +169,25 @@ async def test_siblings_differ_and_come_best_first(model_draft, shape):
 
 
 async def test_statistics_are_those_of_a_law(model_draft):
-    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), plan(Shape.CAPE))
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan(Shape.CAPE))
     for stats in proposal.stats:
         assert 0 < stats.prob <= stats.top_prob <= 1
         assert 0 < stats.entropy <= torch.log(torch.tensor(float(tiny.VOCAB)))
 
 
 async def test_a_stop_token_ends_the_chain(model_draft):
-    free = await model_draft.propose(SESSION, Delta(0, PROMPT), plan())
+    free = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan())
     stop = free.tree.tokens[0]
     await model_draft.release("s")
     session = Session("s", len(PROMPT), 40, stop_token_ids=frozenset({stop}))
-    proposal = await model_draft.propose(session, Delta(0, PROMPT), plan())
+    proposal = await model_draft.propose(TokenSequence(session, PROMPT), plan())
     assert proposal.tree.tokens == (stop,)
     assert proposal.stopped_by == "eos"
 
 
 async def test_an_eager_policy_still_drafts_one_token(model_draft):
     asked = plan(stop=StopPolicy.SVIP, threshold=1e-6)
-    proposal = await model_draft.propose(SESSION, Delta(0, PROMPT), asked)
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), asked)
     assert len(proposal.tree) == 1
     assert proposal.stopped_by == "policy"
 
@@ -210,7 +202,7 @@ async def test_an_eager_policy_still_drafts_one_token(model_draft):
 )
 async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, verification, shape):
     session = Session("s", len(PROMPT), 40, SamplingParams(temperature=1.0, seed=1), verification)
-    proposal = await model_draft.propose(session, Delta(0, PROMPT), plan(shape))
+    proposal = await model_draft.propose(TokenSequence(session, PROMPT), plan(shape))
     tree = proposal.tree
     assert len(proposal.laws) == len(tree) + 1
     for node in set(tree.parents):
@@ -221,13 +213,13 @@ async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, verific
 
 async def test_a_draft_without_tokens_is_refused(model_draft):
     with pytest.raises(InvalidRequest):
-        await model_draft.propose(SESSION, Delta(0, ()), plan())
+        await model_draft.propose(TokenSequence(SESSION, ()), plan())
 
 
 async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(models):
     async with made("glide", "local", models) as glide:
         asked = plan(max_depth=20, max_nodes=40)
-        proposal = await glide.propose(SESSION, Delta(0, PROMPT), asked)
+        proposal = await glide.propose(TokenSequence(SESSION, PROMPT), asked)
     # The target holds all but the newest token and the first slot is one behind that.
     assert len(proposal.tree) == 6
     assert proposal.stopped_by == "lag"
@@ -237,8 +229,8 @@ async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(models):
 async def test_a_later_turn_that_needs_more_room_gets_it(models, place):
     turn = (*PROMPT, *tiny.tokens(200 - len(PROMPT), seed=2))
     async with made("glide", place, models, turn) as glide:
-        await glide.propose(SESSION, Delta(0, PROMPT), plan())
+        await glide.propose(TokenSequence(SESSION, PROMPT), plan())
         if place == "grpc":
             await glide.release("s")
-        proposal = await glide.propose(Session("s", 200, 100), Delta(0, turn), plan())
+        proposal = await glide.propose(TokenSequence(Session("s", 200, 100), turn), plan())
     assert len(proposal.tree) == 3

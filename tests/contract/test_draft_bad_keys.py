@@ -22,7 +22,8 @@ from scripted_keys import (
     true_engine,
     true_keys,
 )
-from slipstream.core.types import Delta, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Session
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from tiny_services import Models
 
@@ -72,7 +73,7 @@ async def test_a_bad_slice_is_never_read_and_the_session_goes_on(models, keys, n
         draft, proposal = await proposed(drafts, feed, NUM_KEYS)
         assert held(drafts, keys) == 5
         assert (await drafts.load()).num_kv_streams == 0
-        again = await draft.propose(SESSION, Delta(len(PROMPT), ()), DEEP)
+        again = await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
         await draft.release("s")
     assert proposal.stopped_by == again.stopped_by == "lag"
     assert proposal.staleness == NUM_KEYS - 5
@@ -85,7 +86,7 @@ async def test_more_positions_than_the_session_has_are_not_held(models, keys):
     script = Script([message(keys, 0, 10), message(keys, 10, NUM_KEYS), asyncio.Event()])
     async with following(models, script) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
-        await draft.propose(session, Delta(0, PROMPT[:10]), DEEP)
+        await draft.propose(TokenSequence(session, PROMPT[:10]), DEEP)
         await drafts.feeds.wait("s", NUM_KEYS, LIMIT_S)
         assert held(drafts, keys) == 10
         await draft.release("s")

@@ -23,7 +23,8 @@ from scripted_keys import (
     true_engine,
     true_keys,
 )
-from slipstream.core.types import Delta, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Session
 from tiny_services import MAX_LAG, Models
 
 
@@ -45,7 +46,7 @@ def keys(engine):
 async def caught_up(drafts, feed, keys):
     """Wait until a draft holds all keys, and see that they are the true ones."""
     draft = drafts.remote(lambda: feed)
-    await draft.propose(SESSION, Delta(0, PROMPT), DEEP)
+    await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
     while drafts.feeds.view("s", LAYERS).count < NUM_KEYS:
         await drafts.load()
     assert held(drafts, keys) == NUM_KEYS
@@ -53,7 +54,7 @@ async def caught_up(drafts, feed, keys):
 
 
 async def embedded(models, engine):
-    return await models.drafter("glide", engine).draft.propose(SESSION, Delta(0, PROMPT), DEEP)
+    return await models.drafter("glide", engine).draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
 
 
 @pytest.mark.parametrize("step", [1, 7, NUM_KEYS])
@@ -85,7 +86,7 @@ async def test_a_proposal_waits_for_the_newest_key(models, keys):
     script = Script([message(keys, 0, 5), there, message(keys, 5, NUM_KEYS), asyncio.Event()])
     async with following(models, script, kv_wait_s=LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
-        asked = asyncio.ensure_future(draft.propose(SESSION, Delta(0, PROMPT), DEEP))
+        asked = asyncio.ensure_future(draft.propose(TokenSequence(SESSION, PROMPT), DEEP))
         while drafts.feeds.view("s", LAYERS).count < 5:
             await drafts.load()
         assert not asked.done()
@@ -102,14 +103,14 @@ async def test_a_request_begins_with_keys_that_are_new_enough_to_draft(models, k
     script = Script([message(keys, 0, known - 1), there, message(keys, known - 1, known), rest])
     async with following(models, script, kv_catch_up_s=LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
-        asked = asyncio.ensure_future(draft.propose(SESSION, Delta(0, PROMPT), DEEP))
+        asked = asyncio.ensure_future(draft.propose(TokenSequence(SESSION, PROMPT), DEEP))
         while drafts.feeds.view("s", LAYERS).count < known - 1:
             await drafts.load()
         assert not asked.done()
         there.set()
         proposal = await asked
         # A later round does without: what it lacks may never come.
-        later = await draft.propose(SESSION, Delta(len(PROMPT), (1, 2)), DEEP)
+        later = await draft.propose(TokenSequence(SESSION, (*PROMPT, 1, 2)), DEEP)
         await draft.release("s")
     assert (len(proposal.tree), proposal.staleness) == (1, MAX_LAG - 1)
     assert (len(later.tree), later.stopped_by) == (0, "lag")
@@ -180,7 +181,7 @@ async def test_a_feed_of_another_process_starts_anew(models, keys):
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, 9)
         feed.incarnation = "two"
-        await draft.propose(SESSION, Delta(len(PROMPT), ()), DEEP)
+        await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
         await drafts.feeds.wait("s", NUM_KEYS, LIMIT_S)
         assert held(drafts, keys) == NUM_KEYS
         assert (await drafts.load()).num_kv_streams == 1
@@ -197,7 +198,7 @@ async def test_a_new_credential_goes_on_from_what_is_held(models, keys):
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, NUM_KEYS)
         feed.credential = "another"
-        await draft.propose(SESSION, Delta(len(PROMPT), ()), DEEP)
+        await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
         await drafts.feeds.wait("s", NUM_KEYS, LIMIT_S)
         assert held(drafts, keys) == NUM_KEYS
         await draft.release("s")
@@ -221,7 +222,7 @@ async def test_sessions_of_one_target_share_a_channel(models, keys):
         open_drafts = [drafts.remote(lambda: feed) for _ in range(3)]
         for at, draft in enumerate(open_drafts):
             session = Session(f"s{at}", len(PROMPT), 30)
-            await draft.propose(session, Delta(0, PROMPT), DEEP)
+            await draft.propose(TokenSequence(session, PROMPT), DEEP)
         async with asyncio.timeout(LIMIT_S):
             while len(script.asked) < 3:
                 await drafts.load()

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 import tiny
-from slipstream.core.types import Delta, Plan, Session
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Session
 from slipstream.draft.engine import NO_ROOM
 from tiny_services import Models, draft_place, is_empty, target_place, until
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
 OTHER = replace(SESSION, session_id="other")
-WHOLE = Delta(0, PROMPT)
 PLAN = Plan(max_depth=4, max_nodes=12)
 
 
@@ -38,13 +38,13 @@ async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(mode
     async with target_place(models) as targets, draft_place(models, "glide") as drafts:
         drafts.feeds.budget.limit = 1000
         async with request(targets, drafts, SESSION) as (_, draft):
-            proposal = await draft.propose(SESSION, WHOLE, PLAN)
+            proposal = await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
             assert (len(proposal.tree), proposal.stopped_by) == (0, "lag")
             assert drafts.feeds.num_kv_bytes == 0
             drafts.feeds.budget.limit = None
 
             async def is_drafting():
-                return len((await draft.propose(SESSION, Delta(len(PROMPT), ()), PLAN)).tree) > 0
+                return len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree) > 0
 
             await until(is_drafting)
         await until(lambda: is_empty(drafts))
@@ -54,15 +54,17 @@ async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(mode
 async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(models):
     async with target_place(models) as targets, draft_place(models, "glide") as drafts:
         async with request(targets, drafts, SESSION) as (_, draft):
-            await draft.propose(SESSION, WHOLE, PLAN)
+            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
             await draft.park(60)
         drafts.feeds.budget.limit = drafts.feeds.kv_bytes("s")
         assert drafts.feeds.kv_bytes("s") > 0
         async with request(targets, drafts, OTHER) as (_, draft):
-            assert len((await draft.propose(OTHER, WHOLE, PLAN)).tree)
+            assert len((await draft.propose(TokenSequence(OTHER, PROMPT), PLAN)).tree)
             assert drafts.feeds.kv_bytes("s") == 0 < drafts.feeds.kv_bytes("other")
         async with request(targets, drafts, SESSION) as (_, draft):
-            assert len((await draft.propose(SESSION, WHOLE, PLAN)).tree), "it is read again"
+            assert len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree), (
+                "it is read again"
+            )
 
 
 async def test_a_draft_without_room_for_a_session_says_so_and_how_much_it_does(models):
@@ -71,11 +73,11 @@ async def test_a_draft_without_room_for_a_session_says_so_and_how_much_it_does(m
         names = [f"s{at}" for at in range(16)]
         remotes = [drafts.remote() for _ in names]
         for name, remote in zip(names, remotes, strict=True):  # five of its pages each
-            await remote.propose(replace(huge, session_id=name), WHOLE, PLAN)
+            await remote.propose(TokenSequence(replace(huge, session_id=name), PROMPT), PLAN)
         load = await drafts.load()
         assert load.num_sessions == 16 and 12 * 4 <= load.num_steps <= load.num_rows
         full = await remotes[-1].propose(
-            replace(huge, session_id=names[-1]), Delta(len(PROMPT), ()), PLAN
+            TokenSequence(replace(huge, session_id=names[-1]), PROMPT), PLAN
         )
         assert (len(full.tree), full.stopped_by) == (0, NO_ROOM)
         await remotes[0].release(names[0])
@@ -85,7 +87,7 @@ async def test_a_draft_without_room_for_a_session_says_so_and_how_much_it_does(m
 
         await until(is_free)  # the stream ends here before its session does there
         again = await remotes[-1].propose(
-            replace(huge, session_id=names[-1]), Delta(len(PROMPT), ()), PLAN
+            TokenSequence(replace(huge, session_id=names[-1]), PROMPT), PLAN
         )
         assert len(again.tree)
         for name, remote in zip(names[1:], remotes[1:], strict=True):

@@ -7,7 +7,8 @@ import pytest
 
 import tiny
 from slipstream.core import errors
-from slipstream.core.types import Delta, Plan, Session, Shape, StopPolicy, Verification
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Session, Shape, StopPolicy, Verification
 from slipstream.rpc.convert_facts import draft_facts_from_pb
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -56,7 +57,7 @@ async def test_a_plan_that_can_not_be_followed_is_refused(models, name):
         target = await targets.prefilled(SESSION, PROMPT)
         draft = drafts.remote(lambda: target.feed(targets.address))
         with pytest.raises(kind) as caught:
-            await draft.propose(SESSION, Delta(0, PROMPT), plan)
+            await draft.propose(TokenSequence(SESSION, PROMPT), plan)
         assert type(caught.value) is kind
         await until(lambda: is_empty(drafts))
         await target.release("s")
@@ -68,7 +69,7 @@ async def test_roots_that_can_not_be_grown_are_refused(models, roots):
     plan = replace(PLAN, shape=Shape.FORK, roots=roots)
     async with draft_place(models, "vanilla") as drafts:
         with pytest.raises(errors.InvalidRequest, match="root"):
-            await drafts.remote().propose(session, Delta(0, PROMPT), plan)
+            await drafts.remote().propose(TokenSequence(session, PROMPT), plan)
 
 
 @pytest.mark.parametrize("plan", [replace(PLAN, shape=Shape.CAPE), replace(PLAN, stop="svip")])
@@ -76,7 +77,7 @@ async def test_ngrams_have_no_law_to_ask_for(models, plan):
     plan = replace(plan, stop=StopPolicy(plan.stop))
     async with draft_place(models, "ngram") as drafts:
         with pytest.raises(errors.UnsupportedCombination, match="ngram"):
-            await drafts.remote().propose(SESSION, Delta(0, PROMPT), plan)
+            await drafts.remote().propose(TokenSequence(SESSION, PROMPT), plan)
 
 
 @pytest.mark.parametrize("token", [tiny.VOCAB, 2**32 - 1])
@@ -84,13 +85,13 @@ async def test_ngrams_have_no_law_to_ask_for(models, plan):
 async def test_a_token_outside_the_vocabulary_is_refused(models, kind, token):
     async with draft_place(models, kind) as drafts:
         with pytest.raises(errors.InvalidRequest, match=f"token {token}"):
-            await drafts.remote().propose(SESSION, Delta(0, (1, token)), PLAN)
+            await drafts.remote().propose(TokenSequence(SESSION, (1, token)), PLAN)
 
 
 async def test_more_tokens_than_the_request_can_have_are_refused(models):
     async with draft_place(models, "vanilla") as drafts:
         with pytest.raises(errors.InvalidRequest, match="52 tokens, but 51"):
-            await drafts.remote().propose(SESSION, Delta(0, (1,) * 52), PLAN)
+            await drafts.remote().propose(TokenSequence(SESSION, (1,) * 52), PLAN)
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "ngram"])
@@ -98,14 +99,14 @@ async def test_a_session_longer_than_the_context_is_refused(models, kind):
     session = Session("s", 2**32 - 1, 2**32 - 1)
     async with draft_place(models, kind) as drafts:
         with pytest.raises(errors.PromptTooLong):
-            await drafts.remote().propose(session, Delta(0, PROMPT), PLAN)
+            await drafts.remote().propose(TokenSequence(session, PROMPT), PLAN)
         await until(lambda: is_empty(drafts))
 
 
 async def test_a_draft_that_reads_keys_is_told_where(models):
     async with draft_place(models, "glide") as drafts:
         with pytest.raises(errors.InvalidRequest, match="layers 0, 2: the plan needs a feed"):
-            await drafts.remote().propose(SESSION, Delta(0, PROMPT), PLAN)
+            await drafts.remote().propose(TokenSequence(SESSION, PROMPT), PLAN)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +117,14 @@ async def test_a_feed_that_can_be_none_is_refused(models, changes):
     feed = draft_pb2.KvFeed(**{**given, **changes})
     async with draft_place(models, "glide") as drafts:
         with pytest.raises(errors.InvalidRequest):
-            await drafts.remote(lambda: feed).propose(SESSION, Delta(0, PROMPT), PLAN)
+            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
 
 
 async def test_a_feed_that_is_of_no_use_is_refused(models):
     feed = draft_pb2.KvFeed(address="127.0.0.1:1", session_id="s", incarnation="i")
     async with draft_place(models, "vanilla") as drafts:
         with pytest.raises(errors.InvalidRequest, match="reads none"):
-            await drafts.remote(lambda: feed).propose(SESSION, Delta(0, PROMPT), PLAN)
+            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
 
 
 def opening(models, **changes):

@@ -9,8 +9,8 @@ import pytest
 import tiny
 import tiny_checkpoint
 from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import (
-    Delta,
     Plan,
     Proposal,
     SamplingParams,
@@ -127,7 +127,7 @@ async def test_cancelling_frees_everything(models):
     async with pair(models) as (targets, drafts):
         target = await targets.prefilled(SESSION, PROMPT)
         draft = drafts.remote(lambda: target.feed(targets.address))
-        await draft.propose(SESSION, Delta(0, PROMPT), PLAN)
+        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
         load = await drafts.load()
         assert (load.num_sessions, load.num_kv_streams, load.num_rounds) == (1, 1, 1)
         assert load.kv_bytes > load.kv_streamed_bytes > 0
@@ -141,7 +141,7 @@ async def test_a_parked_session_goes_on_from_what_it_holds(models):
     async with pair(models) as (targets, drafts):
         target = await targets.prefilled(SESSION, PROMPT)
         draft = drafts.remote(lambda: target.feed(targets.address))
-        await draft.propose(SESSION, Delta(0, PROMPT), PLAN)
+        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
         await draft.park(60)
         await target.park(60)
         load = await drafts.load()
@@ -149,7 +149,7 @@ async def test_a_parked_session_goes_on_from_what_it_holds(models):
         assert load.kv_bytes > load.kv_streamed_bytes > 0
         target = await targets.prefilled(SESSION, turn)
         draft = drafts.remote(lambda: target.feed(targets.address))
-        proposal = await draft.propose(Session("s", len(turn), 30), Delta(0, turn), PLAN)
+        proposal = await draft.propose(TokenSequence(Session("s", len(turn), 30), turn), PLAN)
         after = await drafts.load()
         await draft.release("s")
         await target.release("s")
@@ -164,33 +164,33 @@ async def test_keys_of_tokens_that_were_replaced_meanwhile_are_read_again(models
     async with pair(models) as (targets, drafts):
         target = await targets.prefilled(SESSION, PROMPT)
         draft = drafts.remote(lambda: target.feed(targets.address))
-        await draft.propose(SESSION, Delta(0, PROMPT), PLAN)
+        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
         await draft.park(60)
         await target.park(60)
         target = await targets.prefilled(SESSION, turn)
         draft = drafts.remote(lambda: target.feed(targets.address))
-        proposal = await draft.propose(session, Delta(0, turn), PLAN)
+        proposal = await draft.propose(TokenSequence(session, turn), PLAN)
         await draft.release("s")
         await target.release("s")
     here = tiny.local_target(models.target, free_rows=16)
     embedded = models.drafter("glide", here).draft
     await here.verify(
-        replace(session, num_prompt_tokens=len(turn) - 1), Delta(0, turn[:-1]), Proposal()
+        TokenSequence(replace(session, num_prompt_tokens=len(turn) - 1), turn[:-1]), Proposal()
     )
-    assert proposal.tree == (await embedded.propose(session, Delta(0, turn), PLAN)).tree
+    assert proposal.tree == (await embedded.propose(TokenSequence(session, turn), PLAN)).tree
 
 
 async def test_a_higher_fence_takes_the_session_over(models):
     async with draft_place(models, "ngram") as drafts:
         older, newer = drafts.remote(fence=1), drafts.remote(fence=2)
-        await older.propose(SESSION, Delta(0, PROMPT), PLAN)
-        await newer.propose(SESSION, Delta(0, PROMPT[:5]), PLAN)
+        await older.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        await newer.propose(TokenSequence(SESSION, PROMPT[:5]), PLAN)
         with pytest.raises(errors.SessionTaken):
-            await older.propose(SESSION, Delta(len(PROMPT), ()), PLAN)
+            await older.propose(TokenSequence(SESSION, PROMPT), PLAN)
         # What the older one held was taken over, not freed by its end.
-        await newer.propose(SESSION, Delta(5, PROMPT[5:]), PLAN)
+        await newer.propose(TokenSequence(SESSION, PROMPT), PLAN)
         with pytest.raises(errors.SessionTaken, match="fence 2, not 1"):
-            await drafts.remote(fence=1).propose(SESSION, Delta(0, PROMPT), PLAN)
+            await drafts.remote(fence=1).propose(TokenSequence(SESSION, PROMPT), PLAN)
         await newer.release("s")
 
 
@@ -198,11 +198,11 @@ async def test_no_more_sessions_than_there_is_room_for(models):
     settings = DraftSettings(limits=LeaseLimits(max_sessions=1))
     async with draft_place(models, "ngram", settings) as drafts:
         first = drafts.remote()
-        await first.propose(SESSION, Delta(0, PROMPT), PLAN)
+        await first.propose(TokenSequence(SESSION, PROMPT), PLAN)
         with pytest.raises(errors.CapacityError):
             second = replace(SESSION, session_id="t")
-            await drafts.remote().propose(second, Delta(0, PROMPT), PLAN)
-        await first.propose(SESSION, Delta(len(PROMPT), ()), PLAN)
+            await drafts.remote().propose(TokenSequence(second, PROMPT), PLAN)
+        await first.propose(TokenSequence(SESSION, PROMPT), PLAN)
         await first.release("s")
 
 
@@ -212,9 +212,9 @@ async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts
     session, prompt, asked = Session("s", 20, 600), tuple(range(20, 40)), Plan(4, 12)
     async with draft_place(models, "vanilla") as drafts:
         draft = drafts.remote()
-        within = await draft.propose(session, Delta(0, prompt), asked)
-        at_the_end = await draft.propose(session, Delta(20, (47,) * 19), asked)
-        beyond = await draft.propose(session, Delta(39, (47,) * 9), asked)
+        within = await draft.propose(TokenSequence(session, prompt), asked)
+        at_the_end = await draft.propose(TokenSequence(session, (*prompt, *(47,) * 19)), asked)
+        beyond = await draft.propose(TokenSequence(session, (*prompt, *(47,) * 28)), asked)
         await draft.release("s")
     assert max(within.tree.tokens) < 32
     assert (len(within.tree), within.stopped_by) == (4, "depth")

@@ -7,7 +7,8 @@ import pytest
 
 from scripted_keys import LIMIT_S, PROMPT, SESSION, Script
 from slipstream.core import errors
-from slipstream.core.types import Delta, Plan
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan
 from slipstream.draft.sources import ANYWHERE, KvSources
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
 from slipstream.target.servicer import SERVICE
@@ -53,7 +54,7 @@ async def test_a_source_that_is_not_allowed_is_never_dialled(
         port = server.sockets[0].getsockname()[1]
         feed = feed_at(address.format(path=path, port=port))
         with pytest.raises(kind):
-            await drafts.remote(lambda: feed).propose(SESSION, Delta(0, PROMPT), PLAN)
+            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
         assert drafts.feeds.num_channels == 0
         await until(lambda: is_empty(drafts))
     assert dialled == []
@@ -70,7 +71,7 @@ async def test_a_source_that_is_allowed_is_read(models, prefix):
         sources = KvSources((address,))
         async with draft_place(models, "glide", sources=sources) as drafts:
             draft = drafts.remote(lambda: feed_at(prefix + address))
-            await draft.propose(SESSION, Delta(0, PROMPT), PLAN)
+            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
             await drafts.feeds.wait("s", 1, LIMIT_S)
             await draft.release("s")
     assert [asked.credential for asked in script.asked] == ["key"]

@@ -10,9 +10,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from listening import Listener, parent_id, span_id
 from scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script, true_engine, true_keys
 from scripted_keys import message as slice_of
-from slipstream.core.types import Delta, Plan, Shape
+from slipstream.core.types import Plan, Shape
 from slipstream.models.memory import MemoryPlan
 from slipstream.rpc.convert import proposal_from_pb, timing_from_pb
+from slipstream.rpc.delta import Delta
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
 from tiny_services import Models, draft_place

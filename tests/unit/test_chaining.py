@@ -11,9 +11,9 @@ import tiny_glide
 from slipstream.core.calibration import Calibration
 from slipstream.core.errors import ModelError
 from slipstream.core.profile import Profile
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop import FixedStop
 from slipstream.core.types import (
-    Delta,
     Plan,
     SamplingParams,
     Session,
@@ -86,7 +86,7 @@ def propose(draft, texts, plans, samplings):
     for at, (text, plan) in enumerate(zip(texts, plans, strict=True)):
         sampling = samplings[at % len(samplings)]
         session = Session(str(at), len(text), 30, sampling, stop_token_ids=frozenset({7, 21}))
-        begun.append(draft.begin(session, Delta(0, tuple(text)), plan))
+        begun.append(draft.begin(TokenSequence(session, text), plan))
     num_steps = 0
     while any(not drafting.is_done for drafting in begun):
         draft.step(begun)
@@ -170,7 +170,7 @@ def test_draws_of_multi_candidate_sampling_are_left_to_the_host():
     session = Session("0", 40, 9, SamplingParams(temperature=1.0), verification=Verification.MCSD)
     made = []
     for draft in (host, device):
-        drafting = draft.begin(session, Delta(0, tuple(texts[0])), plan)
+        drafting = draft.begin(TokenSequence(session, texts[0]), plan)
         while not drafting.is_done:
             draft.step([drafting])
         made.append(drafting.result())
@@ -235,7 +235,7 @@ def test_a_chain_without_numbers_is_an_error_of_its_session_alone():
     begun = []
     for at, text in enumerate(texts):
         session = Session(f"{at}", len(text), 30, stop_token_ids=frozenset({7, 21}))
-        begun.append(device.begin(session, Delta(0, tuple(text)), PLAN))
+        begun.append(device.begin(TokenSequence(session, text), PLAN))
     device.step(begun)
     with pytest.raises(ModelError):
         begun.pop(2).result()

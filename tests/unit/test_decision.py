@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 import tiny
 from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Plan, SamplingParams, Session, Shape, StopPolicy
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.slots import Reading, SlotReader, read_slots
 from slipstream.models.causal_scorer import CausalScorer
@@ -180,6 +181,6 @@ def test_slots_are_scored_where_the_score_decides(stop, shape, is_scored):
     draft = LocalDraft(scorer, decision=DecisionModel(scorer.hidden_size).score)
     prompt = tuple(tiny.tokens(9))
     plan = Plan(3, 12, shape=shape, stop=stop, threshold=1e-9 if stop is StopPolicy.COST else None)
-    proposal = finished(draft.propose(Session("s", 9, 20), Delta(0, prompt), plan))
+    proposal = finished(draft.propose(TokenSequence(Session("s", 9, 20), prompt), plan))
     for stats in proposal.stats:
         assert stats.score == (pytest.approx(stats.top_prob, abs=1e-5) if is_scored else None)

@@ -11,11 +11,10 @@ from slipstream.core.errors import (
     Cancelled,
     InternalError,
     InvalidRequest,
-    SessionOutOfSync,
     Unavailable,
 )
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import (
-    Delta,
     Plan,
     SamplingParams,
     Session,
@@ -67,7 +66,7 @@ def test_newcomers_change_nothing_for_those_under_way(scorers, kind):
 def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, kind):
     scorer, keys, tokens = scorers[kind], Keys(398), tuple(tiny.tokens(400, seed=5))
     local = engine(scorers, kind, keys=keys)
-    drafting = local.begin(Session("s1", 400, 40), Delta(0, tokens), Plan(1, 1))
+    drafting = local.begin(TokenSequence(Session("s1", 400, 40), tokens), Plan(1, 1))
     sizes = []
     while not drafting.is_done:
         sizes.append(drafting.num_tokens)
@@ -85,9 +84,10 @@ def test_a_step_has_room_for_one_long_prefix_and_for_everybody_else(scorers):
     local = engine(scorers, keys=Keys(598))
     tokens = tuple(tiny.tokens(600))
     first, second = (
-        local.begin(Session(f"s{at}", 600, 40), Delta(0, tokens), Plan(3, 3)) for at in range(2)
+        local.begin(TokenSequence(Session(f"s{at}", 600, 40), tokens), Plan(3, 3))
+        for at in range(2)
     )
-    short = local.begin(Session("s2", 598, 40), Delta(0, tokens[:9]), Plan(3, 3))
+    short = local.begin(TokenSequence(Session("s2", 598, 40), tokens[:9]), Plan(3, 3))
     everybody = [first, second, short]
     assert together(everybody) == [first, short]
     local.step([first, short])
@@ -116,7 +116,7 @@ async def test_a_cancelled_waiter_is_left_and_the_others_go_on(scorers):
 
 async def test_what_is_under_way_ends_with_its_session(scorers):
     local = engine(scorers)
-    first, second = asked(0), (*asked(1)[:2], Plan(4, 4, stop=StopPolicy.FIXED))
+    first, second = asked(0), (asked(1)[0], Plan(4, 4, stop=StopPolicy.FIXED))
     one, other = local.begin(*first), local.begin(*second)
     local.step([one, other])
     await local.release("s0")
@@ -131,16 +131,16 @@ async def test_what_is_under_way_ends_with_its_session(scorers):
 
 
 async def test_what_is_wrong_with_one_session_is_nobody_elses_fault(scorers):
-    session, _, how = asked(0)
-    wrong = [(session, Delta(3, (1, 2)), how), (session, Delta(0, ()), how)]
+    sequence, how = asked(0)
+    wrong = [(TokenSequence(sequence.session), how)]
     odd = replace(how, shape=Shape.CHAIN, stop=StopPolicy.FIXED, threshold=0.5)
-    calls = [*wrong, (*asked(1)[:2], odd), asked(2)]
+    calls = [*wrong, (asked(1)[0], odd), asked(2)]
     async with batched(engine(scorers)) as draft:
         found = await asyncio.gather(
             *(draft.propose(*call) for call in calls), return_exceptions=True
         )
-    assert [type(one) for one in found[:3]] == [SessionOutOfSync, InvalidRequest, InvalidRequest]
-    same(found[3], alone(scorers, "glide", *calls[3]))
+    assert [type(one) for one in found[:2]] == [InvalidRequest, InvalidRequest]
+    same(found[2], alone(scorers, "glide", *calls[2]))
 
 
 class Garbled(Keys):
@@ -158,9 +158,10 @@ class Garbled(Keys):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_keys_that_are_none_end_one_draft(scorers, temperature):
     local = LocalDraft(scorers["glide"], Feed(Garbled(), (0, 2)), profile=PROFILE)
+    sampling = SamplingParams(temperature=temperature)
     calls = [
-        (replace(session, sampling=SamplingParams(temperature=temperature)), delta, Plan(3, 3))
-        for session, delta, _ in map(asked, range(5))
+        (TokenSequence(replace(at.session, sampling=sampling), at.tokens), Plan(3, 3))
+        for at, _ in map(asked, range(5))
     ]
     async with batched(local) as draft:
         found = await asyncio.gather(
@@ -236,8 +237,7 @@ async def test_a_thread_that_stops_leaves_nobody_waiting(scorers):
 async def test_the_thread_gives_way_to_what_else_is_to_be_done(scorers):
     deep = Plan(40, 40, stop=StopPolicy.FIXED)
     async with batched(engine(scorers, "vanilla")) as draft:
-        session, delta, _ = asked(0)
-        drafting = asyncio.create_task(draft.propose(session, delta, deep))
+        drafting = asyncio.create_task(draft.propose(asked(0)[0], deep))
         await asyncio.sleep(0)
         await draft.release("another")
         assert not drafting.done() and draft.num_steps <= STEPS

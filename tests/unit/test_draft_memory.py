@@ -10,7 +10,8 @@ import tiny
 from draft_crowd import SHAPES, alone, asked, batched, both_scorers, engine, same
 from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Plan, SamplingParams, Session, StopPolicy
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, SamplingParams, Session, StopPolicy
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.engine import NO_ROOM
 from slipstream.draft.memory import ByteBudget, DraftMemory, Needs
@@ -35,9 +36,7 @@ async def test_who_finds_no_room_gets_an_empty_proposal_until_somebody_leaves(sc
     assert len(first.tree) and len(second.tree) and local.pool.num_free == 0
     assert (len(third.tree), third.stopped_by) == (0, NO_ROOM)
     await local.release("s0")
-    session, delta, plan = calls[2]
-    told = Delta(delta.end, ())
-    same(finished(local.propose(session, told, plan)), alone(scorers, kind, *calls[2]))
+    same(finished(local.propose(*calls[2])), alone(scorers, kind, *calls[2]))
 
 
 @KINDS
@@ -51,12 +50,10 @@ async def test_what_is_parked_gives_way_and_comes_back_the_same(scorers, kind):
     same(finished(local.propose(*calls[2])), alone(scorers, kind, *calls[2]))
     assert (local.kv_bytes("s1"), local.num_kv_bytes) == (0, local.pool.num_used_bytes)
     assert local.kv_bytes("s0") > 0, "the longest parked goes first"
-    session, delta, plan = calls[1]
-    assert local.num_same("s1", delta) == delta.end, "its tokens stay"
-    same(
-        finished(local.propose(session, Delta(delta.end, ()), plan)),
-        alone(scorers, kind, *calls[1]),
-    )
+    sequence, plan = calls[1]
+    again = TokenSequence(sequence.session, sequence.tokens)
+    assert local.num_same(again) == len(again), "its tokens stay"
+    same(finished(local.propose(again, plan)), alone(scorers, kind, *calls[1]))
 
 
 def test_a_session_longer_than_all_memory_drives_nobody_out(scorers):
@@ -67,14 +64,13 @@ def test_a_session_longer_than_all_memory_drives_nobody_out(scorers):
     held = local.num_kv_bytes
     huge = Session("s9", 9, 1000)
     tokens = tuple(tiny.tokens(13, seed=9))
-    proposal = finished(local.propose(huge, Delta(0, tokens), Plan(3, 3)))
+    proposal = finished(local.propose(TokenSequence(huge, tokens), Plan(3, 3)))
     assert proposal.stopped_by == NO_ROOM and local.num_kv_bytes == held > 0
 
 
 def test_nothing_is_held_where_nothing_is_drafted(scorers):
     local = engine(scorers)
-    session, delta, _ = asked(0)
-    finished(local.propose(session, delta, Plan(0, 0)))
+    finished(local.propose(asked(0)[0], Plan(0, 0)))
     assert local.num_kv_bytes == local.pool.num_used_bytes == 0
 
 
@@ -96,7 +92,7 @@ async def one_life(draft, rng, number):
     session = Session(f"s{number}", 5, 12, SamplingParams(temperature=number % 2))
     shape = rng.choice(SHAPES[:3])
     task = asyncio.create_task(
-        draft.propose(session, Delta(0, tokens), Plan(2, 3, shape, StopPolicy.FIXED))
+        draft.propose(TokenSequence(session, tokens), Plan(2, 3, shape, StopPolicy.FIXED))
     )
     for _ in range(rng.randrange(4)):
         await asyncio.sleep(0)

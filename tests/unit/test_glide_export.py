@@ -17,7 +17,8 @@ import tiny_glide as tiny
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.inline import finished
-from slipstream.core.types import Delta, Plan, Session, Shape, StopPolicy
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftTarget, build_drafter
 from slipstream.models.glide_export import export_hf
 from slipstream.models.glide_init import GlideShape, config_for_target
@@ -82,9 +83,9 @@ def test_the_checkpoint_proposes_what_the_draft_proposes(tmp_path):
     loaded = load_parts(str(target), dtype="float32")
     at = DraftTarget("target", loaded.tokenizer_hash, loaded.parts, None, "float32")
     plan = Plan(max_depth=12, max_nodes=12, shape=Shape.CHAIN, stop=StopPolicy.FIXED)
-    session, delta = Session("s", len(PROMPT), 30), Delta(0, PROMPT)
+    sequence = TokenSequence(Session("s", len(PROMPT), 30), PROMPT)
     trees = [
-        finished(build_drafter(name, at).draft.propose(session, delta, plan)).tree
+        finished(build_drafter(name, at).draft.propose(sequence, plan)).tree
         for name in (str(weights), f"vanilla:{tmp_path / 'hf'}")
     ]
     assert trees[0] == trees[1]

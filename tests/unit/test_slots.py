@@ -9,9 +9,9 @@ import tiny
 import tiny_glide
 from slipstream.core.errors import ModelError
 from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop import StopSignal, SvipStop
 from slipstream.core.types import (
-    Delta,
     Plan,
     SamplingParams,
     Session,
@@ -104,7 +104,9 @@ def test_a_draft_whose_weights_are_broken_raises_an_error_of_the_model(shape):
     model.embedding.fill_(NAN)
     draft, prompt = LocalDraft(CausalScorer(model)), tuple(tiny.tokens(9))
     with pytest.raises(ModelError):
-        finished(draft.propose(Session("s", 9, 20), Delta(0, prompt), Plan(3, 12, shape=shape)))
+        finished(
+            draft.propose(TokenSequence(Session("s", 9, 20), prompt), Plan(3, 12, shape=shape))
+        )
 
 
 class Keys:
@@ -132,7 +134,7 @@ def test_the_lag_of_a_slot_below_a_root_counts_from_the_newest_key_of_the_target
     draft = LocalDraft(scorer, feed, decision=score)
     session = Session("s", 12, 20, verification=Verification.TARGET_INIT, num_roots=2)
     plan = Plan(4, 12, shape=Shape.FORK, stop=StopPolicy.DECISION, roots=(3, 4))
-    proposal = finished(draft.propose(session, Delta(0, tuple(tokens)), plan))
+    proposal = finished(draft.propose(TokenSequence(session, tuple(tokens)), plan))
     # A row of the training reads the keys before itself: a root's row, those of all tokens.
     assert lags == [[nearest + at] * 2 for at in range(3)]
     assert proposal.staleness == max(11 - num_keys, 0)
