@@ -1,7 +1,7 @@
 """Many sessions on one target: their verifications and prompts share its forwards.
 
 Lives on the event loop. The engine's thread computes one step after the other (`request_queue.py`),
-of what has come by then; `gathering.py` chooses when the next one starts. Knows no wire.
+of what has come by then; `gathering.py` chooses when the next one starts.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from slipstream.engine.gathering import Gathering
 from slipstream.engine.thread import EngineThread
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammar_constraint import CompiledGrammar
-from slipstream.target.request import PendingRequest, Step, TargetRequest
+from slipstream.target.request import PendingRequest, TargetRequest, TargetStep
 from slipstream.target.request_queue import RequestQueue
 from slipstream.target.schedule import Schedule, StepBudget
 from slipstream.target.time_spent import Activity, TimeSpent
@@ -51,7 +51,7 @@ class BatchedTarget:
         limits: BatchLimits | None = None,
         *,
         clock: Clock = time.perf_counter,
-        on_step: Callable[[Step], None] | None = None,
+        on_step: Callable[[TargetStep], None] | None = None,
     ) -> None:
         """`engine` belongs to `thread`. `on_step` gets every forward, on the event loop."""
         limits = limits or BatchLimits()
@@ -126,9 +126,7 @@ class BatchedTarget:
         grammars, grammar = self._engine.grammars, session.grammar
         if grammars is None or grammar is None:
             return None
-        if (found := grammars.find(grammar)) is not None:
-            return found
-        return await asyncio.wrap_future(grammars.compiling(grammar))
+        return await asyncio.wrap_future(grammars.compile(grammar))
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`, `prepare` and `run`."""
@@ -239,7 +237,7 @@ class BatchedTarget:
         run = partial(self._queue.run, has_room=has_room, has_company=has_company)
         self._settle((await self._thread.run(run)).value)
 
-    def _settle(self, step: Step | None) -> None:
+    def _settle(self, step: TargetStep | None) -> None:
         """Hand out what is done. The gathering gets it before any session can come again."""
         self._is_stepping = False
         for pending in self._pending.values():
@@ -257,7 +255,7 @@ class BatchedTarget:
             del self._pending[pending.session_id]
             pending.end(pending.request.error)
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: TargetStep) -> None:
         self.num_steps += 1
         self.num_tokens += step.num_tokens
         self._last_tokens = step.num_tokens

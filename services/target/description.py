@@ -1,4 +1,4 @@
-"""Description of a target on the wire. Knows loaded models; nothing of streams."""
+"""Description of a target on the wire."""
 
 import logging
 

@@ -1,6 +1,6 @@
 """The target as an engine: sessions, their caches, and verification of many in one forward.
 
-Knows no wire and no queue: which requests join which forward is decided elsewhere (`schedule.py`).
+Free of wire and queue: which requests join which forward is decided elsewhere (`schedule.py`).
 """
 
 import time
@@ -22,7 +22,7 @@ from slipstream.models.cores import beside
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.decision import Batch, Decision, forward
-from slipstream.target.grammars import Grammars, constraint_of, prepared
+from slipstream.target.grammars import Grammars, constraint_of
 from slipstream.target.kv_sender import KvSender
 from slipstream.target.memory import KvMemory
 from slipstream.target.meter import HarmlessMeter, Meter, StepTaken
@@ -57,7 +57,8 @@ class LocalTarget:
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`; the session has the engine to itself."""
-        _held = prepared(self.grammars, sequence.session)
+        grammar = sequence.session.grammar
+        _held = self.grammars.compile(grammar).result() if self.grammars and grammar else None
         request = TargetRequest(sequence, proposal)
         self.begin(request)
         while not request.is_done:

@@ -1,7 +1,4 @@
-"""Tokens that may follow a session's output by its grammar: a function of the output alone.
-
-A constraint goes back and on to the output that is given. Knows no logits and no caches.
-"""
+"""Tokens that may follow a session's output by its grammar: a function of the output alone."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar

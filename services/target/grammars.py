@@ -1,7 +1,7 @@
 """JSON schemas and regular expressions as constraints: compiled, and cached.
 
 A grammar is compiled once, on a thread for that alone, and copied for each session that follows
-it: no session waits for the grammars of others. Knows no logits and no KV caches.
+it: no session waits for the grammars of others.
 """
 
 from collections import OrderedDict
@@ -22,7 +22,6 @@ from slipstream.core.errors import (
 )
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Session
 from slipstream.target.grammar_constraint import (
     NO_WAY,
     CompiledGrammar,
@@ -96,12 +95,18 @@ class Grammars:
                 self._kept.move_to_end(grammar)
             return self._known.get(grammar)
 
-    def compiling(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """Compile a grammar on the thread for that; some 100 ms, without the interpreter's lock.
+    def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
+        """Return the compiled grammar, at once if it is cached or in use; its users hold it.
 
-        Raises `CapacityError` where too many wait for that. The future raises `InvalidRequest` for
-        what is no such grammar, asks for what can't be enforced, allows no text, or is too complex.
+        Otherwise it is compiled on the thread for that, in some 100 ms, without the interpreter's
+        lock. Raises `CapacityError` where too many wait for that. The future raises
+        `InvalidRequest` for what is no such grammar, asks for what can't be enforced, allows no
+        text, or is too complex.
         """
+        if (compiled := self.find(grammar)) is not None:
+            future: Future[CompiledGrammar] = Future()
+            future.set_result(compiled)
+            return future
         with self._lock:
             if self._num_compiling >= MAX_COMPILING:
                 raise CapacityError(
@@ -111,13 +116,6 @@ class Grammars:
         future = self._thread.submit(self._compile, grammar)
         future.add_done_callback(self._compiled)
         return future
-
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Return the compiled grammar, which its users hold for as long as it is followed.
-
-        Not for an engine's thread. Raises what `compiling` and its future do.
-        """
-        return self.find(grammar) or self.compiling(grammar).result()
 
     def constraint(
         self, compiled: CompiledGrammar, stop_token_ids: frozenset[int]
@@ -165,13 +163,6 @@ class Grammars:
         if reason.startswith(NO_WAY):
             raise InvalidRequest(f"the {name} allows no text at all")
         raise InvalidRequest(f"the {name} is too complex: {reason}")
-
-
-def prepared(grammars: Grammars | None, session: Session) -> CompiledGrammar | None:
-    """Return the session's compiled grammar, which the caller holds; None without one."""
-    if grammars is None or session.grammar is None:
-        return None
-    return grammars.compile(session.grammar)
 
 
 def constraint_of(

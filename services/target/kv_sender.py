@@ -1,6 +1,6 @@
 """Copies of a session's keys and values for a reader elsewhere, and what the reader has of them.
 
-Everything here runs on the engine's thread, so a copy never meets a forward. Knows no wire.
+Everything here runs on the engine's thread, so a copy never meets a forward.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
 """Streams of keys and values, from the engine's cache to drafts. Verification waits for none.
 
 A slice is copied out on the engine's thread, one at a time for all streams together, and only when
-its reader has room: whatever became final meanwhile goes out as one. Knows no drafts.
+its reader has room: whatever became final meanwhile goes out as one.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from slipstream.core.errors import (
@@ -23,7 +23,7 @@ from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_sender import KvSender, KvSlice, check_layers
-from slipstream.target.verify_streams import KvReader, VerifyStream, VerifyStreams
+from slipstream.target.verify_stream import KvReader, VerifyStream
 from slipstream.telemetry.replies import Reply
 
 SLICE_BYTES = 4 << 20
@@ -71,11 +71,12 @@ class KvStreams:
         self,
         target: LocalTarget,
         thread: EngineThread,
-        sessions: VerifyStreams,
+        sessions: Mapping[str, VerifyStream],
         incarnation: str,
         *,
         clock: Clock = time.perf_counter,
     ) -> None:
+        """`sessions` are those with a running request."""
         self._target = target
         self._clock = clock
         self._thread = thread
@@ -115,7 +116,9 @@ class KvStreams:
             Expectation("incarnation", self._incarnation, request.incarnation),
         ]
         require_agreement("this target", expected)
-        session = self._sessions.find(request.session_id)
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise SessionNotFound(f"no request of session {request.session_id} is running here")
         if not session.admits(request.credential):
             raise PermissionDenied(f"the credential is not that of session {session.session_id}")
         return session

@@ -1,7 +1,7 @@
 """Memory for sessions' keys and values: pages of the pool, and the prefix cache.
 
 A session gets room for everything that its request may become, or none: what has begun can end.
-Pages of a session that leaves stay in the cache until the room is needed. Knows no requests.
+Pages of a session that leaves stay in the cache until the room is needed.
 """
 
 from collections import OrderedDict

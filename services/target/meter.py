@@ -1,4 +1,4 @@
-"""Offers for sessions' next rounds, learnt from the target's own steps. Knows no clock or model."""
+"""Offers for sessions' next rounds, learnt from the target's own steps."""
 
 import logging
 import math

@@ -30,7 +30,7 @@ class TargetSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TargetStep:
     """A forward: its batched tokens, the sessions that shared it, when it began and how long it
     took. After one that failed, all of them get its error."""
 
@@ -64,7 +64,7 @@ class TargetRequest:
     num_cached: int = 0
     began: float | None = None
     engine_s: float = 0.0
-    step: Step | None = None
+    step: TargetStep | None = None
     verdict: Verdict | None = None
     error: Exception | None = None
 

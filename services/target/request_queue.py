@@ -1,7 +1,6 @@
 """Requests on the engine's thread: those that began, and those that wait for memory.
 
-One `run` takes in what has arrived and computes one step of it. Knows neither the event loop nor
-callers.
+One `run` takes in what has arrived and computes one step of it.
 """
 
 import logging
@@ -11,7 +10,7 @@ from slipstream.core.errors import InternalError, NoRoom
 from slipstream.core.timing import Clock
 from slipstream.engine.failures import internal_errors
 from slipstream.target.engine import LocalTarget
-from slipstream.target.request import Step, TargetRequest
+from slipstream.target.request import TargetRequest, TargetStep
 from slipstream.target.schedule import Schedule
 
 _LOG = logging.getLogger("slipstream.target")
@@ -44,7 +43,7 @@ class RequestQueue:
         """Have the next run take a request in. Any thread."""
         self._arrivals.append(request)
 
-    def run(self, *, has_room: bool, has_company: bool) -> Step | None:
+    def run(self, *, has_room: bool, has_company: bool) -> TargetStep | None:
         """Begin what has arrived, and what waited for memory if there `has_room`; then compute one
         step, if there is anything to compute."""
         self._drop()
@@ -112,7 +111,7 @@ class RequestQueue:
         self._schedule.add(request)
         return None
 
-    def _step(self, *, has_company: bool) -> Step | None:
+    def _step(self, *, has_company: bool) -> TargetStep | None:
         """Compute one forward, if there is work; an error is that of all that took part."""
         batch = self._schedule.next(has_company=has_company)
         if not batch:
@@ -127,7 +126,7 @@ class RequestQueue:
             _LOG.exception("a step of %d sessions failed", len(batch))
             failure = error
         seconds = self._clock() - began
-        step = Step(num_tokens, len(batch), began, seconds, has_failed=failure is not None)
+        step = TargetStep(num_tokens, len(batch), began, seconds, has_failed=failure is not None)
         for request in (at.request for at in batch):
             request.began = began if request.began is None else request.began
             request.engine_s += seconds

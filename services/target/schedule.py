@@ -1,7 +1,7 @@
 """Choice of the requests that join the next forward of a target, and their tokens. Pure.
 
 Requests with one pending token go first: they are running sessions, whose readers wait. Prompts go
-in chunks beside them, in turn. Knows neither tensors nor time: the cost of a step is a function.
+in chunks beside them, in turn. The cost of a step is a function that is given.
 """
 
 from bisect import bisect_right

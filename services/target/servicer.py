@@ -1,7 +1,7 @@
 """`TargetService`: unpacks messages, hands them to the engine, packs its answers.
 
 A `Verify` stream is a lease on its session: when it ends, for whatever reason, the engine frees
-what it held, unless the session was parked. Knows no models.
+what it held, unless the session was parked.
 """
 
 import logging
@@ -26,7 +26,7 @@ from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_streams import KvStreams
 from slipstream.target.request import PendingRequest, TargetRequest
 from slipstream.target.telemetry import TargetTelemetry, record_load
-from slipstream.target.verify_streams import VerifyStream, VerifyStreams
+from slipstream.target.verify_stream import VerifyStream
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.replies import Reply
@@ -62,7 +62,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         on_step = self._telemetry.on_step
         self._batched = BatchedTarget(target, self._thread, batch, on_step=on_step)
         self._leases = Leases(self._batched.release, target.kv_bytes, limits)
-        self._streams = VerifyStreams()
+        self._streams: dict[str, VerifyStream] = {}
         self._kv = KvStreams(target, self._thread, self._streams, about.identity.incarnation)
         self._num_rounds = self._num_cached_tokens = 0
 
@@ -98,7 +98,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 async for answer in answers:
                     yield answer
         finally:
-            self._streams.end(stream)
+            self._end(stream)
             await self._leases.close(stream.lease)
 
     async def StreamKv(  # type: ignore[override]  # a coroutine that writes, rather than yields
@@ -176,7 +176,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         bind(session_id=session.session_id)
         grammar = await self._batched.prepare(session)
         lease = await self._leases.open(session.session_id, opening.session.fence)
-        stream = self._streams.begin(lease, session)
+        before = self._streams.get(session.session_id)
+        if before is not None:  # its lease was taken over
+            before.end()
+        stream = self._streams[session.session_id] = VerifyStream(lease, session)
         stream.grammar = grammar
         if opening.HasField("max_queue_ms"):
             stream.max_queue_s = opening.max_queue_ms / 1000
@@ -213,10 +216,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         stream.sequence = delta.applied(stream.sequence)
         return self._batched.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
 
+    def _end(self, stream: VerifyStream) -> None:
+        stream.end()
+        if self._streams.get(stream.session_id) is stream:
+            del self._streams[stream.session_id]
+
     async def _park(
         self, message: draft_pb2.Park, stream: VerifyStream
     ) -> target_pb2.VerifyResponse:
-        self._streams.end(stream)
+        self._end(stream)
         if not stream.lease.is_revoked:
             await self._batched.park(stream.session_id)
         await self._leases.park(stream.lease, message.ttl_ms / 1000)

@@ -13,7 +13,7 @@ from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.target.batcher import BatchedTarget
 from slipstream.target.kv_streams import OnSent, Snapshot
-from slipstream.target.request import Step, TargetRequest
+from slipstream.target.request import TargetRequest, TargetStep
 from slipstream.telemetry import catalog
 from slipstream.telemetry.kv_spans import KvSpans
 from slipstream.telemetry.metric import Attributes, Instruments, Value
@@ -35,7 +35,7 @@ class TargetTelemetry:
         self._is_measured = telemetry.instruments.are_exported
 
     @property
-    def on_step(self) -> Callable[[Step], None] | None:
+    def on_step(self) -> Callable[[TargetStep], None] | None:
         """To be called with every forward; None where no metrics are exported."""
         return self._record_step if self._is_measured else None
 
@@ -84,7 +84,7 @@ class TargetTelemetry:
 
             yield on_sent
 
-    def _record_step(self, step: Step) -> None:
+    def _record_step(self, step: TargetStep) -> None:
         record = self._instruments.record
         record(catalog.STEP_DURATION, step.seconds)
         record(catalog.STEP_ROWS, step.num_tokens)
@@ -109,7 +109,7 @@ def record_load(instruments: Instruments, load: common_pb2.Load, batched: Batche
     total(catalog.KV_SENT, load.kv_streamed_bytes)
 
 
-def _attributes(request: TargetRequest, step: Step, is_first: bool) -> Attributes:
+def _attributes(request: TargetRequest, step: TargetStep, is_first: bool) -> Attributes:
     attributes: dict[str, Value] = {
         **decided_attributes(request.result()),
         "slipstream.verdict.nodes": request.num_nodes,

@@ -14,7 +14,7 @@ from slipstream.rpc.kv import MAX_PAYLOAD_BYTES, KvEncoding
 from slipstream.rpc.leases import Lease
 from slipstream.rpc.status import error_from
 from slipstream.target.kv_streams import SLICE_BYTES
-from slipstream.target.verify_streams import MAX_READERS, VerifyStream
+from slipstream.target.verify_stream import MAX_READERS, VerifyStream
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)

@@ -49,7 +49,7 @@ def made():
 
 
 def constraint_for(made, grammar, stops):
-    return made.constraint(made.compile(grammar), stops)
+    return made.constraint(made.compile(grammar).result(), stops)
 
 
 def texts_of(constraint, limit):
@@ -246,15 +246,15 @@ def test_only_so_many_grammars_are_kept(made):
     own = grammars()
     several = [regex(f"a{{{count}}}") for count in range(1, MAX_COMPILED + 2)]
     for grammar in several[:-1]:
-        own.compile(grammar)
-    own.compile(several[0])
-    own.compile(several[-1])
+        own.compile(grammar).result()
+    own.compile(several[0]).result()
+    own.compile(several[-1]).result()
     assert own.find(several[0]) is not None
     assert own.find(several[1]) is None
 
 
 def test_a_session_keeps_its_constraint_while_its_grammar_stays_the_same(made):
-    held = [made.compile(regex(text)) for text in ("ab*", "c")]
+    held = [made.compile(regex(text)).result() for text in ("ab*", "c")]
     session = Session("s", 2, 9, stop_token_ids=STOPS, grammar=held[0].grammar)
     first = constraint_of(made, TokenSequence(session, [9, 9, *ids("a")]), None)
     assert constraint_of(made, TokenSequence(session, [9, 9, *ids("ab")]), first) is first

@@ -1,6 +1,6 @@
-"""Open `Verify` streams: the request of each, and the readers of its keys and values.
+"""An open `Verify` stream: its request, and the readers of its keys and values.
 
-Everything here happens on the event loop. Knows no messages and no engine.
+Everything here happens on the event loop.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from slipstream.core.errors import CapacityError, SessionNotFound, Unavailable
+from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.rpc.leases import Lease
@@ -101,30 +101,3 @@ class VerifyStream:
                     self._readers.discard(reader)
         except TimeoutError:
             raise Unavailable("the reader did not take what it was sent") from None
-
-
-class VerifyStreams:
-    """The open streams, by session."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, VerifyStream] = {}
-
-    def begin(self, lease: Lease, session: Session) -> VerifyStream:
-        """Return a stream that holds the lease; one that held the session before is ended."""
-        before = self._open.get(lease.session_id)
-        if before is not None:
-            before.end()
-        stream = self._open[lease.session_id] = VerifyStream(lease, session)
-        return stream
-
-    def end(self, stream: VerifyStream) -> None:
-        """End a stream. Again is fine."""
-        stream.end()
-        if self._open.get(stream.session_id) is stream:
-            del self._open[stream.session_id]
-
-    def find(self, session_id: str) -> VerifyStream:
-        """Return the stream of a session. Raises `SessionNotFound`."""
-        if session_id not in self._open:
-            raise SessionNotFound(f"no request of session {session_id} is running here")
-        return self._open[session_id]
