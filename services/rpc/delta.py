@@ -19,6 +19,11 @@ class Delta:
         start = min(num_sent, len(sequence))
         return cls(start, tuple(sequence.tokens[start:]))
 
+    @property
+    def end(self) -> int:
+        """Return how many tokens the sequence has after this delta."""
+        return self.start + len(self.tokens)
+
     def applied(self, sequence: TokenSequence) -> TokenSequence:
         """Return the receiver's sequence after the delta.
 
