@@ -52,34 +52,50 @@ def learn_cost(
     timed over the engine's own `pool`, so that its forwards are captured early.
     """
     max_tokens = min(max_tokens, model.context_length)
-    own_pages = round_up(max_tokens, KEY_BLOCK) // KEY_BLOCK
-    if not model.has_shapes or pool.num_free < CROWD + own_pages:
-        pool = model.pool(CROWD + own_pages, scratch_rows=KEY_BLOCK)
-    alone, several = model.open_in(pool), list[KvCache]()
-    alone.reserve(max_tokens)
-
-    def forward(num_tokens: int, num_sessions: int) -> None:
-        while num_sessions > 1 and len(several) < num_sessions:
-            several.append(model.open_in(pool))
-            several[-1].reserve(1)
-        used = [alone] if num_sessions == 1 else several[:num_sessions]
-        tokens = [_TOKEN] * (num_tokens // num_sessions)
-        hidden, _ = model.forward([Part(cache, tokens) for cache in used])
-        model.logits(hidden)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-
+    forwards = _Forwards(model, pool, max_tokens)
     tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_tokens else None
     is_cpu = model.device.type == "cpu"
-    costs = _confirmed(name, forward, clock, max_tokens) if is_cpu else None
+    costs = _confirmed(name, forwards.compute, clock, max_tokens) if is_cpu else None
     if costs is None:
-        costs = learn(forward, clock, tile=tile, budget=Budget(seconds, max_tokens))
+        costs = learn(forwards.compute, clock, tile=tile, budget=Budget(seconds, max_tokens))
         if is_cpu:
-            costs = replace(costs, branch_s=_branch_s(model, alone, clock))
+            costs = replace(costs, branch_s=_branch_s(model, forwards.alone, clock))
             _keep(name, costs, is_confirmed=this_machine().get(name) is not None)
-    for cache in (alone, *several):
-        cache.close()
+    forwards.close()
     return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)
+
+
+class _Forwards:
+    """Forwards of one session's tokens, or of as many of several sessions."""
+
+    def __init__(self, model: CausalModel, pool: KvPool, max_tokens: int) -> None:
+        own_pages = round_up(max_tokens, KEY_BLOCK) // KEY_BLOCK
+        if not model.has_shapes or pool.num_free < CROWD + own_pages:
+            pool = model.pool(CROWD + own_pages, scratch_rows=KEY_BLOCK)
+        self._model, self._pool = model, pool
+        self.alone = self._opened(max_tokens)
+        self._several: list[KvCache] = []
+
+    def compute(self, num_tokens: int, num_sessions: int) -> None:
+        """Compute a forward of so many tokens in all, logits included, and wait for its end."""
+        while num_sessions > 1 and len(self._several) < num_sessions:
+            self._several.append(self._opened(1))
+        used = [self.alone] if num_sessions == 1 else self._several[:num_sessions]
+        tokens = [_TOKEN] * (num_tokens // num_sessions)
+        hidden, _ = self._model.forward([Part(cache, tokens) for cache in used])
+        self._model.logits(hidden)
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
+    def close(self) -> None:
+        """Free the sessions' pages."""
+        for cache in (self.alone, *self._several):
+            cache.close()
+
+    def _opened(self, num_slots: int) -> KvCache:
+        cache = self._model.open_in(self._pool)
+        cache.reserve(num_slots)
+        return cache
 
 
 def _keep(name: str, costs: Costs, *, is_confirmed: bool) -> None:
