@@ -18,7 +18,7 @@ from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
 from slipstream.core.settings import resolve
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
-from slipstream.target.metering import LoadMeter, StepTaken
+from slipstream.target.meter import LoadMeter, StepTaken
 
 SURE, UNSURE = 0.95, 0.1
 """Confidence of a draft in a token, which is also how often it is right."""

@@ -23,7 +23,7 @@ from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.target.build import build_target
-from slipstream.target.describe import describe
+from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE as TARGET
 from slipstream.target.servicer import TargetServicer
 from slipstream.target.servicer import register as register_target

@@ -20,7 +20,7 @@ from slipstream.models.loading import load_model
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.target.build import build_target
-from slipstream.target.describe import describe
+from slipstream.target.description import describe
 from slipstream.target.servicer import TargetServicer
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store

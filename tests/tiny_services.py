@@ -34,7 +34,7 @@ from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
-from slipstream.target.describe import layout_to_pb
+from slipstream.target.description import layout_to_pb
 from slipstream.target.servicer import SERVICE as TARGET_SERVICE
 from slipstream.target.servicer import TargetServicer
 from slipstream.target.servicer import register as target_register

@@ -24,9 +24,9 @@ from slipstream.state.options import store_options
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
-from slipstream.target.crew import Crew, rank_threads, start_crew
-from slipstream.target.describe import describe
+from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
+from slipstream.target.tensor_parallel import TensorParallelDriver, rank_threads, start_workers
 from slipstream.telemetry.sampling import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -34,7 +34,7 @@ _LOG = logging.getLogger("slipstream.target")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serve until stopped; return the process's exit code."""
     return run_service("target", TargetConfig, _serve, argv=argv, doc=str(__doc__))
 
 
@@ -42,12 +42,14 @@ async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
     if config.tensor_parallel > 1:  # decided once, so that all ranks agree on it
         dtype = dtype_name(choose_dtype(config.dtype, parse_device(config.device)))
         config = replace(config, dtype=dtype)
-    with start_crew(config, _lost) as crew:
-        await _serve_with(crew, config, telemetry)
+    with start_workers(config, _lost) as driver:
+        await _serve_with(driver, config, telemetry)
 
 
-async def _serve_with(crew: Crew | None, config: TargetConfig, telemetry: Telemetry) -> None:
-    servicer = _load(config, crew, telemetry)
+async def _serve_with(
+    driver: TensorParallelDriver | None, config: TargetConfig, telemetry: Telemetry
+) -> None:
+    servicer = _load(config, driver, telemetry)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
@@ -80,15 +82,17 @@ def _announcement(servicer: TargetServicer) -> Announcement:
 
 
 def _lost(reason: str, is_input: bool) -> None:
-    """End here and now: a thread may wait for the lost rank for ever."""
+    """End the process at once: a thread may wait for the lost rank for ever."""
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
     os._exit(BAD_INPUT if is_input else FAILED)
 
 
-def _load(config: TargetConfig, crew: Crew | None, telemetry: Telemetry) -> TargetServicer:
+def _load(
+    config: TargetConfig, driver: TensorParallelDriver | None, telemetry: Telemetry
+) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
-        team = crew.meet() if crew else None
+        team = driver.join() if driver else None
         loaded = load_model(
             config.model,
             dtype=config.dtype,

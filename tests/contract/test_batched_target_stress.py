@@ -10,7 +10,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.target.batcher import BatchedTarget, BatchLimits
-from slipstream.target.schedule import RowBudget
+from slipstream.target.schedule import StepBudget
 
 NUM_SESSIONS = 150
 NUM_PAGES = 8
@@ -46,7 +46,7 @@ async def test_sessions_that_come_and_go_leave_nothing_behind(seed):
     chance = random.Random(seed)
     engine = tiny.local_target(tiny.causal(), num_pages=NUM_PAGES, max_sessions=NUM_SESSIONS)
     thread = EngineThread("target")
-    limits = BatchLimits(RowBudget(max_rows=64, tile=16), max_waiting=NUM_SESSIONS)
+    limits = BatchLimits(StepBudget(max_tokens=64, tile=16), max_waiting=NUM_SESSIONS)
     target = BatchedTarget(engine, thread, limits)
     tasks, num_done = [], 0
     for number in range(NUM_SESSIONS):

@@ -11,7 +11,7 @@ from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.load import Allowance, Crowd, Probes, Waits, Yield
 from slipstream.core.offer import Offer
-from slipstream.target.metering import FixedMeter, HarmlessMeter, LoadMeter, StepTaken
+from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepTaken
 
 TILE = 32
 

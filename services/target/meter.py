@@ -1,7 +1,9 @@
-"""What a target offers its sessions, learnt from its own steps. Knows neither clock nor model."""
+"""Offers for sessions' next rounds, learnt from the target's own steps."""
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,21 +15,22 @@ _LOG = logging.getLogger("slipstream.target")
 
 _KEYS_WEIGHT = 0.1
 _REFRESH = 16
-"""Steps after which an offer is decided anew; a crowd of another size has it at once."""
+"""Steps after which an offer is decided anew; another batch size has a new one at once."""
 _SCARCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """A step of so many rows of so many sessions, which read `keys` keys: summed over rows.
+    """A step of `num_tokens` batched tokens of so many sessions, which read `num_keys` keys: summed
+    over tokens.
 
     It took `seconds`, and began `waited_s` after the one before had ended; `is_drafted` says that
     sessions had something drafted meanwhile.
     """
 
-    rows: int
-    sessions: int
-    keys: int
+    num_tokens: int
+    num_sessions: int
+    num_keys: int
     seconds: float
     waited_s: float = 0.0
     is_drafted: bool = False
@@ -41,11 +44,11 @@ class Meter(Protocol):
         ...
 
     def verified(self, *, num_nodes: int, num_accepted: int) -> None:
-        """A verdict on so many proposed nodes."""
+        """Count a verdict on so many proposed nodes."""
         ...
 
     def record(self, step: StepTaken) -> None:
-        """What the step was."""
+        """Learn from a step."""
         ...
 
 
@@ -58,37 +61,36 @@ class HarmlessMeter:
 
     def offer(self, num_verdicts: int) -> Offer | None:
         """See `Meter`; None where there is no offer to be had."""
-        try:
-            return self._meter.offer(num_verdicts)
-        except Exception:
-            self._report()
-            return None
+        offer: Offer | None = None
+        with self._logged():
+            offer = self._meter.offer(num_verdicts)
+        return offer
 
     def verified(self, *, num_nodes: int, num_accepted: int) -> None:
         """See `Meter`."""
-        try:
+        with self._logged():
             self._meter.verified(num_nodes=num_nodes, num_accepted=num_accepted)
-        except Exception:
-            self._report()
 
     def record(self, step: StepTaken) -> None:
         """See `Meter`."""
-        try:
+        with self._logged():
             self._meter.record(step)
-        except Exception:
-            self._report()
 
-    def _report(self) -> None:
-        if not self._has_failed:
-            _LOG.exception("the costs of steps can't be told: rounds go on without them")
-        self._has_failed = True
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            if not self._has_failed:
+                _LOG.exception("the costs of steps are unknown: rounds go on without them")
+            self._has_failed = True
 
 
 class FixedMeter:
-    """Offers the same rows to everybody and learns nothing."""
+    """Offers the same token budget to all sessions and learns nothing."""
 
-    def __init__(self, rows: int) -> None:
-        self._offer = Offer(rows)
+    def __init__(self, num_tokens: int) -> None:
+        self._offer = Offer(num_tokens)
 
     def offer(self, num_verdicts: int) -> Offer:
         """See `Meter`."""
@@ -102,16 +104,16 @@ class FixedMeter:
 
 
 class LoadMeter:
-    """Offers what pays now, by the cost curve, the sessions that share steps and what they keep."""
+    """Offers what pays now, by the cost curve, the batch size and how much is accepted."""
 
-    def __init__(self, curve: CostCurve, *, max_rows: int = 512) -> None:
-        """`max_rows` is what a step has room for."""
+    def __init__(self, curve: CostCurve, *, max_tokens: int = 512) -> None:
+        """`max_tokens` is what a step has room for."""
         self.curve = curve
         self._crowd = Crowd()
         self._yields = Yield()
-        self._allowance = Allowance(max_rows=max_rows)
+        self._allowance = Allowance(max_rows=max_tokens)
         self._waits = Waits()
-        self._keys_per_row = 0.0
+        self._keys_per_token = 0.0
         self._offer: Offer | None = None
         self._size = 0
         self._age = 0
@@ -129,7 +131,7 @@ class LoadMeter:
                 self.curve,
                 self._yields,
                 sessions=size,
-                keys=self._keys_per_row,
+                keys=self._keys_per_token,
                 draft_s=self._waits.draft_s,
             )
         return self._offer
@@ -143,5 +145,6 @@ class LoadMeter:
         if not (0 <= step.seconds < math.inf and math.isfinite(step.waited_s)):
             return
         self._waits.record(step.waited_s, step_s=step.seconds, is_drafting=step.is_drafted)
-        self.curve.record(step.rows, step.sessions, step.keys, seconds=step.seconds)
-        self._keys_per_row += _KEYS_WEIGHT * (step.keys / step.rows - self._keys_per_row)
+        num_tokens, num_keys = step.num_tokens, step.num_keys
+        self.curve.record(num_tokens, step.num_sessions, num_keys, seconds=step.seconds)
+        self._keys_per_token += _KEYS_WEIGHT * (num_keys / num_tokens - self._keys_per_token)

@@ -3,9 +3,9 @@
 import pytest
 
 from hand_clock import HandClock
-from slipstream.target.waiting import Spending, TimeSpent
+from slipstream.target.time_spent import Activity, TimeSpent
 
-BUSY, WAITING, IDLE = Spending.BUSY, Spending.WAITING, Spending.IDLE
+BUSY, WAITING, IDLE = Activity.BUSY, Activity.WAITING, Activity.IDLE
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.pool import KvPool
-from slipstream.target.prefixes import PrefixCache
+from slipstream.target.memory import PrefixCache
 
 LAYOUT = KvLayout(1, 1, 2, torch.float32, torch.device("cpu"))
 FIRST = tuple(range(KEY_BLOCK))
@@ -32,17 +32,17 @@ def test_the_longest_beginning_is_found():
     pool, prefixes = made()
     one = leave(pool, prefixes, (*FIRST, 1, 2, 3))
     two = leave(pool, prefixes, (*FIRST, 1, 9))
-    assert prefixes.match((*FIRST, 1, 2, 3, 4)).count == KEY_BLOCK + 3
-    assert prefixes.match((*FIRST, 1, 9, 9)).pages == (one[0], two[1])
-    assert prefixes.match((*FIRST, 5)).pages == (one[0],)
-    assert prefixes.match((7, *FIRST)).count == 0
+    assert prefixes.match((*FIRST, 1, 2, 3, 4))[1] == KEY_BLOCK + 3
+    assert prefixes.match((*FIRST, 1, 9, 9))[0] == (one[0], two[1])
+    assert prefixes.match((*FIRST, 5))[0] == (one[0],)
+    assert prefixes.match((7, *FIRST))[1] == 0
 
 
 def test_part_of_a_page_is_a_match_of_its_beginning():
     pool, prefixes = made()
     (page,) = leave(pool, prefixes, (5, 6, 7, 8))
-    match = prefixes.match((5, 6, 9))
-    assert (match.pages, match.count) == ((page,), 2)
+    pages, count = prefixes.match((5, 6, 9))
+    assert (pages, count) == ((page,), 2)
 
 
 @given(st.permutations([20, 12, 16, 20, 14, 3]))
@@ -51,7 +51,7 @@ def test_beginnings_of_one_text_take_one_page(lengths):
     for length in lengths:
         leave(pool, prefixes, FIRST[:length])
     assert (len(prefixes), pool.num_free) == (1, 15)
-    assert prefixes.match(FIRST).count == 20
+    assert prefixes.match(FIRST)[1] == 20
 
 
 def test_what_several_hold_is_kept_once():
@@ -69,7 +69,7 @@ def test_the_longest_unused_goes_first_and_ends_before_beginnings():
     prefixes.match(texts[0])
     found = []
     while prefixes.evict():
-        found.append([prefixes.match(text).count for text in reversed(texts)])
+        found.append([prefixes.match(text)[1] for text in reversed(texts)])
         prefixes.match(texts[0])
     assert len(found) == 6
     assert found[0][1] == KEY_BLOCK
@@ -82,7 +82,7 @@ def test_no_more_is_kept_than_may_be():
     for at in range(10):
         leave(pool, prefixes, (at, 1, 2))
     assert (len(prefixes), pool.num_free) == (3, 13)
-    assert prefixes.match((9, 1, 2)).count == 3
+    assert prefixes.match((9, 1, 2))[1] == 3
 
 
 def test_a_page_that_somebody_uses_is_not_let_go_of():
@@ -103,9 +103,9 @@ def test_a_match_is_the_longest_beginning_that_anybody_left(texts):
     same = [
         sum(accumulate((a == b for a, b in zip(text, asked, strict=False)), min)) for text in left
     ]
-    match = prefixes.match(asked)
-    assert match.count == max(same, default=0)
-    assert len(match.pages) == round_up(match.count, KEY_BLOCK) // KEY_BLOCK
+    pages, count = prefixes.match(asked)
+    assert count == max(same, default=0)
+    assert len(pages) == round_up(count, KEY_BLOCK) // KEY_BLOCK
     while prefixes.evict():
         pass
     assert pool.num_free == 64

@@ -35,7 +35,7 @@ def verify(target, tokens):
 
 
 def test_slices_follow_each_other_up_to_what_is_final(target):
-    tap = target.tap("s", (1, 0), 0)
+    tap = target.kv_sender("s", (1, 0), 0)
     pieces = [tap.take(8), tap.take(8), tap.take(8)]
     assert [(piece.start, piece.count) for piece in pieces] == [(0, 8), (8, 8), (16, 4)]
     assert tap.take(8) is None
@@ -46,7 +46,7 @@ def test_slices_follow_each_other_up_to_what_is_final(target):
 
 
 def test_a_slice_is_a_copy(target):
-    piece = target.tap("s", (1,), 0).take(64)
+    piece = target.kv_sender("s", (1,), 0).take(64)
     before = piece.values.clone()
     for keys_or_values in target.view("s", (1,)).layers[1]:
         keys_or_values.fill_(7)
@@ -54,7 +54,7 @@ def test_a_slice_is_a_copy(target):
 
 
 def test_a_new_token_is_one_more_position(target):
-    tap = target.tap("s", (0,), 20)
+    tap = target.kv_sender("s", (0,), 20)
     assert tap.take(64) is None
     verify(target, PROMPT + verify(target, PROMPT))
     piece = tap.take(64)
@@ -62,7 +62,7 @@ def test_a_new_token_is_one_more_position(target):
 
 
 def test_a_reader_that_is_ahead_of_a_truncation_starts_again_there(target):
-    tap, behind = target.tap("s", (0,), 20), target.tap("s", (0,), 3)
+    tap, behind = target.kv_sender("s", (0,), 20), target.kv_sender("s", (0,), 3)
     verify(target, (*PROMPT[:10], *tiny.tokens(12, seed=5)))
     assert (tap.position, behind.position) == (10, 3)
     assert tap.take(64).count == 12
@@ -71,29 +71,29 @@ def test_a_reader_that_is_ahead_of_a_truncation_starts_again_there(target):
 @pytest.mark.parametrize("layers", [(), (0, 0), (3,), (-1,)])
 def test_layers_that_are_not_there_are_refused(target, layers):
     with pytest.raises(InvalidRequest):
-        target.tap("s", layers, 0)
+        target.kv_sender("s", layers, 0)
 
 
 @pytest.mark.parametrize("start", [-1, 21])
 def test_a_start_outside_of_what_is_held_is_refused(target, start):
     with pytest.raises(SessionOutOfSync, match="20 positions are held"):
-        target.tap("s", (0,), start)
+        target.kv_sender("s", (0,), start)
 
 
 def test_an_unknown_session_has_no_tap(target):
     with pytest.raises(SessionNotFound):
-        target.tap("t", (0,), 0)
+        target.kv_sender("t", (0,), 0)
 
 
 def test_a_tap_ends_with_its_session(target):
-    tap = target.tap("s", (0,), 0)
+    tap = target.kv_sender("s", (0,), 0)
     finished(target.release("s"))
     with pytest.raises(SessionClosed):
         tap.take(8)
 
 
 def test_a_tap_of_an_earlier_session_does_not_read_its_successor(target):
-    tap = target.tap("s", (0,), 0)
+    tap = target.kv_sender("s", (0,), 0)
     finished(target.release("s"))
     verify(target, PROMPT)
     with pytest.raises(SessionClosed):

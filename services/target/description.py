@@ -1,4 +1,4 @@
-"""What a target says of itself on the wire. Knows loaded models; nothing of streams."""
+"""Description of a target on the wire."""
 
 import logging
 
@@ -18,7 +18,8 @@ _LOG = logging.getLogger("slipstream.target")
 def describe(
     loaded: LoadedModel, built: BuiltTarget, *, max_sessions: int
 ) -> target_pb2.DescribeTargetResponse:
-    """All but the address, which is known once the target listens. A new incarnation each time.
+    """Return all but the address, which is known once the target listens. A new incarnation each
+    time.
 
     Raises `ModelMismatch` for a tokenizer, `InvalidRequest` for an element type, that can't
     leave this process.
@@ -51,7 +52,7 @@ def describe(
 
 
 def layout_to_pb(layout: KvLayout) -> common_pb2.KvLayout:
-    """Shape of a model's keys and values."""
+    """Return the shape of a model's keys and values."""
     return common_pb2.KvLayout(
         num_layers=layout.num_layers,
         num_kv_heads=layout.num_kv_heads,

@@ -1,7 +1,6 @@
-"""Readers of a session's keys and values: where each stands, and copies of what it lacks.
+"""Copies of a session's keys and values for a reader elsewhere, and what the reader has of them.
 
-Everything here runs on the engine's thread, so a copy never meets a forward. Knows no wire, and
-waits for nobody.
+Everything here runs on the engine's thread, so a copy never meets a forward.
 """
 
 from collections.abc import Sequence
@@ -30,8 +29,8 @@ class KvSlice:
         return self.values.shape[2]
 
 
-class KvTap:
-    """One reader's place in a cache: everything below `position` has been taken."""
+class KvSender:
+    """A reader's position in a cache: everything below `position` was taken for it."""
 
     def __init__(self, cache: KvCache, layers: Sequence[int], start: int) -> None:
         """Raises `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a start
@@ -44,19 +43,14 @@ class KvTap:
             )
         self._cache: KvCache | None = cache
         self._layers = tuple(layers)
-        self._position = start
+        self.position = start
 
-    @property
-    def position(self) -> int:
-        """First position that the next slice can have."""
-        return self._position
+    def truncate(self, count: int) -> None:
+        """Go back to position `count`: what was held from there on is replaced."""
+        self.position = min(self.position, count)
 
-    def lower(self, count: int) -> None:
-        """Positions from `count` on were forgotten: what follows replaces them."""
-        self._position = min(self._position, count)
-
-    def end(self) -> None:
-        """The session is gone."""
+    def close(self) -> None:
+        """Let go of the cache: the session is gone."""
         self._cache = None
 
     @torch.inference_mode()
@@ -68,29 +62,25 @@ class KvTap:
         cache = self._cache
         if cache is None:
             raise SessionClosed("the session whose keys and values were read is gone")
-        count = min(cache.count - self._position, max_positions)
+        count = min(cache.count - self.position, max_positions)
         if count <= 0:
             return None
-        start, end = self._position, self._position + count
+        start, end = self.position, self.position + count
         layers = [cache.gather(at, start, end) for at in self._layers]
         values = torch.empty((len(layers), *layers[0].shape), dtype=cache.pool.layout.dtype)
         for place, layer in zip(values, layers, strict=True):
             place.copy_(layer)
-        self._position = end
+        self.position = end
         return KvSlice(start, values)
 
 
 def check_layers(layers: Sequence[int], num_layers: int) -> None:
-    """Raises `InvalidRequest` unless they are layers of the model, each once."""
+    """Raise `InvalidRequest` unless they are layers of the model, each once."""
     if not layers:
         raise InvalidRequest("keys and values of no layer were asked for, but at least 1 is needed")
     if len(set(layers)) != len(layers):
-        raise InvalidRequest(f"layers {_listed(layers)} were asked for, but each can be sent once")
+        shown = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
+        raise InvalidRequest(f"layers {shown} were asked for, but each can be sent once")
     for layer in layers:
         if not 0 <= layer < num_layers:
             raise InvalidRequest(f"layer {layer} was asked for, but the model has {num_layers}")
-
-
-def _listed(layers: Sequence[int]) -> str:
-    shown = ", ".join(str(layer) for layer in layers[:8])
-    return shown if len(layers) <= 8 else f"{shown}, ..."

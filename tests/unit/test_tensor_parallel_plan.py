@@ -9,7 +9,7 @@ from slipstream.models.invariance import RowRule
 from slipstream.models.loading import check_ranks
 from slipstream.models.ranks import ALONE
 from slipstream.target.config import TargetConfig
-from slipstream.target.crew import check_devices, rank_threads
+from slipstream.target.tensor_parallel import check_devices, rank_threads
 
 SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
