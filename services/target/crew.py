@@ -189,20 +189,21 @@ def start_crew(config: TargetConfig, lost: Lost) -> AbstractContextManager[Crew 
     size = config.tensor_parallel
     if size == 1:
         return nullcontext()
-    check_devices(config.device, size)
+    check_devices(config.compute.device, size)
     path = resolve(config.model)
     check_ranks(path, size)
     threads = rank_threads(config)
     assert threads is not None
     numerics = cast(Numerics, config.numerics)
-    plan = CrewPlan(size, path, config.dtype, config.device, numerics, threads, config.pin_threads)
+    on = config.compute
+    plan = CrewPlan(size, path, on.dtype, on.device, numerics, threads, on.pin_threads)
     return Crew(plan, lost)
 
 
 def rank_threads(config: TargetConfig) -> int | None:
     """Threads of each rank; None is torch's choice for a process that is alone."""
-    if config.threads is not None or config.tensor_parallel == 1:
-        return config.threads
+    if config.compute.threads is not None or config.tensor_parallel == 1:
+        return config.compute.threads
     return max(1, torch.get_num_threads() // config.tensor_parallel)
 
 
