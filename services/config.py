@@ -87,12 +87,12 @@ def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
     return {**defaults, **os.environ}
 
 
-def say_rank(rank: int) -> None:
+def set_local_rank(rank: int) -> None:
     """Tell libraries in this process which of the local processes it is, as torchrun would."""
     os.environ["LOCAL_RANK"] = str(rank)
 
 
-def usually(values: Mapping[str, str]) -> None:
+def set_default_variables(values: Mapping[str, str]) -> None:
     """Variables that libraries in this process and its children read; what the user says stays."""
     for name, value in values.items():
         os.environ.setdefault(name, value)

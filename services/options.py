@@ -19,15 +19,19 @@ _TRUE, _FALSE = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
 
 
 def option(default: T, help: str, *, secret: bool = False, **shown: Any) -> T:
-    """Return a field with the line that says what it is; `...` as default makes it required.
+    """Return a field with the line that says what it is.
 
     A secret has no flag, because everybody can read a process's arguments, and is never logged.
     `shown` are arguments of typer, for options of commands.
     """
     metadata = {"help": help, "secret": secret, "shown": shown}
-    has_default: dict[str, Any] = {} if default is ... else {"default": default}
-    made: T = field(**has_default, repr=not secret, metadata=metadata)
+    made: T = field(default=default, repr=not secret, metadata=metadata)
     return made
+
+
+def required(help: str, **shown: Any) -> Any:
+    """Return a field like that of `option`, without a default."""
+    return field(metadata={"help": help, "shown": shown})
 
 
 def group(cls: Callable[..., T], prefix: str = "", **changes: Any) -> T:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from slipstream.cli.options import RouterFlags
 from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.server_info import ReplicaRole, ReplicaState
+from slipstream.options import option
 
 if TYPE_CHECKING:
     from slipstream.client import Client
@@ -33,19 +34,12 @@ PAUSE_S = 0.25
 class CheckFlags:
     """What is asked for."""
 
-    no_speculation: Annotated[
-        bool, typer.Option("--no-speculation", help="Decode plainly; nothing need be accepted.")
-    ] = False
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Show the token without TLS, to other machines too.")
-    ] = False
-    timeout_s: Annotated[
-        float, typer.Option(help="Seconds to answer, the wait for a target included.")
-    ] = 60.0
-    wait_s: Annotated[
-        float,
-        typer.Option(help="Seconds to try again for until all is well, as while services start."),
-    ] = 0.0
+    no_speculation: bool = option(False, "Decode plainly; nothing need be accepted.")
+    plaintext: bool = option(False, "Show the token without TLS, to other machines too.")
+    timeout_s: float = option(60.0, "Seconds to answer, the wait for a target included.")
+    wait_s: float = option(
+        0.0, "Seconds to try again for until all is well, as while services start."
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.wait_s <= 3600:

@@ -1,64 +1,34 @@
-"""The options of `slipstream train glide`, in groups, and what they mean. Loads no torch."""
+"""The options of `slipstream train glide`, in groups. Loads no torch."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.core.errors import TrainingError
+from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.train.config import TrainSettings
-
-_DRAFT = "Draft"
-_FILES = "Files"
-_LOSS = "Loss"
-_LENGTH = "Length and speed"
-_CHECKS = "Checks"
+    from slipstream.train.launch import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFlags:
-    """What is trained."""
+    """The draft to train."""
 
-    target: Annotated[
-        str, Option(help="Target model: an alias, a path or a hub id.", rich_help_panel=_DRAFT)
-    ]
-    layers: Annotated[
-        str,
-        Option(
-            help="Target layers to read, as 19,28,29.",
-            show_default="the last",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = ""
-    no_cross: Annotated[
-        bool,
-        Option(
-            "--no-cross",
-            help="Read no target layers: a draft without cross-attention.",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = False
-    num_layers: Annotated[
-        int,
-        Option(help="Layers of the draft, each with all cross-attentions.", rich_help_panel=_DRAFT),
-    ] = 1
-    head_size: Annotated[
-        int, Option(help="Tokens in the trimmed head.", rich_help_panel=_DRAFT)
-    ] = 8192
-    init_from: Annotated[
-        Path | None,
-        Option(
-            help="Weights to start from.",
-            show_default="the target's layers",
-            rich_help_panel=_DRAFT,
-        ),
-    ] = None
+    PANEL: ClassVar[str] = "Draft"
+
+    target: str = required("Target model: an alias, a path or a hub id.")
+    layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
+    no_cross: bool = option(False, "Read no target layers: a draft without cross-attention.")
+    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.")
+    head_size: int = option(8192, "Tokens in the trimmed head.")
+    init_from: Path | None = option(
+        None, "Weights to start from.", show_default="the target's layers"
+    )
 
     def facts(self) -> dict[str, Any]:
-        """By the names of a run. Raises `TrainingError` for layers that mean nothing."""
+        """Return these by the names of a run. Raises `TrainingError` for layers that can't be."""
         return {
             "target": self.target,
             "layers": _layers_read(self.layers, is_none=self.no_cross),
@@ -70,60 +40,40 @@ class DraftFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFlags:
-    """Where things are."""
+    """Files and directories."""
 
-    data: Annotated[
-        list[Path],
-        Option(
-            help="JSON lines to train on, or a directory of shards; repeatable.",
-            rich_help_panel=_FILES,
-        ),
-    ]
-    out: Annotated[Path, Option(help="Directory for the weights.", rich_help_panel=_FILES)]
-    export_hf: Annotated[
-        Path | None,
-        Option(
-            help="Write a --no-cross draft there, too, as a checkpoint that transformers loads.",
-            show_default="nowhere",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
-    run_dir: Annotated[
-        Path | None,
-        Option(
-            help="Directory for checkpoints and plots.",
-            show_default="OUT.run",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
-    feature_dir: Annotated[
-        Path | None,
-        Option(
-            help="Directory for target features; one may serve several runs.",
-            show_default="RUN_DIR/features",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
-    feature_gb: Annotated[
-        float | None,
-        Option(
-            help="Disk for target features; what is beyond is computed anew in each batch.",
-            show_default="no bound",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
-    resume: Annotated[
-        bool, Option("--resume", help="Go on from the checkpoint.", rich_help_panel=_FILES)
-    ] = False
-    licence: Annotated[
-        str, Option(help="Licence of the target, for the provenance.", rich_help_panel=_FILES)
-    ] = "unknown"
+    PANEL: ClassVar[str] = "Files"
+
+    data: tuple[Path, ...] = required(
+        "JSON lines to train on, or a directory of shards; repeatable."
+    )
+    out: Path = required("Directory for the weights.")
+    export_hf: Path | None = option(
+        None,
+        "Also write a --no-cross draft there, as a checkpoint that transformers loads.",
+        show_default="nowhere",
+    )
+    run_dir: Path | None = option(
+        None, "Directory for checkpoints and plots.", show_default="OUT.run"
+    )
+    feature_dir: Path | None = option(
+        None,
+        "Directory for target features, which several runs may share.",
+        show_default="RUN_DIR/features",
+    )
+    feature_gb: float | None = option(
+        None,
+        "GB on disk for target features; the others are computed anew in each batch.",
+        show_default="no bound",
+    )
+    resume: bool = option(False, "Continue from the checkpoint.")
+    licence: str = option("unknown", "Licence of the target, for the provenance.")
 
     def facts(self) -> dict[str, Any]:
-        """By the names of a run."""
+        """Return these by the names of a run."""
         work = self.run_dir or self.out.with_name(self.out.name + ".run")
         return {
-            "data": tuple(self.data),
+            "data": self.data,
             "out": self.out,
             "export_hf": self.export_hf,
             "work": work,
@@ -136,95 +86,59 @@ class FileFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFlags:
-    """What is minimised; named as in `LossSettings`."""
+    """Terms of the loss; named as in `LossSettings`."""
 
-    block_min: Annotated[
-        int, Option(help="Shortest block of the cross mask.", rich_help_panel=_LOSS)
-    ] = 2
-    block_max: Annotated[
-        int, Option(help="Longest block: the largest lag.", rich_help_panel=_LOSS)
-    ] = 8
-    prompt_weight: Annotated[
-        float, Option(help="Weight of prompt positions.", rich_help_panel=_LOSS)
-    ] = 0.5
-    kl_weight: Annotated[
-        float, Option(help="Of the divergence from the target's law.", rich_help_panel=_LOSS)
-    ] = 1.0
-    hard_weight: Annotated[
-        float, Option(help="Of the next generated token's cross-entropy.", rich_help_panel=_LOSS)
-    ] = 0.0
-    hidden_weight: Annotated[
-        float, Option(help="Of the distance to the target's state.", rich_help_panel=_LOSS)
-    ] = 3.0
-    unroll: Annotated[
-        int,
-        Option(
-            help="Weigh positions by how far chains of this many tokens get; 0: alike.",
-            rich_help_panel=_LOSS,
-        ),
-    ] = 0
-    unroll_floor: Annotated[
-        float, Option(help="Weight of what no chain reaches.", rich_help_panel=_LOSS)
-    ] = 0.1
+    PANEL: ClassVar[str] = "Loss"
+
+    block_min: int = option(2, "Shortest block of the cross mask.")
+    block_max: int = option(8, "Longest block: the largest lag.")
+    prompt_weight: float = option(0.5, "Weight of prompt positions.")
+    kl_weight: float = option(1.0, "Weight of the divergence from the target's distribution.")
+    hard_weight: float = option(0.0, "Weight of the next generated token's cross-entropy.")
+    hidden_weight: float = option(3.0, "Weight of the distance to the target's hidden state.")
+    unroll: int = option(0, "Weigh positions by the reach of chains of this many tokens; 0: alike.")
+    unroll_floor: float = option(0.1, "Weight of positions that no chain reaches.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFlags:
-    """How long and how fast; named as in `Schedule`."""
+    """Length and learning rate; named as in `Schedule`."""
 
-    steps: Annotated[
-        int | None, Option(help="Length of the run in steps.", rich_help_panel=_LENGTH)
-    ] = None
-    minutes: Annotated[
-        float | None, Option(help="Length of the run in minutes.", rich_help_panel=_LENGTH)
-    ] = None
-    lr: Annotated[float, Option(help="Peak learning rate.", rich_help_panel=_LENGTH)] = 8e-4
+    PANEL: ClassVar[str] = "Length and speed"
+
+    steps: int | None = option(None, "Length of the run in steps.")
+    minutes: float | None = option(None, "Length of the run in minutes.")
+    lr: float = option(8e-4, "Peak learning rate.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlags:
-    """What a step is; named as in `TrainSettings`."""
+    """Steps of the optimiser; named as in `TrainSettings`."""
 
-    batch_tokens: Annotated[
-        int, Option(help="Tokens in a batch, padding included.", rich_help_panel=_LENGTH)
-    ] = 4096
-    weight_decay: Annotated[float, Option(help="Decay of matrices.", rich_help_panel=_LENGTH)] = (
-        0.05
+    PANEL: ClassVar[str] = "Length and speed"
+
+    batch_tokens: int = option(4096, "Tokens in a batch, padding included.")
+    weight_decay: float = option(0.05, "Weight decay of matrices.")
+    ema: float = option(
+        0.0, "Decay of the average of weights that is checked and exported; 0: none."
     )
-    ema: Annotated[
-        float,
-        Option(
-            help="Decay of the average of weights that is checked and exported; 0: none.",
-            rich_help_panel=_LENGTH,
-        ),
-    ] = 0.0
-    seed: Annotated[
-        int, Option(help="Seed of data order and masks.", min=0, rich_help_panel=_LENGTH)
-    ] = 0
+    seed: int = option(0, "Seed of data order and masks.", min=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFlags:
-    """How often and on what the draft is checked."""
+    """Checks of the draft on held-out prompts."""
 
-    export_minutes: Annotated[
-        float, Option(help="Minutes between held-out checks.", rich_help_panel=_CHECKS)
-    ] = 4.0
-    heldout: Annotated[
-        int, Option(help="Prompts held out for the checks.", min=1, rich_help_panel=_CHECKS)
-    ] = 60
-    patience: Annotated[
-        int,
-        Option(
-            help="Checks without a longer acceptance that end the run; 0: never.",
-            rich_help_panel=_CHECKS,
-        ),
-    ] = 0
+    PANEL: ClassVar[str] = "Checks"
+
+    export_minutes: float = option(4.0, "Minutes between held-out checks.")
+    heldout: int = option(60, "Prompts held out for the checks.", min=1)
+    patience: int = option(0, "Checks without a longer acceptance that end the run; 0: never.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeFlags:
-    """How a draft is trained."""
+    """Everything that decides the result of a training."""
 
     loss: LossFlags
     length: LengthFlags
@@ -232,7 +146,7 @@ class RecipeFlags:
     checks: CheckFlags
 
     def settings(self, precision: str) -> "TrainSettings":
-        """Raises `TrainingError` for values out of range or at odds with each other."""
+        """Return the settings. Raises `TrainingError` for values that can't be."""
         from slipstream.train.config import LossSettings, Precision, Schedule, TrainSettings
 
         if precision not in list(Precision):
@@ -248,8 +162,45 @@ class RecipeFlags:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeamFlags:
+    """Processes, threads and devices that compute."""
+
+    PANEL: ClassVar[str] = "Machine"
+
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
+    precision: str = option("bfloat16", "Type of matrix products: bfloat16 or float32.")
+    threads: int | None = option(
+        None, "CPU threads of each process.", min=1, show_default="torch's choice"
+    )
+    nproc: int = option(
+        1,
+        "Processes on this machine, with --device cuda one for each GPU; under torchrun, "
+        "leave it at 1.",
+        min=1,
+    )
+    ray: bool = option(False, "Train in Ray workers, with --device cuda one for each GPU.")
+    ray_workers: int | None = option(None, "Number of Ray workers; default: 1.", min=1)
+
+    def start(self, work: "Work", directory: Path) -> None:
+        """Run `work` in all processes; Ray keeps its records below `directory`."""
+        from slipstream.train.launch import run_team
+        from slipstream.train.ray_team import run_ray_team
+
+        if self.ray_workers is not None and not self.ray:
+            raise TrainingError("--ray-workers needs --ray")
+        if not self.ray:
+            run_team(work, device=self.device, num_processes=self.nproc)
+            return
+        if self.nproc > 1 or self.device not in ("cpu", "cuda"):
+            raise TrainingError("Ray places its workers itself: drop --nproc and GPU numbers")
+        num_workers, has_gpus = self.ray_workers or 1, self.device == "cuda"
+        place = directory / "ray"
+        run_ray_team(work, num_workers=num_workers, has_gpus=has_gpus, directory=place)
+
+
 def _layers_read(text: str, *, is_none: bool) -> tuple[int, ...] | None:
-    """From 19,28,29 to its numbers; None, for no text, stands for the target's last layer."""
+    """Return the numbers of 19,28,29; None, for no text, stands for the target's last layer."""
     if text and is_none:
         raise TrainingError(f"--no-cross reads no layers, but --layers names {text}")
     if not text:

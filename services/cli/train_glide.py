@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slipstream.cli.flags import with_flags
-from slipstream.cli.glide_flags import DraftFlags, FileFlags, RecipeFlags
-from slipstream.cli.team_flags import TeamFlags
+from slipstream.cli.glide_flags import DraftFlags, FileFlags, RecipeFlags, TeamFlags
 
 if TYPE_CHECKING:
     from slipstream.train.parallel import Team
