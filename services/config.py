@@ -1,6 +1,6 @@
 """Settings from files, the environment and flags; the environment is read here only.
 
-Knows nothing of models, services or commands: a service hands in the dataclass of its options.
+Knows nothing of models, services or commands: a service passes the dataclass of its options.
 """
 
 import argparse
@@ -19,7 +19,7 @@ OFFLINE_VARIABLE = "SLIPSTREAM_OFFLINE"
 TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
 NATIVE_VARIABLE = "SLIPSTREAM_NATIVE"
 SECTIONS = ("target", "draft", "router", "http", "telemetry")
-"""Tables of a configuration file: one a service, and what all of them share."""
+"""Tables of a configuration file: one for each service, and the one that all share."""
 
 _ISA_VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
@@ -32,14 +32,14 @@ _MASK = "***"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment decides for everything that runs; the rest is an argument."""
+    """Settings of the whole process, which the environment alone decides."""
 
     cache_dir: Path
-    """Where converted models are kept; `SLIPSTREAM_CACHE`, else the user's cache directory."""
+    """Directory of converted models: `SLIPSTREAM_CACHE`, else in the user's cache directory."""
     offline: bool = False
-    """Never ask the network for a model; `SLIPSTREAM_OFFLINE=1`."""
+    """Never fetch a model from the network: `SLIPSTREAM_OFFLINE=1`."""
     token: str | None = field(default=None, repr=False)
-    """What a client shows to a router; `SLIPSTREAM_TOKEN`."""
+    """Bearer token of clients: `SLIPSTREAM_TOKEN`."""
 
 
 def load_settings(env: Mapping[str, str] | None = None) -> Settings:
@@ -57,7 +57,7 @@ def load_settings(env: Mapping[str, str] | None = None) -> Settings:
 
 
 def traces_dir(env: Mapping[str, str] | None = None) -> Path:
-    """Where `slipstream up` keeps traces: beside the models, or in `SLIPSTREAM_CACHE`."""
+    """Return where `slipstream up` keeps traces: beside the models, or in `SLIPSTREAM_CACHE`."""
     return _cache_dir(os.environ if env is None else env, "traces")
 
 
@@ -78,22 +78,22 @@ def instruction_limits(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def native_kernels() -> str:
-    """Return the native kernels that the environment asks for: a name, `off`, or empty."""
+    """Return the native kernels that the environment names: a name, `off`, or empty."""
     return os.environ.get(NATIVE_VARIABLE, "")
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment for a child, with `defaults` where it says nothing."""
+    """Return this process's environment for a child, over `defaults`."""
     return {**defaults, **os.environ}
 
 
 def set_local_rank(rank: int) -> None:
-    """Tell libraries in this process which of the local processes it is, as torchrun would."""
+    """Set this process's number among the local ones for libraries, as torchrun does."""
     os.environ["LOCAL_RANK"] = str(rank)
 
 
 def set_default_variables(values: Mapping[str, str]) -> None:
-    """Variables that libraries in this process and its children read; what the user says stays."""
+    """Set variables for libraries in this process and its children; those that are set stay."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
 

@@ -7,7 +7,7 @@ them. A field whose type is a dataclass is a group: its options stand beside the
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,14 +18,22 @@ T = TypeVar("T")
 _TRUE, _FALSE = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
 
 
-def option(default: T, help: str, *, secret: bool = False, **shown: Any) -> T:
-    """Return a field with the line that says what it is.
+def option(
+    default: T,
+    help: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    secret: bool = False,
+    **shown: Any,
+) -> T:
+    """Return a field with the line that says what it is, and its bounds for `check_bounds`.
 
     A secret has no flag, because everybody can read a process's arguments, and is never logged.
     `shown` are arguments of typer, for options of commands.
     """
-    metadata = {"help": help, "secret": secret, "shown": shown}
-    made: T = field(default=default, repr=not secret, metadata=metadata)
+    about = {"help": help, "above": above, "least": least, "secret": secret, "shown": shown}
+    made: T = field(default=default, repr=not secret, metadata=about)
     return made
 
 
@@ -73,13 +81,15 @@ class Option:
 
 
 def options_of(cls: Any) -> Iterator[Option]:
-    """Return the options of a dataclass and of its groups, in order."""
+    """Return the options of a dataclass and of its groups, in order; other fields are none."""
     kinds = get_type_hints(cls)
     for at in fields(cls):
         kind, about = kinds[at.name], at.metadata
+        if not is_dataclass(kind) and "help" not in about:
+            continue  # a field that is no option
         if not is_dataclass(kind):
-            told = about.get("help", ""), about.get("secret", False), about.get("shown", {})
-            yield Option(at.name, kind, at.default, *told, (at.name,), cls)
+            facts = about.get("help", ""), about.get("secret", False), about.get("shown", {})
+            yield Option(at.name, kind, at.default, *facts, (at.name,), cls)
             continue
         changes = about.get("changes", {})
         for inner in options_of(kind):
@@ -94,26 +104,37 @@ def options_of(cls: Any) -> Iterator[Option]:
 
 def build(cls: Callable[..., T], **values: Any) -> T:
     """Return `cls` with these values of its options, groups included; the rest have defaults."""
-    built: T = _taken(cls, values)
+    by_path: dict[tuple[str, ...], Any] = {}
+    for at in options_of(cls):
+        value = values.pop(at.name, at.default)
+        if value is not MISSING:
+            by_path[at.path] = value
     if values:
         raise TypeError(f"{cls} has no option {min(values)}")
+    built: T = _built(cls, by_path)
     return built
 
 
-def _taken(
-    cls: Any, values: dict[str, Any], prefix: str = "", changes: Mapping[str, Any] | None = None
-) -> Any:
-    """Return `cls` with values that are taken out of `values`."""
+def _built(cls: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
     kinds = get_type_hints(cls)
-    given = {name: change.default for name, change in (changes or {}).items()}
-    for at in fields(cls):
-        name, about = prefix + at.name, at.metadata
-        if is_dataclass(kinds[at.name]):
-            inner = prefix + about.get("prefix", "")
-            given[at.name] = _taken(kinds[at.name], values, inner, about.get("changes"))
-        elif name in values:
-            given[at.name] = values.pop(name)
-    return cls(**given)
+    given: dict[str, Any] = {}
+    groups: dict[str, dict[tuple[str, ...], Any]] = {}
+    for (name, *inner), value in by_path.items():
+        if inner:
+            groups.setdefault(name, {})[tuple(inner)] = value
+        else:
+            given[name] = value
+    return cls(**given, **{name: _built(kinds[name], at) for name, at in groups.items()})
+
+
+def check_bounds(options: Any) -> None:
+    """Raise `InvalidRequest` for a value of a dataclass that is not within its option's bounds."""
+    for at in fields(options):
+        value, above, least = getattr(options, at.name), *map(at.metadata.get, ("above", "least"))
+        if value is not None and above is not None and not value > above:
+            raise InvalidRequest(f"{at.name} is {value}, but must be above {above}")
+        if value is not None and least is not None and not value >= least:
+            raise InvalidRequest(f"{at.name} is {value}, but must be {least} or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +144,7 @@ class Given:
     value: Any
     place: str
     is_text: bool = True
-    """Only text can be given there, which may mean a value of another type."""
+    """Whether only text can stand there, which may mean a value of another type."""
 
 
 def convert(given: Given, kind: Any) -> Any:

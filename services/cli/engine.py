@@ -1,4 +1,4 @@
-"""Clients that the options of a command ask for, with bars while models are fetched and loaded."""
+"""Clients by the options of a command, with bars while models are fetched and loaded."""
 
 import gc
 import sys

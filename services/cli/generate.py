@@ -58,7 +58,7 @@ class PromptFlags:
 
 @dataclass(frozen=True, slots=True)
 class OutputFlags:
-    """What is printed."""
+    """Contents and form of what is printed."""
 
     compare: bool = option(False, "Decode plainly too; compare tokens and speed.")
     as_json: bool = option(False, "Print one JSON object and nothing else.", names=("--json",))

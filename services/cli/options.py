@@ -68,7 +68,7 @@ class RouterFlags:
         None, "Name of one of the router's models.", show_default="its only one"
     )
     token_file: Path | None = option(
-        None, "File with the bearer token.", show_default="what SLIPSTREAM_TOKEN says"
+        None, "File with the bearer token.", show_default="that of SLIPSTREAM_TOKEN"
     )
     tls: bool = option(False, "Use TLS, trusting the system's authorities.")
     tls_ca: Path | None = option(None, "Use TLS, trusting the certificates in this file.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from slipstream.cli.files import write_whole
 from slipstream.cli.flags import with_flags
 from slipstream.config import traces_dir
 from slipstream.core.errors import InvalidRequest
@@ -24,9 +25,11 @@ _HOW = "`slipstream up` keeps them, and so does any service with --traces file:D
 
 @dataclass(frozen=True, slots=True)
 class TraceFlags:
-    """Which request, and how it is shown."""
+    """The request to show, and how it is shown."""
 
-    request_id: str | None = option(None, "As answers and logs have it.", is_argument=True)
+    request_id: str | None = option(
+        None, "ID of the request, which answers and logs have.", is_argument=True
+    )
     last: bool = option(False, "The request that ended last.")
     dir: Path | None = option(
         None, "Directory of trace files.", show_default="where `slipstream up` keeps them"
@@ -159,11 +162,7 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the whole file or nothing."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8", errors="replace")
-        part.replace(path)
+        write_whole(path, text.encode(errors="replace"), mode=0o644)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None

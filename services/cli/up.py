@@ -37,7 +37,7 @@ Traces = Annotated[
     str | None,
     typer.Option(
         help="Directory for traces of all requests, which `slipstream trace` shows; or none.",
-        show_default="the cache directory's traces, unless a configuration says otherwise",
+        show_default="the cache directory's traces, unless a configuration names another place",
     ),
 ]
 

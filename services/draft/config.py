@@ -8,7 +8,7 @@ from slipstream.draft.memory import DraftMemory
 from slipstream.draft.servicer import DraftSettings
 from slipstream.draft.sources import KvSources, usual_sources
 from slipstream.models.compute_options import ComputeOptions
-from slipstream.options import group, option
+from slipstream.options import check_bounds, group, option
 from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
@@ -48,12 +48,13 @@ class DraftConfig:
     compute: ComputeOptions = group(ComputeOptions)
     sessions: SessionOptions = group(SessionOptions)
     kv_wait_ms: float = option(
-        10.0, "Longest wait for the target's newest keys and values before a proposal."
+        10.0, "Longest wait for the target's newest keys and values before a proposal.", least=0
     )
     kv_catch_up_ms: float = option(
         50.0,
         "Longest wait at a request's start for keys and values without which nothing can be"
         " drafted.",
+        least=0,
     )
     kv_encoding: str = option("raw", "Encoding of keys and values on the wire: raw or int8.")
     kv_sources: tuple[str, ...] = option(
@@ -77,9 +78,7 @@ class DraftConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("kv_wait_ms", "kv_catch_up_ms"):
-            if not getattr(self, name) >= 0:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        check_bounds(self)
         advertised = self.replica.advertised_address
         if self.store.url is not None or advertised is not None:
             check_advertised(self.listen.address, advertised, reader="router")

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.errors import InvalidRequest
 from slipstream.models.memory import AUTO, check_budget
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +12,9 @@ class ComputeOptions:
 
     dtype: str = option("auto", "Element type of the weights: auto, bfloat16, float16 or float32.")
     device: str = option("cpu", "Device of the model: cpu, cuda or cuda:N.")
-    threads: int | None = option(None, "CPU threads to compute with; unset, one for each core.")
+    threads: int | None = option(
+        None, "CPU threads to compute with; unset, one for each core.", least=1
+    )
     pin_threads: bool = option(
         False, "Keep each thread on a core of its own; for cores that services share."
     )
@@ -22,6 +23,5 @@ class ComputeOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise InvalidRequest(f"threads is {self.threads}, but must be 1 or more")
+        check_bounds(self)
         check_budget(self.kv_memory)

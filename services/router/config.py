@@ -6,7 +6,7 @@ from pathlib import Path
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import DRAFTERS
 from slipstream.core.request import NO_DRAFTER
-from slipstream.options import group, option
+from slipstream.options import check_bounds, group, option
 from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.learner import KEY, OFF, LearnOptions
 from slipstream.router.shadow import ShadowOptions
@@ -19,24 +19,6 @@ from slipstream.state.claims import KeepRules
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
 
-_POSITIVE = (
-    "target_round_timeout_s",
-    "target_token_timeout_s",
-    "draft_round_timeout_s",
-    "draft_token_timeout_s",
-    "max_requests",
-    "max_sessions",
-    "max_sessions_bytes",
-    "session_ttl_s",
-    "request_ttl_s",
-    "lease_s",
-    "target_wait_s",
-    "park_ttl_s",
-    "send_timeout_s",
-    "request_timeout_s",
-    "learn_tokens",
-    "learn_ttl_s",
-)
 _LONGEST_QUEUE_S = 86400.0
 MAX_FIELDS = 10_000
 """Most fields of a message to a router; prompts of `MAX_MESSAGES` and all options have fewer."""
@@ -68,15 +50,17 @@ class RouterConfig:
     replica_timeout_s: float = option(
         5.0, "Seconds without an answer after which a replica is lost."
     )
-    target_round_timeout_s: float = option(30.0, "Longest time for a verification.")
+    target_round_timeout_s: float = option(30.0, "Longest time for a verification.", above=0)
     target_token_timeout_s: float = option(
-        0.02, "Time that each token of a prompt adds to target_round_timeout_s."
+        0.02, "Time that each token of a prompt adds to target_round_timeout_s.", above=0
     )
-    draft_round_timeout_s: float = option(2.0, "Longest time for a proposal; then a plain round.")
+    draft_round_timeout_s: float = option(
+        2.0, "Longest time for a proposal; then a plain round.", above=0
+    )
     draft_token_timeout_s: float = option(
-        0.005, "Time that each token of a prompt adds to draft_round_timeout_s."
+        0.005, "Time that each token of a prompt adds to draft_round_timeout_s.", above=0
     )
-    max_requests: int = option(64, "Requests that run at once; more are refused.")
+    max_requests: int = option(64, "Requests that run at once; more are refused.", above=0)
     target_queue_s: float = option(
         60.0, "Longest time that a round waits for memory of its target; then it is refused."
     )
@@ -84,27 +68,32 @@ class RouterConfig:
         60.0,
         "Seconds for a caller to read one message of a stream; then the stream ends, and the caller"
         " may resume it by the same request.",
+        above=0,
     )
     request_timeout_s: float = option(
-        1800.0, "Longest time of a request in seconds, also where its caller allows more."
+        1800.0, "Longest time of a request in seconds, also where its caller allows more.", above=0
     )
     target_wait_s: float = option(
-        30.0, "How long a request that has lost its target waits for another one."
+        30.0, "How long a request that has lost its target waits for another one.", above=0
     )
     max_sessions: int = option(
         10_000,
         "Sessions and requests kept in memory; an idle one of the API key with most goes first.",
+        above=0,
     )
     max_sessions_bytes: int = option(
         256 << 20,
         "Memory for them, in bytes, and as much again for writes that wait for a silent store.",
+        above=0,
     )
-    session_ttl_s: float = option(3600.0, "How long a session is kept without a turn.")
+    session_ttl_s: float = option(3600.0, "How long a session is kept without a turn.", above=0)
     request_ttl_s: float = option(
-        600.0, "How long the answer to a request without a session is kept."
+        600.0, "How long the answer to a request without a session is kept.", above=0
     )
     lease_s: float = option(
-        15.0, "How long a session stays locked after its router has stopped renewing its lease."
+        15.0,
+        "How long a session stays locked after its router has stopped renewing its lease.",
+        above=0,
     )
     store: StoreOptions = group(
         StoreOptions,
@@ -120,15 +109,15 @@ class RouterConfig:
         ALLOW, "New requests while the store does not answer: allow, or refuse."
     )
     park_ttl_s: float = option(
-        300.0, "How long engines keep a session's keys and values for its next turn."
+        300.0, "How long engines keep a session's keys and values for its next turn.", above=0
     )
     learn: str = option(
         OFF,
         "Draft from texts of earlier requests: off, key (of the same API key) or model (of all).",
     )
-    learn_tokens: int = option(500_000, "Tokens of learned texts kept in memory.")
+    learn_tokens: int = option(500_000, "Tokens of learned texts kept in memory.", above=0)
     learn_ttl_s: float = option(
-        86_400.0, "Longest time that a learned text is kept in memory and in the store."
+        86_400.0, "Longest time that a learned text is kept in memory and in the store.", above=0
     )
     shadow_rate: float = option(
         0.0, "Share of requests decoded again without drafts, to compare the tokens."
@@ -162,9 +151,7 @@ class RouterConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
+        check_bounds(self)
         if not 0 <= self.target_queue_s <= _LONGEST_QUEUE_S:
             raise InvalidRequest(
                 f"target_queue_s is {self.target_queue_s}, but must be 0 to {_LONGEST_QUEUE_S:.0f}"

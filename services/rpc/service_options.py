@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.core.errors import InvalidRequest
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
 from slipstream.rpc.leases import LeaseLimits
@@ -55,20 +54,18 @@ class PeerOptions:
 class SessionOptions:
     """How many sessions an engine holds, and how long those that are parked."""
 
-    max_sessions: int = option(64, "Sessions held at once, parked ones included.")
+    max_sessions: int = option(64, "Sessions held at once, parked ones included.", above=0)
     max_parked_bytes: int = option(
-        1 << 30, "Bytes kept for the next turns of sessions; the longest parked go first."
+        1 << 30,
+        "Bytes kept for the next turns of sessions; the longest parked go first.",
+        least=0,
     )
-    max_park_ttl_s: float = option(600.0, "Longest time that a router may ask to keep them.")
+    max_park_ttl_s: float = option(
+        600.0, "Longest time that a router may ask to keep them.", above=0
+    )
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "max_park_ttl_s"):
-            if not getattr(self, name) > 0:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
-        if self.max_parked_bytes < 0:
-            raise InvalidRequest(
-                f"max_parked_bytes is {self.max_parked_bytes}, but must be 0 or more"
-            )
+        check_bounds(self)
 
     def lease_limits(self) -> LeaseLimits:
         """Return the limits of the engine's leases."""

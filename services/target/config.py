@@ -7,7 +7,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import MAX_NODES
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.models.invariance import Numerics
-from slipstream.options import group, option
+from slipstream.options import check_bounds, group, option
 from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
@@ -40,7 +40,9 @@ class TargetConfig:
         "invariant: a token depends on its prefix only, whatever is computed beside it; or fast.",
     )
     tensor_parallel: int = option(
-        1, "Processes that share the model, each with a part of every layer and a GPU of its own."
+        1,
+        "Processes that share the model, each with a part of every layer and a GPU of its own.",
+        above=0,
     )
     sessions: SessionOptions = group(
         SessionOptions,
@@ -49,7 +51,7 @@ class TargetConfig:
             "Bytes kept for next turns and prompts that begin alike, until they are needed.",
         ),
     )
-    max_waiting: int = option(64, "Requests that may wait for memory; more are refused.")
+    max_waiting: int = option(64, "Requests that may wait for memory; more are refused.", least=0)
     max_rows_per_step: int | None = option(
         None, "Tokens of all sessions that one step computes; unset, 256."
     )
@@ -62,10 +64,7 @@ class TargetConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel < 1:
-            raise InvalidRequest(f"tensor_parallel is {self.tensor_parallel}, but must be above 0")
-        if self.max_waiting < 0:
-            raise InvalidRequest(f"max_waiting is {self.max_waiting}, but must be 0 or more")
+        check_bounds(self)
         rows = self.max_rows_per_step
         if rows is not None and rows < _LEAST_ROWS:
             raise InvalidRequest(f"max_rows_per_step is {rows}, but must be at least {_LEAST_ROWS}")

@@ -1,7 +1,7 @@
 """The processes that hold a large target together with this one: started, told, watched, ended.
 
-Each is a `slipstream.target.follower` on a leash, with one connection over which orders go out.
-What an order means is `slipstream.models.following`'s part.
+Each is a `slipstream.target.follower` that ends with this process, with one connection over which
+orders go out. What an order means is `slipstream.models.following`'s part.
 """
 
 import logging
@@ -22,12 +22,12 @@ from typing import Self, cast
 import torch
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.leash import leashed
 from slipstream.models.invariance import Numerics
 from slipstream.models.leading import Order, Team
 from slipstream.models.loading import check_ranks
 from slipstream.models.ranks import join_ranks, leave_ranks
 from slipstream.models.store.resolve import resolve
+from slipstream.parent_watch import watched_command
 from slipstream.target.config import TargetConfig
 
 _LOG = logging.getLogger("slipstream.target")
@@ -143,7 +143,7 @@ class Crew:
         with theirs:
             number = theirs.fileno()
             process = subprocess.Popen(
-                leashed([sys.executable, "-m", "slipstream.target.follower", str(number)]),
+                watched_command([sys.executable, "-m", "slipstream.target.follower", str(number)]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(number, self._file),

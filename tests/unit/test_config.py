@@ -13,7 +13,7 @@ from slipstream.config import (
     traces_dir,
 )
 from slipstream.core.errors import InvalidRequest
-from slipstream.options import build, group, option, options_of
+from slipstream.options import build, check_bounds, group, option, options_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,10 @@ class Tls:
 
     cert: Path | None = option(None, "A certificate.")
     secret: str | None = option(None, "A secret.", secret=True)
-    days: int = option(30, "How long it is valid.")
+    days: int = option(30, "How long it is valid.", least=1)
 
     def __post_init__(self):
-        if self.days < 1:
-            raise InvalidRequest(f"tls_days is {self.days}, but must be at least 1")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +291,7 @@ def test_a_service_gives_options_of_a_group_other_defaults_and_help():
 
 
 def test_a_group_checks_its_values_wherever_they_come_from():
-    with pytest.raises(InvalidRequest, match="tls_days is 0"):
+    with pytest.raises(InvalidRequest, match="days is 0, but must be 1 or more"):
         build(Service, tls_days=0)
     with pytest.raises(TypeError, match="has no option tls_year"):
         build(Service, tls_year=1)
