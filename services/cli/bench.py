@@ -15,6 +15,7 @@ from slipstream.cli.bench_flags import (
     OutputFlags,
     PromptFlags,
     machine_facts,
+    plan_facts,
 )
 from slipstream.cli.bench_peers import peers
 from slipstream.cli.bench_rounds import rounds
@@ -147,7 +148,7 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
 @app.command()
 @with_flags
 def quality(flags: QualityFlags, prompts: PromptFlags, output: OutputFlags) -> None:
-    """How near a target's next-token distributions are to those of a reference.
+    """Distance of a target's next-token distributions from those of a reference.
 
     By default a target in blocks of a GGUF file, whose tokens are rounded to 8 bits for each
     product, is compared with the same weights in float32.
@@ -227,8 +228,7 @@ def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
 
 def _run_facts(run: RunFlags, plan: "SpeedPlan") -> dict[str, Any]:
     kept = ("max_new_tokens", "temperature", "seed", "repeats", "warmup")
-    facts = {name: getattr(run, name) for name in kept}
-    return {"num_prompts": len(plan.questions), "turns": run.turns.value, **facts}
+    return {**plan_facts(run, len(plan.questions), *kept), "turns": run.turns.value}
 
 
 if __name__ == "__main__":

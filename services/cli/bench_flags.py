@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -44,14 +44,8 @@ class ModelFlags:
 
     def stack(self) -> StackFlags:
         """Return the options of services with these models."""
-        return StackFlags(
-            self.target,
-            self.draft,
-            self.dtype,
-            threads=self.threads,
-            device=self.device,
-            profile=self.profile,
-        )
+        values = asdict(self)
+        return StackFlags(model=values.pop("target"), **values)
 
     def facts(self, *others: str) -> dict[str, Any]:
         """Return the machine, the target, and the digests of it and of other models by name."""
@@ -125,6 +119,11 @@ def machine_facts(device: str) -> dict[str, Any]:
     from slipstream.bench.environment import environment
 
     return {**environment(device), "command": command_line()}
+
+
+def plan_facts(plan: Any, num_prompts: int, *names: str) -> dict[str, Any]:
+    """Return the number of prompts, and these fields of a plan."""
+    return {"num_prompts": num_prompts, **{name: getattr(plan, name) for name in names}}
 
 
 def weights_facts(*names: str) -> dict[str, Any]:

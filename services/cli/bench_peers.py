@@ -4,13 +4,13 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.bench.peers.configurations import concurrent_configs, parse_configs, parse_endpoints
 from slipstream.bench.peers.plan import PeersPlan, parse_concurrencies
-from slipstream.cli.bench_flags import ModelFlags, OutputFlags, PromptFlags
+from slipstream.cli.bench_flags import ModelFlags, OutputFlags, PromptFlags, plan_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import read_token
 from slipstream.cli.progress import step_bar
@@ -21,7 +21,9 @@ from slipstream.options import option
 if TYPE_CHECKING:
     from slipstream.bench.peers.options import PeerOptions
     from slipstream.bench.peers.run import Record
-    from slipstream.text.tokenizer import TextTokenizer
+
+
+_RUN_FACTS = ("max_new_tokens", "concurrencies", "concurrent_limit", "warmup", "settle_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ def peers(
     questions = prompts.questions()
     concurrencies = parse_concurrencies(levels.concurrency)
     models.stack().fetch()
+    from slipstream.bench.peers.figures import peers_figures
     from slipstream.bench.peers.prompts import encoded, target_tokenizer
 
     tokenizer = target_tokenizer(models.target)
@@ -123,8 +126,10 @@ def peers(
     options = _options(which, models, plan)
     _check_lengths(plan, models.target)
     record = _measured(plan, options)
-    facts = {**models.facts(), **prompts.facts(), **_facts(plan, options)}
-    figures = _figures(record, plan, tokenizer)
+    run = plan_facts(plan, len(plan.prompts), *_RUN_FACTS)
+    engines = {name: getattr(options, name) for name in ("draft", "threads", "assistant")}
+    facts = {**models.facts(), **prompts.facts(), **engines, **run}
+    figures = peers_figures(record, plan.configs, tokenizer.decode)
     output.write({"environment": facts, "peers": figures})
     _show(figures, facts, pages)
 
@@ -134,20 +139,15 @@ def _options(which: ConfigurationFlags, models: ModelFlags, plan: PeersPlan) -> 
 
     token = which.endpoint_token_file
     return PeerOptions(
-        models.target,
-        models.draft,
-        models.dtype,
-        models.threads or len(os.sched_getaffinity(0)),
-        models.device,
-        plan.num_positions,
-        models.stack().plan(port=0),
-        models.profile,
-        which.assistant,
-        which.gguf,
-        None if token is None else read_token(token),
-        which.lookup_tokens,
-        which.llama_lookup_tokens,
-        which.llama_repack,
+        **asdict(models) | {"threads": models.threads or len(os.sched_getaffinity(0))},
+        num_positions=plan.num_positions,
+        stack=models.stack().plan(port=0),
+        assistant=which.assistant,
+        gguf=which.gguf,
+        token=None if token is None else read_token(token),
+        lookup_tokens=which.lookup_tokens,
+        llama_lookup_tokens=which.llama_lookup_tokens,
+        llama_repack=which.llama_repack,
     )
 
 
@@ -186,12 +186,6 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _figures(record: "Record", plan: PeersPlan, tokenizer: "TextTokenizer") -> dict[str, Any]:
-    from slipstream.bench.peers.figures import peers_figures
-
-    return peers_figures(record, plan.configs, tokenizer.decode)
-
-
 def _show(figures: dict[str, Any], facts: dict[str, Any], pages: PageFlags) -> None:
     """Print the figures, and write page and plots."""
     from slipstream.bench.peers import report
@@ -209,17 +203,3 @@ def _show(figures: dict[str, Any], facts: dict[str, Any], pages: PageFlags) -> N
         from slipstream.bench.peers.charts import save_charts
 
         show_lines(f"plot {path}" for path in save_charts(figures, pages.plot))
-
-
-def _facts(plan: PeersPlan, options: "PeerOptions") -> dict[str, Any]:
-    return {
-        "draft": options.draft,
-        "threads": options.threads,
-        "assistant": options.assistant,
-        "num_prompts": len(plan.prompts),
-        "max_new_tokens": plan.max_new_tokens,
-        "concurrencies": plan.concurrencies,
-        "concurrent_limit": plan.concurrent_limit,
-        "warmup": plan.warmup,
-        "settle_s": plan.settle_s,
-    }

@@ -2,11 +2,11 @@
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slipstream.cli.bench_flags import ModelFlags, OutputFlags, PromptFlags
+from slipstream.cli.bench_flags import ModelFlags, OutputFlags, PromptFlags, plan_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
@@ -16,7 +16,6 @@ from slipstream.options import option
 
 if TYPE_CHECKING:
     from slipstream.bench.rounds import Answerer
-    from slipstream.client import Client
 
 DISTRIBUTED = "distributed"
 
@@ -53,7 +52,7 @@ class ComparisonFlags:
 def rounds(
     prompts: PromptFlags, run: ComparisonFlags, models: ModelFlags, output: OutputFlags
 ) -> None:
-    """What a round costs embedded and distributed, and where the time goes.
+    """Cost of a round embedded and distributed, and where the time goes.
 
     Both answer the same questions in this run, question by question in turn, greedily, drafting in
     every round. ratio is tokens per second over those of the embedded engine, as the caller sees
@@ -80,7 +79,8 @@ def rounds(
     if (ms := run.kv_delay_ms) is not None:
         lines.append(report.delay_line(figures[DISTRIBUTED], figures[run.delayed], ms=ms))
     show_lines(lines)
-    environment = {**models.facts(), **prompts.facts(), **_facts(run, len(plan.questions))}
+    facts = plan_facts(run, len(plan.questions), "max_new_tokens", "warmup", "kv_delay_ms")
+    environment = {**models.facts(), **prompts.facts(), **facts}
     output.write({"environment": environment, "rounds": figures})
 
 
@@ -98,7 +98,7 @@ def _answerers(stack: ExitStack, run: ComparisonFlags, models: ModelFlags) -> di
         services = stack.enter_context(LocalServices(plan, has_delay_line=has_delay_line))
         address = services.address
     routed = stack.enter_context(Client(str(address), token=load_settings().token))
-    embedded = stack.enter_context(_embedded(models))
+    embedded = stack.enter_context(Client.embedded(**asdict(models)))
     check_same_model(embedded.model_info(), routed.model_info())
     if services is None:
         return {EMBEDDED: Answerer(embedded), DISTRIBUTED: Answerer(routed)}
@@ -110,25 +110,3 @@ def _answerers(stack: ExitStack, run: ComparisonFlags, models: ModelFlags) -> di
         prepare = partial(services.set_delay, delay_s)
         answerers[name] = Answerer(routed, prepare, time.process_time)
     return answerers
-
-
-def _embedded(models: ModelFlags) -> "Client":
-    from slipstream.client import Client
-
-    return Client.embedded(
-        models.target,
-        models.draft,
-        dtype=models.dtype,
-        threads=models.threads,
-        device=models.device,
-        profile=models.profile,
-    )
-
-
-def _facts(run: ComparisonFlags, num_prompts: int) -> dict[str, Any]:
-    return {
-        "num_prompts": num_prompts,
-        "max_new_tokens": run.max_new_tokens,
-        "warmup": run.warmup,
-        "kv_delay_ms": run.kv_delay_ms,
-    }

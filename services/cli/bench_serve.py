@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slipstream.cli.bench_flags import OutputFlags, PromptFlags, machine_facts, weights_facts
+from slipstream.cli.bench_flags import (
+    OutputFlags,
+    PromptFlags,
+    machine_facts,
+    plan_facts,
+    weights_facts,
+)
 from slipstream.cli.engine import open_async_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags
@@ -183,12 +189,9 @@ def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
 
 def _facts(plan: "ServePlan", load: LoadFlags) -> dict[str, Any]:
     return {
-        "num_prompts": len(plan.questions),
-        "max_new_tokens": plan.max_new_tokens,
+        **plan_facts(plan, len(plan.questions), "max_new_tokens", "repeats", "warmup"),
         "temperature": plan.sampling.temperature,
         "seed": plan.sampling.seed,
-        "repeats": plan.repeats,
-        "warmup": plan.warmup,
         "amount": asdict(plan.amount),
         "intruder_tokens": load.intruder_tokens,
     }

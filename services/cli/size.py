@@ -31,17 +31,23 @@ class RoundFlags:
         None, "Rounds from a directory of trace files: see docs/sizing.md."
     )
     acceptance: float | None = option(
-        None, "Without traces: probability of each drafted token; 0.8."
+        None, "Without traces: acceptance of each drafted token; default: 0.8."
     )
-    depth: int | None = option(None, "Tokens drafted in a round; 4.")
-    output_tokens: int | None = option(None, "Tokens of an answer; 128.")
-    prompt_tokens: int | None = option(None, "Tokens of a prompt; 64.")
-    verify_ms: float | None = option(None, "A plain round on the target; 40.")
-    verify_row_ms: float | None = option(None, "A token to verify beyond the first 32; 0.2.")
-    verify_session_ms: float | None = option(None, "A session more in a step of the target; 0.")
-    draft_ms: float | None = option(None, "A drafted token of one session; 4.")
-    draft_row_ms: float | None = option(None, "A session more in a pass of the draft; 0.2.")
-    wire_ms: float | None = option(None, "A call to an engine and back; 1.")
+    depth: int | None = option(None, "Tokens drafted in a round; default: 4.")
+    output_tokens: int | None = option(None, "Tokens of an answer; default: 128.")
+    prompt_tokens: int | None = option(None, "Tokens of a prompt; default: 64.")
+    verify_ms: float | None = option(None, "Time of a plain round on the target; default: 40.")
+    verify_row_ms: float | None = option(
+        None, "Time that each token beyond the first 32 adds to a round; default: 0.2."
+    )
+    verify_session_ms: float | None = option(
+        None, "Time that each further session adds to a step of the target; default: 0."
+    )
+    draft_ms: float | None = option(None, "Time of a drafted token of one session; default: 4.")
+    draft_row_ms: float | None = option(
+        None, "Time that each further session adds to a pass of the draft; default: 0.2."
+    )
+    wire_ms: float | None = option(None, "Time of a call to an engine and back; default: 1.")
     seed: int = option(0, "Seed of random rounds and arrivals.")
 
     def recording(self) -> Recording:
@@ -91,7 +97,7 @@ class SizeFlags:
     targets: int = option(1, "Target replicas.")
     sessions: int = option(8, "Requests that run at once, on all targets.")
     drafts: int | None = option(None, "Draft replicas; unset, as many as are needed.")
-    share: float = option(KNEE, "Share of what a draft per session brings that is enough.")
+    share: float = option(KNEE, "Share of the gain by a draft for each session that is enough.")
     json: bool = option(False, "Print JSON.")
 
 
@@ -144,12 +150,12 @@ class FleetFlags:
 
     drafts: str = option("0-4", "Draft replicas: one or several numbers, as 0-4 or 1,2.")
     targets: int = option(1, "Target replicas.")
-    sessions: int = option(8, "Users who send the next request when answered.")
-    rate: float | None = option(None, "Requests a second that come at random, in place of users.")
+    sessions: int = option(8, "Users who send the next request after each answer.")
+    rate: float | None = option(None, "Requests a second that arrive at random, in place of users.")
     requests: int | None = option(
-        None, "Requests in all; unset, 8 of each user, or 10 seconds of the rate."
+        None, "Requests in all; default: 8 of each user, or 10 seconds of the rate."
     )
-    max_rows: int = option(256, "Most batched tokens of a target's step.")
+    max_rows: int = option(256, "Maximum number of batched tokens of a target's step.")
     json: bool = option(False, "Print JSON.")
 
     def load(self, seed: int) -> Load:
