@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.client.addresses import are_local, router_target
-from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
+from slipstream.options import option
 from slipstream.rpc.certificates import read
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 
