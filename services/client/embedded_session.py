@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from slipstream.client.call import ClientCall, late
 from slipstream.client.embedded_draft import draft_seat
 from slipstream.client.engine import Engine
-from slipstream.client.surface import Call, late
 from slipstream.core.errors import SessionBusy
 from slipstream.core.inline import finished
 from slipstream.core.lookup_draft import LookupDraft
@@ -94,7 +94,7 @@ class EmbeddedSession:
         if self._answer is not None:
             raise SessionBusy(f"session {self.session_id} is busy with another request")
 
-    def turn(self, call: Call, taken: Taken, *, is_last: bool = False) -> Answer:
+    def turn(self, call: ClientCall, taken: Taken, *, is_last: bool = False) -> Answer:
         """Run one request. Bad input raises here, before the first chunk is asked for.
 
         The caches are freed with the end of the last turn, and parked with that of any other.

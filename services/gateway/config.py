@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.client.addresses import are_local, router_target
+from slipstream.client.connection import are_local, router_target
 from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 from slipstream.client import AsyncClient
 from slipstream.client.connection import connection
-from slipstream.client.remote_aio import AsyncRemote
+from slipstream.client.remote import Remote
 from slipstream.gateway.app import Front, make_app
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.server import HttpServer
@@ -27,8 +27,8 @@ class Gateway:
         # Tokens in the clear are allowed only where that is meant.
         tls = config.to_router() or (False if config.plaintext_tokens else None)
         to = connection(config.router, token=None, tls=tls, retries=True)
-        watcher = SdkTelemetry.of(telemetry or Telemetry())
-        client = AsyncClient.of(AsyncRemote(to, config.timeout_s), watcher=watcher)
+        remote = Remote(to, config.timeout_s, to.channel(is_blocking=False))
+        client = AsyncClient.of(remote, telemetry=SdkTelemetry.of(telemetry or Telemetry()))
         probe = AsyncClient(config.router, tls=tls, timeout_s=PROBE_S, retries=False)
         self._clients = (client, probe)
         self._server = HttpServer(make_app(Front(config, client, probe)), config)
