@@ -12,23 +12,10 @@ from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.origins import TokenOrigin
 from slipstream.core.prompt import Prompt
-from slipstream.core.results import (
-    Chunk,
-    Continuity,
-    PromptInfo,
-    RequestStats,
-    Result,
-    Timings,
-)
+from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Result, Timings
 from slipstream.core.server_info import ServerInfo
 from slipstream.core.stats import SpeculationStats
-from slipstream.core.types import (
-    FinishReason,
-    SamplingParams,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import FinishReason, SamplingParams, Shape, StopPolicy, Verification
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls

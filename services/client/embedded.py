@@ -11,12 +11,7 @@ from slipstream.client.call import ClientCall
 from slipstream.client.embedded_session import Answer, EmbeddedSession, Ports
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import AsyncChunkStream
-from slipstream.core.errors import (
-    InvalidRequest,
-    ModelNotFound,
-    SessionClosed,
-    SessionNotFound,
-)
+from slipstream.core.errors import InvalidRequest, ModelNotFound, SessionClosed, SessionNotFound
 from slipstream.core.inline import finished
 from slipstream.core.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.prompt import Prompt, checked_prompt

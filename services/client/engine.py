@@ -8,13 +8,7 @@ import torch
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.request import ModelFacts
-from slipstream.draft.build import (
-    Drafter,
-    DraftModel,
-    DraftTarget,
-    build_drafter,
-    load_draft_model,
-)
+from slipstream.draft.build import Drafter, DraftModel, DraftTarget, build_drafter, load_draft_model
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide_target import TargetParts, has_rotary, target_parts

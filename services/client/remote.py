@@ -132,10 +132,7 @@ class _RemoteStream:
     """See `ChunkSource`: one answer, over as many calls as it takes."""
 
     def __init__(
-        self,
-        channel: RouterChannel,
-        start: Callable[[ClientCall], Any],
-        progress: StreamProgress,
+        self, channel: RouterChannel, start: Callable[[ClientCall], Any], progress: StreamProgress
     ) -> None:
         self._channel = channel
         self._start = start

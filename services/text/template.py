@@ -187,11 +187,7 @@ def _tojson(
 ) -> str:
     """JSON as models were trained on: `<` and quotes stay, where Jinja would escape for HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
