@@ -5,21 +5,21 @@ threads: then its coroutines end in one step, and `blocking` makes plain methods
 """
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from slipstream.client.call import (
     ClientCall,
-    ClientDefaults,
     ClientTelemetry,
     RequestOptions,
-    make_call,
+    check_timeout,
+    make_generation,
 )
 from slipstream.core.inline import finished
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
-from slipstream.core.request import SessionRef
+from slipstream.core.request import SessionRef, check_name
 from slipstream.core.results import Chunk, Result
 from slipstream.core.server_info import ServerInfo
 
@@ -97,8 +97,15 @@ class ClientContext:
     """What the requests of a client share, those of its sessions included."""
 
     backend: Backend
-    defaults: ClientDefaults
     telemetry: ClientTelemetry
+    model: str = ""
+    """Model of requests that name none; empty for the only one."""
+    timeout_s: float | None = None
+    """Time limit of requests that give none."""
+
+    def __post_init__(self) -> None:
+        check_name("model", self.model)
+        check_timeout(self.timeout_s)
 
     def call(
         self,
@@ -109,11 +116,12 @@ class ClientContext:
         session: SessionRef | None = None,
     ) -> ClientCall:
         """Return a request with telemetry of its own. Raises `InvalidRequest`."""
-        call = make_call(prompt, options, self.defaults, session=session)
-        telemetry = self.telemetry.request(
-            call.generation, address=self.backend.address, is_stream=is_stream
-        )
-        return replace(call, telemetry=telemetry)
+        generation = make_generation(prompt, options, self.model, session)
+        timeout_s = options.get("timeout_s", self.timeout_s)
+        check_timeout(timeout_s)
+        address = self.backend.address
+        telemetry = self.telemetry.request(generation, address=address, is_stream=is_stream)
+        return ClientCall(generation, timeout_s, telemetry)
 
 
 def blocking(

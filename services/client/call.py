@@ -21,7 +21,7 @@ from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.prompt import Prompt
-from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef, check_name
+from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
 from slipstream.core.results import Chunk, Result
 from slipstream.core.types import SamplingParams
 
@@ -118,18 +118,6 @@ NO_TELEMETRY = _NoTelemetry()
 
 
 @dataclass(frozen=True, slots=True)
-class ClientDefaults:
-    """What a client adds to its requests."""
-
-    model: str = ""
-    timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
-        check_name("model", self.model)
-        check_timeout(self.timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
 class ClientCall:
     """A request on its way to a backend. `timeout_s` None is without end."""
 
@@ -143,22 +131,16 @@ class ClientCall:
         return self.generation.ask.request_id
 
 
-def make_call(
-    prompt: Prompt,
-    options: RequestOptions,
-    defaults: ClientDefaults,
-    *,
-    session: SessionRef | None = None,
-) -> ClientCall:
-    """Return the request that a caller makes. Raises `InvalidRequest`."""
+def make_generation(
+    prompt: Prompt, options: RequestOptions, model: str, session: SessionRef | None
+) -> Generation:
+    """Return what a caller requests; `model` is the one by default. Raises `InvalidRequest`."""
     _check_names(options)
-    timeout_s = options.get("timeout_s", defaults.timeout_s)
-    check_timeout(timeout_s)
-    model = options.get("model", defaults.model)
     num_received = options.get("num_received", 0)
     if num_received and not options.get("request_id"):
         raise InvalidRequest("num_received goes with the request_id of the request that broke off")
-    return ClientCall(Generation(prompt, _ask(options), model, session, num_received), timeout_s)
+    model = options.get("model", model)
+    return Generation(prompt, _ask(options), model, session, num_received)
 
 
 def check_whole(options: RequestOptions) -> None:

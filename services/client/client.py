@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Self, Unpack
 from slipstream.client.backend import Backend, ClientContext, blocking
 from slipstream.client.call import (
     NO_TELEMETRY,
-    ClientDefaults,
     ClientTelemetry,
     RequestOptions,
     RequestTelemetry,
@@ -61,10 +60,9 @@ class _Client:
         from slipstream.client.connection import connection
         from slipstream.client.remote import Remote
 
-        defaults = ClientDefaults(model or "", timeout_s)
         to = connection(address, token=token, tls=tls, retries=retries)
         backend = Remote(to, timeout_s, to.channel(is_blocking=self._is_blocking))
-        self._context = ClientContext(backend, defaults, ApplicationTelemetry())
+        self._context = ClientContext(backend, ApplicationTelemetry(), model or "", timeout_s)
 
     @classmethod
     def embedded(  # noqa: PLR0913 - a keyword for each thing that can be chosen
@@ -111,9 +109,7 @@ class _Client:
 
         Requests are recorded by `telemetry`, by default the application's.
         """
-        return cls._in(
-            ClientContext(backend, ClientDefaults(), telemetry or ApplicationTelemetry())
-        )
+        return cls._in(ClientContext(backend, telemetry or ApplicationTelemetry()))
 
     @classmethod
     def _in(cls, context: ClientContext) -> Self:
@@ -187,13 +183,13 @@ class AsyncClient(_Client):
             prompt,
             raw=raw,
             allow_special_tokens=allow_special_tokens,
-            model=model or self._context.defaults.model,
+            model=model or self._context.model,
         )
 
     async def model_info(self, model: str | None = None) -> ModelInfo:
         """What a model can be asked for, and its limits. Name it where there are several."""
         context = self._context
-        return only_model(await context.backend.models(model or context.defaults.model))
+        return only_model(await context.backend.models(model or context.model))
 
     async def models(self) -> tuple[ModelInfo, ...]:
         """All models that can be asked, by name."""

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -24,39 +24,6 @@ from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceStub
 
 if TYPE_CHECKING:
     from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceAsyncStub
-
-
-class RouterChannel(Protocol):
-    """A way to routers. Clients with different tokens may share it."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Return whether it was closed."""
-        ...
-
-    async def ask(self, method: str, request: object, **options: Any) -> Any:
-        """Return the answer to one call.
-
-        Raises `grpc.RpcError`, `SessionClosed` once it is closed, or `Cancelled` when it is closed
-        meanwhile.
-        """
-        ...
-
-    def start(self, request: object, **options: Any) -> Any:
-        """Start a stream of generation. Raises `SessionClosed` once it is closed."""
-        ...
-
-    async def read(self, stream: Any) -> Any:
-        """Return the next message of such a stream; None after the last. Raises what `ask` does."""
-        ...
-
-    async def pause(self, seconds: float) -> None:
-        """Wait. Raises `Cancelled` when it is closed meanwhile."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close it, and end the calls on it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +47,7 @@ class Connection:
             raise _in_the_clear(self.address)
         return replace(self, options=replace(self.options, token=token))
 
-    def channel(self, *, is_blocking: bool) -> RouterChannel:
+    def channel(self, *, is_blocking: bool) -> "RouterChannel":
         """Return a channel for threads, or one for asyncio."""
         return BlockingChannel(self) if is_blocking else AsyncChannel(self)
 
@@ -118,7 +85,10 @@ def closed_meanwhile() -> Cancelled:
 
 
 class AsyncChannel:
-    """See `RouterChannel`: for asyncio. Belongs to the loop of the first call, which makes it."""
+    """A channel for asyncio. Clients with different tokens may share it.
+
+    Belongs to the loop of the first call, which opens it.
+    """
 
     def __init__(self, to: Connection) -> None:
         self._to = to
@@ -126,27 +96,31 @@ class AsyncChannel:
         self.is_closed = False
 
     async def ask(self, method: str, request: object, **options: Any) -> Any:
-        """See `RouterChannel.ask`."""
+        """Return the answer to one call.
+
+        Raises `grpc.RpcError`, `SessionClosed` once it is closed, or `Cancelled` when it is closed
+        meanwhile.
+        """
         return await _uncancelled(getattr(self._stub(), method)(request, **options))
 
     def start(self, request: object, **options: Any) -> Any:
-        """See `RouterChannel.start`."""
+        """Start a stream of generation. Raises `SessionClosed` once it is closed."""
         stub: Any = self._stub()
         return stub.GenerateStream(request, **options)
 
     async def read(self, stream: Any) -> Any:
-        """See `RouterChannel.read`."""
+        """Return the next message of such a stream; None after the last. Raises what `ask` does."""
         message = await _uncancelled(stream.read())
         return None if message is grpc.aio.EOF else message
 
     async def pause(self, seconds: float) -> None:
-        """See `RouterChannel.pause`."""
+        """Wait. Raises `Cancelled` when it is closed meanwhile."""
         await asyncio.sleep(seconds)
         if self.is_closed:
             raise closed_meanwhile()
 
     async def aclose(self) -> None:
-        """See `RouterChannel.aclose`."""
+        """Close it, and end the calls on it."""
         self.is_closed = True
         if self._channel is not None:
             await self._channel.close()
@@ -171,7 +145,7 @@ async def _uncancelled(answer: Awaitable[Any]) -> Any:
 
 
 class BlockingChannel:
-    """See `RouterChannel`: it blocks. Threads may share it."""
+    """See `AsyncChannel`: one for threads, which blocks. They may share it."""
 
     def __init__(self, to: Connection) -> None:
         self._channel = connect_sync(to.target, to.options)
@@ -180,11 +154,11 @@ class BlockingChannel:
 
     @property
     def is_closed(self) -> bool:
-        """See `RouterChannel.is_closed`."""
+        """Return whether it was closed."""
         return self._closing.is_set()
 
     async def ask(self, method: str, request: object, **options: Any) -> Any:
-        """See `RouterChannel.ask`."""
+        """See `AsyncChannel.ask`."""
         self._require_open()
         try:
             return getattr(self._stub, method)(request, **options)
@@ -193,12 +167,12 @@ class BlockingChannel:
             raise
 
     def start(self, request: object, **options: Any) -> Any:
-        """See `RouterChannel.start`."""
+        """See `AsyncChannel.start`."""
         self._require_open()
         return self._stub.GenerateStream(request, **options)
 
     async def read(self, stream: Any) -> Any:
-        """See `RouterChannel.read`."""
+        """See `AsyncChannel.read`."""
         try:
             return next(stream, None)
         except grpc.RpcError:
@@ -206,12 +180,12 @@ class BlockingChannel:
             raise
 
     async def pause(self, seconds: float) -> None:
-        """See `RouterChannel.pause`."""
+        """See `AsyncChannel.pause`."""
         self._closing.wait(seconds)
         self._check_closed()
 
     async def aclose(self) -> None:
-        """See `RouterChannel.aclose`."""
+        """See `AsyncChannel.aclose`."""
         self._closing.set()
         self._channel.close()
 
@@ -222,6 +196,9 @@ class BlockingChannel:
     def _check_closed(self) -> None:
         if self.is_closed:
             raise closed_meanwhile() from None
+
+
+RouterChannel = AsyncChannel | BlockingChannel
 
 
 def router_target(address: str) -> str:

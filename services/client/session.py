@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
-from slipstream.client.backend import Backend, ChunkSource, ClientContext, blocking
+from slipstream.client.backend import ChunkSource, ClientContext, blocking
 from slipstream.client.call import ClientCall, RequestOptions, check_whole
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core.errors import (
@@ -28,63 +28,74 @@ T = TypeVar("T")
 PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-class SessionState:
-    """One session as its client knows it: begun by its first turn, or by another client before."""
+class _Session:
+    """One session as its client sees it: begun by its first turn, or by another client before."""
 
-    def __init__(self, session_id: str | None) -> None:
-        """None is a new session, with a name that is hard to guess."""
-        self.session_id = SessionRef(session_id or secrets.token_hex(16)).session_id
-        self.is_begun = self._is_used = session_id is not None
+    def __init__(self, context: ClientContext, session_id: str | None) -> None:
+        """Without an id it is a new session, with a name that is hard to guess."""
+        self._context = context
+        self._session_id = SessionRef(session_id or secrets.token_hex(16)).session_id
+        self._is_begun = self._is_used = session_id is not None
         self._is_known = False
         self._is_closed = False
         self._streams: WeakSet[AsyncChunkStream] = WeakSet()
 
-    def begin(self, stream: AsyncChunkStream) -> None:
-        """Record that the engines have taken a turn."""
-        self.is_begun = self._is_known = True
-        self._streams.add(stream)
-
     @property
-    def running(self) -> list[AsyncChunkStream]:
-        """Return the answers to this client's own turns that are on their way."""
-        return [stream for stream in self._streams if stream.is_open]
+    def session_id(self) -> str:
+        """Name of the conversation: any client that has it can go on with it."""
+        return self._session_id
 
-    def is_passing(self, error: SessionError) -> bool:
-        """Return whether the engines may take in a moment what they refused with this error."""
-        if isinstance(error, SessionNotFound):
-            return self._is_known and not self._is_closed
-        return isinstance(error, SessionBusy) and not self.running
+    def _turn(
+        self, prompt: Prompt, options: RequestOptions, *, is_stream: bool
+    ) -> AsyncChunkStream:
+        context = self._context
+        call = context.call(prompt, options, is_stream=is_stream, session=self._ref())
+        return AsyncChunkStream(
+            _Turn(self, call),
+            request_id=call.request_id,
+            telemetry=call.telemetry,
+            on_start=self._begin,
+        )
 
-    def ref(self) -> SessionRef:
+    def _ref(self) -> SessionRef:
         """Return the session as the next request names it. Raises `SessionClosed`."""
         if self._is_closed:
             raise SessionClosed(f"session {self.session_id} is closed")
         self._is_used = True
-        return SessionRef(self.session_id, create=not self.is_begun)
+        return SessionRef(self.session_id, create=not self._is_begun)
 
-    def close(self) -> bool:
-        """Return whether engines may hold anything of it that is to be freed now."""
-        was_open, self._is_closed = not self._is_closed, True
-        return was_open and self._is_used
+    def _begin(self, stream: AsyncChunkStream) -> None:
+        """Record that the engines have taken a turn."""
+        self._is_begun = self._is_known = True
+        self._streams.add(stream)
 
-    async def retried(self, backend: Backend, send: Callable[[], Awaitable[T]]) -> T:
+    def _running(self) -> list[AsyncChunkStream]:
+        """Return the answers to this client's own turns that are on their way."""
+        return [stream for stream in self._streams if stream.is_open]
+
+    async def _retried(self, send: Callable[[], Awaitable[T]]) -> T:
         """Send again while the error may pass; a turn that still runs is `SessionBusy` at once."""
         for pause_s in PAUSES_S:
             try:
                 return await send()
             except SessionError as error:
-                if not self.is_passing(error):
+                if not self._is_passing(error):
                     raise
-                await backend.pause(pause_s)
+                await self._context.backend.pause(pause_s)
         return await send()
+
+    def _is_passing(self, error: SessionError) -> bool:
+        """Return whether the engines may take in a moment what they refused with this error."""
+        if isinstance(error, SessionNotFound):
+            return self._is_known and not self._is_closed
+        return isinstance(error, SessionBusy) and not self._running()
 
 
 class _Turn:
     """See `ChunkSource`: the turn of a session, sent again where that may help."""
 
-    def __init__(self, backend: Backend, state: SessionState, call: ClientCall) -> None:
-        self._backend = backend
-        self._state = state
+    def __init__(self, session: _Session, call: ClientCall) -> None:
+        self._session = session
         self._call = call
         self._source: ChunkSource | None = None
 
@@ -94,16 +105,16 @@ class _Turn:
         A session that exists where it should begin was begun by a turn whose answer got lost: the
         id is this client's own.
         """
-        state = self._state
+        session = self._session
         try:
-            return await state.retried(self._backend, self._send)
+            return await session._retried(self._send)
         except SessionExists:
-            if state.is_begun:
+            if session._is_begun:
                 raise
-            state.is_begun = True
-            generation = replace(self._call.generation, session=state.ref())
-            self._call = replace(self._call, generation=generation)
-            return await self._send()
+        session._is_begun = True
+        generation = replace(self._call.generation, session=session._ref())
+        self._call = replace(self._call, generation=generation)
+        return await self._send()
 
     async def read(self) -> Chunk | None:
         """See `ChunkSource.read`."""
@@ -120,33 +131,8 @@ class _Turn:
             self._source.cancel()
 
     async def _send(self) -> Chunk | None:
-        self._source = self._backend.stream(self._call)
+        self._source = self._session._context.backend.stream(self._call)
         return await self._source.start()
-
-
-class _Session:
-    """What sessions for asyncio and for threads share."""
-
-    def __init__(self, context: ClientContext, session_id: str | None) -> None:
-        self._context = context
-        self._state = SessionState(session_id)
-
-    @property
-    def session_id(self) -> str:
-        """Name of the conversation: any client that has it can go on with it."""
-        return self._state.session_id
-
-    def _turn(
-        self, prompt: Prompt, options: RequestOptions, *, is_stream: bool
-    ) -> AsyncChunkStream:
-        state, context = self._state, self._context
-        call = context.call(prompt, options, is_stream=is_stream, session=state.ref())
-        return AsyncChunkStream(
-            _Turn(context.backend, state, call),
-            request_id=call.request_id,
-            telemetry=call.telemetry,
-            on_start=state.begin,
-        )
 
 
 class AsyncClientSession(_Session):
@@ -164,12 +150,12 @@ class AsyncClientSession(_Session):
 
     async def aclose(self) -> None:
         """Forget the session and free its caches. To go on with it later, leave it open."""
-        state, backend = self._state, self._context.backend
-        if state.close():
-            for stream in state.running:
+        was_open, self._is_closed = not self._is_closed, True
+        if was_open and self._is_used:
+            for stream in self._running():
                 await stream.aclose()
             with suppress(SessionBusy):  # with a turn of a router that is gone: it passes in time
-                await state.retried(backend, lambda: backend.end_session(self.session_id))
+                await self._retried(lambda: self._context.backend.end_session(self.session_id))
 
     async def __aenter__(self) -> Self:
         return self
