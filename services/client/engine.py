@@ -16,8 +16,8 @@ from slipstream.models.invariance import Numerics
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.ngrams.registry import AUTO as AUTO_NGRAMS
-from slipstream.ngrams.registry import store_named
+from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
+from slipstream.ngrams.store_file import store_named
 from slipstream.target.build import TargetLimits, build_target
 from slipstream.text.tokenizer import TextTokenizer
 

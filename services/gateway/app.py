@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import slipstream
 from slipstream.client import AsyncClient, ModelInfo, RequestOptions
@@ -19,7 +20,7 @@ from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
 from slipstream.core.request import MAX_NAME_LENGTH, check_name
 from slipstream.gateway.body import ChatRequest, CompletionRequest, R, parameters, validated
 from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import ClientDisconnected, HttpError, http_error
+from slipstream.gateway.errors import HttpError, http_error
 from slipstream.gateway.http_io import ChunkEvents, EventStream, as_json, read_body, unless_gone
 from slipstream.gateway.responses import (
     ApiFormat,
@@ -215,7 +216,7 @@ def _bug(request: Request, error: Any) -> Response:
 _HANDLERS: dict[type[Exception], Any] = {
     HttpError: _error,
     SlipstreamError: _failed,
-    ClientDisconnected: _gone,
+    ClientDisconnect: _gone,
     HTTPException: _no_route,
     Exception: _bug,
 }

@@ -60,10 +60,6 @@ class HttpError(Exception):
         return {"error": about}
 
 
-class ClientDisconnected(Exception):
-    """The client left before the answer."""
-
-
 def http_error(error: SlipstreamError) -> HttpError:
     """Return an error of ours as it is over HTTP."""
     status, code = next((status, code) for kind, status, code in TABLE if isinstance(error, kind))

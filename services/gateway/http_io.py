@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from slipstream.client import AsyncChunkStream, Chunk, FinishReason, RequestStats
 from slipstream.core.ended import ended
 from slipstream.core.errors import SlipstreamError
-from slipstream.gateway.errors import ClientDisconnected, HttpError, http_error
+from slipstream.gateway.errors import HttpError, http_error
 from slipstream.gateway.responses import ApiFormat, Content, Envelope, Json, metrics, usage
 
 T = TypeVar("T")
@@ -27,8 +27,8 @@ async def read_body(
 ) -> bytes:
     """Return all of a body.
 
-    Raises `HttpError` for one that is no JSON, too large or too slow, and `ClientDisconnected` when
-    the client leaves before its end.
+    Raises `HttpError` for one that is no JSON, too large or too slow; `parts` raises
+    `ClientDisconnect` when the client leaves before its end.
     """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise HttpError(
@@ -43,8 +43,6 @@ async def read_body(
     except TimeoutError:
         message = f"the body did not arrive within {timeout_s:g} s"
         raise HttpError(message, code="request_timeout", status=408) from None
-    except ClientDisconnect:
-        raise ClientDisconnected from None
 
 
 async def _gathered(parts: AsyncIterator[bytes], limit: int) -> bytes:
@@ -70,14 +68,14 @@ def as_json(value: Any) -> bytes:
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of the work.
 
-    Raises `ClientDisconnected` when the client leaves first, which ends the work. The client's
+    Raises `ClientDisconnect` when the client leaves first, which ends the work. The client's
     request must have been read.
     """
     task, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientDisconnected
+            raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
@@ -107,7 +105,7 @@ class EventStream(Response):
         async with aclosing(self._parts):
             try:
                 await unless_gone(receive, self._send(send))
-            except ClientDisconnected:
+            except ClientDisconnect:
                 return
 
     async def _send(self, send: Send) -> None:
