@@ -1,4 +1,4 @@
-"""Clients: generate, stream, converse. Where the engines live is decided when one is made."""
+"""Clients: generate, stream, converse; with engines behind a router or in this process."""
 
 import sys
 from dataclasses import replace
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls
 
 DEFAULT_TIMEOUT_S = 600.0
-"""Of requests to a router: no call waits for ever."""
+"""Time limit of requests to a router: no call waits for ever."""
 
 
 class _Client:
-    """How clients for asyncio and for threads are made, and what they share."""
+    """Clients for asyncio and for threads: how they are made, and what they share."""
 
     _is_blocking: ClassVar[bool]
     """Whether the backend blocks."""
@@ -51,11 +51,11 @@ class _Client:
         """Make a client of the router at `address`; nothing is sent before the first request.
 
         `address` is HOST:PORT, several IP:PORT with commas between, or dns:///NAME:PORT; requests
-        take turns on the routers that answer. `tls` says whom to trust, True the system's
+        take turns on the routers that answer. `tls` is what to trust, True the system's
         authorities. `token` is a bearer token; without TLS it goes to this machine only, or
-        anywhere with `tls=False`. `timeout_s` bounds every request, `model` is the one asked by
-        default. `retries` sends a request again whose connection broke, to go on where it was.
-        Raises `InvalidRequest`.
+        anywhere with `tls=False`. `timeout_s` bounds every request, `model` is that of requests
+        that name none. `retries` sends a request again whose connection broke, to continue where
+        it was. Raises `InvalidRequest`.
         """
         from slipstream.client.connection import connection
         from slipstream.client.remote import Remote
@@ -78,7 +78,7 @@ class _Client:
         profile: str | PathLike[str] | None = None,
         ngrams: str | PathLike[str] = "auto",
     ) -> Self:
-        """Both engines in this process. Loads the models before it returns.
+        """Return a client of engines in this process, once the models are loaded.
 
         `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL or a
         directory of GliDe weights; `kv_memory` is what the keys and values of each of the two may
@@ -105,7 +105,7 @@ class _Client:
 
     @classmethod
     def of(cls, backend: Backend, *, telemetry: ClientTelemetry | None = None) -> Self:
-        """A client of engines that are there already; they close with it.
+        """Return a client of engines that are there already; they close with it.
 
         Requests are recorded by `telemetry`, by default the application's.
         """
@@ -133,7 +133,7 @@ class AsyncClient(_Client):
     _is_blocking = False
 
     def with_token(self, token: str | None) -> Self:
-        """The same client for another caller, who shows this token; None shows none.
+        """Return the same client with another bearer token, or with none.
 
         It shares the connection: closing either of the two closes both. Raises `InvalidRequest`
         for a token in the clear, and on an embedded client.
@@ -156,7 +156,7 @@ class AsyncClient(_Client):
         return result
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
-        """Chunks of text as they become final, for `async for`.
+        """Return chunks of text as they become final, for `async for`.
 
         The request starts, and fails, with the first chunk. A stream that is not read to its end
         is cancelled when it is closed or dropped.
@@ -164,9 +164,9 @@ class AsyncClient(_Client):
         return self._stream(prompt, options)
 
     def session(self, session_id: str | None = None) -> AsyncClientSession:
-        """A conversation: each request goes on from the ones before, and their caches stay.
+        """Return a conversation: each request continues the ones before, and their caches stay.
 
-        An id goes on with a session that was left open; by default a new one begins.
+        An id continues a session that was left open; by default a new one begins.
         """
         return AsyncClientSession(self._context, session_id)
 
@@ -178,7 +178,7 @@ class AsyncClient(_Client):
         allow_special_tokens: bool = False,
         model: str | None = None,
     ) -> tuple[int, ...]:
-        """Token ids of a prompt, as a request with it would use them."""
+        """Return the token ids of a prompt, as a request with it would use them."""
         return await self._context.backend.tokenize(
             prompt,
             raw=raw,
@@ -187,16 +187,16 @@ class AsyncClient(_Client):
         )
 
     async def model_info(self, model: str | None = None) -> ModelInfo:
-        """What a model can be asked for, and its limits. Name it where there are several."""
+        """Return what a model can do, and its limits. Name it where there are several."""
         context = self._context
         return only_model(await context.backend.models(model or context.model))
 
     async def models(self) -> tuple[ModelInfo, ...]:
-        """All models that can be asked, by name."""
+        """Return all models, by name."""
         return await self._context.backend.models("")
 
     async def server_info(self) -> ServerInfo:
-        """The router and its replicas. Raises `InvalidRequest` on an embedded client."""
+        """Return the router and its replicas. Raises `InvalidRequest` on an embedded client."""
         return await self._context.backend.server_info()
 
     async def aclose(self) -> None:
@@ -225,7 +225,7 @@ class Client(_Client):
     server_info = blocking(AsyncClient.server_info)
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
-        """Chunks of text as they become final.
+        """Return chunks of text as they become final.
 
         `prompt` is text (a user message; as it is when `raw`), messages, or token ids. Greedy by
         default. Raises `InvalidRequest` and what else keeps a request from starting before it
@@ -234,9 +234,9 @@ class Client(_Client):
         return ChunkStream(self._stream(prompt, options))
 
     def session(self, session_id: str | None = None) -> ClientSession:
-        """A conversation: each request goes on from the ones before, and their caches stay.
+        """Return a conversation: each request continues the ones before, and their caches stay.
 
-        An id goes on with a session that was left open; by default a new one begins.
+        An id continues a session that was left open; by default a new one begins.
         """
         return ClientSession(self._context, session_id)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where routers are, how to get there, and how long to try."""
+    """Addresses of routers, credentials, and how long to try."""
 
     target: str
     options: ChannelOptions
@@ -95,7 +95,7 @@ class AsyncChannel:
         self._channel: grpc.aio.Channel | None = None
         self.is_closed = False
 
-    async def ask(self, method: str, request: object, **options: Any) -> Any:
+    async def call(self, method: str, request: object, **options: Any) -> Any:
         """Return the answer to one call.
 
         Raises `grpc.RpcError`, `SessionClosed` once it is closed, or `Cancelled` when it is closed
@@ -109,7 +109,7 @@ class AsyncChannel:
         return stub.GenerateStream(request, **options)
 
     async def read(self, stream: Any) -> Any:
-        """Return the next message of such a stream; None after the last. Raises what `ask` does."""
+        """Return the next message of a stream; None after the last. Raises what `call` does."""
         message = await _uncancelled(stream.read())
         return None if message is grpc.aio.EOF else message
 
@@ -157,8 +157,8 @@ class BlockingChannel:
         """Return whether it was closed."""
         return self._closing.is_set()
 
-    async def ask(self, method: str, request: object, **options: Any) -> Any:
-        """See `AsyncChannel.ask`."""
+    async def call(self, method: str, request: object, **options: Any) -> Any:
+        """See `AsyncChannel.call`."""
         self._require_open()
         try:
             return getattr(self._stub, method)(request, **options)

@@ -71,18 +71,19 @@ class Embedded:
 
     def turn(self, call: ClientCall) -> Answer:
         """Return a request that is ready to be read. Raises what can be refused."""
-        asked = call.generation
-        self._require(asked.model)
-        ask = asked.ask
-        checked_prompt(asked.prompt, raw=ask.raw, allow_special_tokens=ask.allow_special_tokens)
-        if asked.num_received:
+        generation, ask = call.generation, call.generation.ask
+        self._require(generation.model)
+        checked_prompt(
+            generation.prompt, raw=ask.raw, allow_special_tokens=ask.allow_special_tokens
+        )
+        if generation.num_received:
             raise InvalidRequest("num_received goes with a router: what runs here can't break off")
-        session_id = session_of(asked, "")
+        session_id = session_of(generation, "")
         session = self._sessions.get(session_id) or self._new_session(session_id)
         session.require_idle()
-        taken = finished(self._claims.take(asked, "", self.engine.model_id))
-        answer = session.turn(call, taken, is_last=asked.session is None)
-        if asked.session is not None:  # now that its first turn is none to refuse
+        taken = finished(self._claims.take(generation, "", self.engine.model_id))
+        answer = session.turn(call, taken, is_last=generation.session is None)
+        if generation.session is not None:  # now that its first turn is none to refuse
             self._sessions[session_id] = session
         return answer
 

@@ -85,7 +85,7 @@ class _BatchedStream:
     def __init__(
         self, engines: AsyncEmbedded, call: ClientCall, running: "set[_BatchedStream]"
     ) -> None:
-        """It is in `running` from its start to its end."""
+        """The stream is in `running` from its start to its end."""
         self.session_id = call.generation.session and call.generation.session.session_id
         self._engines = engines
         self._call = call

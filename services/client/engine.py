@@ -24,7 +24,7 @@ from slipstream.text.tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How the models of an embedded engine are loaded and run."""
+    """Options of loading and running the models of embedded engines."""
 
     dtype: str = "auto"
     numerics: Numerics = "invariant"
@@ -32,9 +32,9 @@ class EngineOptions:
     device: str = "cpu"
     kv_memory: str = AUTO
     max_cached_bytes: int | None = None
-    """Of that, what is kept for prompts that begin alike; None is all of it."""
+    """Part of that kept for prompts that begin alike; None is all of it."""
     free_rows: int | None = None
-    """Rows that a round may verify; None is what pays, as it is learnt."""
+    """Tokens that a round may verify; None is what pays, as it is measured."""
     ngrams: str = AUTO_NGRAMS
     """The n-gram store: auto is the package's for the tokenizer, none is none, else a file."""
 

@@ -32,7 +32,7 @@ from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 MAX_CONTROL_S = 30.0
-"""Of calls that generate nothing."""
+"""Longest time for calls that generate nothing."""
 _LOG = logging.getLogger("slipstream.client")
 _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _UNCLEAR = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
@@ -58,7 +58,7 @@ class Remote:
         """See `Backend.generate`."""
         request = pb.GenerateRequest(generation=generation_to_pb(call.generation))
         headers = call.telemetry.headers
-        answer = await self._ask("Generate", request, call.timeout_s, headers)
+        answer = await self._call("Generate", request, call.timeout_s, headers)
         with _understood():
             return result_from_pb(answer)
 
@@ -70,20 +70,20 @@ class Remote:
         self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
     ) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
-        said = prompt_to_pb(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
-        request = pb.TokenizeRequest(model=model, prompt=said)
-        return tuple((await self._ask("Tokenize", request, self._control_s)).token_ids)
+        message = prompt_to_pb(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+        request = pb.TokenizeRequest(model=model, prompt=message)
+        return tuple((await self._call("Tokenize", request, self._control_s)).token_ids)
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""
         request = pb.GetModelInfoRequest(model=model)
-        answer = await self._ask("GetModelInfo", request, self._control_s)
+        answer = await self._call("GetModelInfo", request, self._control_s)
         with _understood():
             return tuple(model_info_from_pb(info) for info in answer.models)
 
     async def server_info(self) -> ServerInfo:
         """See `Backend.server_info`."""
-        answer = await self._ask("GetServerInfo", pb.GetServerInfoRequest(), self._control_s)
+        answer = await self._call("GetServerInfo", pb.GetServerInfoRequest(), self._control_s)
         with _understood():
             return server_info_from_pb(answer)
 
@@ -93,7 +93,7 @@ class Remote:
             return
         request = pb.DeleteSessionRequest(session_id=session_id)
         with suppress(SessionNotFound, Unavailable, DeadlineExceeded):
-            await self._ask("DeleteSession", request, self._control_s)
+            await self._call("DeleteSession", request, self._control_s)
 
     async def pause(self, seconds: float) -> None:
         """See `Backend.pause`."""
@@ -110,7 +110,7 @@ class Remote:
             metadata=(*self._metadata, *call.telemetry.headers),
         )
 
-    async def _ask(
+    async def _call(
         self,
         method: str,
         request: object,
@@ -120,7 +120,7 @@ class Remote:
         retries, carried = self._to.retries(timeout_s), (*self._metadata, *headers)
         while True:
             try:
-                return await self._channel.ask(
+                return await self._channel.call(
                     method, request, timeout=retries.left_s(), metadata=carried
                 )
             except grpc.RpcError as error:

@@ -11,15 +11,15 @@ SHORTEST_TIMEOUT_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class RetryTimeouts:
-    """How long a request that broke is sent again while nothing new of its answer comes.
+    """Limits of the time in which a request is sent again while nothing new of its answer comes.
 
     Pauses double from the first to the longest, and are cut at random by up to a half.
     """
 
     unanswered_s: float = 5.0
-    """Where nothing has come yet: the address may be wrong, and the caller should know soon."""
+    """Limit before anything has come: the address may be wrong, and the error should come soon."""
     begun_s: float = 30.0
-    """Where something has: what is lost then is more than a try."""
+    """Limit after something has: a failure then loses more."""
     first_pause_s: float = 0.05
     longest_pause_s: float = 2.0
 

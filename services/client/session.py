@@ -42,7 +42,7 @@ class _Session:
 
     @property
     def session_id(self) -> str:
-        """Name of the conversation: any client that has it can go on with it."""
+        """Return the name of the conversation: any client that has it can continue it."""
         return self._session_id
 
     def _turn(
@@ -145,11 +145,11 @@ class AsyncClientSession(_Session):
             return collected([chunk async for chunk in stream])
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
-        """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
+        """Run the next turn, chunk by chunk. A turn that is not read to its end ends there."""
         return self._turn(prompt, options, is_stream=True)
 
     async def aclose(self) -> None:
-        """Forget the session and free its caches. To go on with it later, leave it open."""
+        """Forget the session and free its caches. To continue it later, leave it open."""
         was_open, self._is_closed = not self._is_closed, True
         if was_open and self._is_used:
             for stream in self._running():
@@ -171,7 +171,7 @@ class ClientSession(_Session):
     close = blocking(AsyncClientSession.aclose)
 
     def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
-        """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
+        """Run the next turn, chunk by chunk. A turn that is not read to its end ends there."""
         return ChunkStream(self._turn(prompt, options, is_stream=True))
 
     def __enter__(self) -> Self:

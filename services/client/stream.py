@@ -10,7 +10,7 @@ from slipstream.core.results import Chunk
 
 
 class AsyncChunkStream:
-    """Chunks of one request, in order, for asyncio. Nothing is sent before the first is asked for.
+    """Chunks of one request, in order, for asyncio. Nothing is sent before the first is read.
 
     Reading it to its end, closing it, leaving its context or dropping it ends the request.
     """

@@ -118,7 +118,7 @@ class Message(_Model):
 
 
 class StreamOptions(_Model):
-    """What a stream has beside the text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -187,7 +187,7 @@ class SharedRequest(_Model):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with counts of tokens."""
+        """Return whether a stream ends with counts of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
@@ -201,7 +201,7 @@ class ChatRequest(SharedRequest):
 
     @property
     def prompt(self) -> Prompt:
-        """The messages with the roles that models have: a developer's are the system's."""
+        """Return the messages with the roles that models have: a developer's are the system's."""
         roles = {"developer": "system"}
         return [
             {"role": roles.get(at.role, at.role), "content": at.content} for at in self.messages

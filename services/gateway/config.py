@@ -24,7 +24,7 @@ class HttpConfig:
     router: str = option("127.0.0.1:50051", "The router, or several with commas between.")
     listen_address: str = option("127.0.0.1:8000", "Where to listen.")
     token_file: Path | None = option(
-        None, "A file with the token that the router is shown for callers who show none."
+        None, "A file with the token for requests that have none of their own."
     )
     plaintext_tokens: bool = option(
         False, "Whether callers' tokens may go to a router elsewhere without TLS."
@@ -43,7 +43,9 @@ class HttpConfig:
     keep_alive_s: float = option(
         75.0, "Seconds that a connection stays open between requests; proxies keep theirs for 60."
     )
-    max_connections: int = option(1000, "Connections at once; each one more is told so and closed.")
+    max_connections: int = option(
+        1000, "Connections at once; each one more gets an error and is closed."
+    )
     max_body_bytes: int = option(4 << 20, "Largest body taken, in bytes.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve HTTPS with.")

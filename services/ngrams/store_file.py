@@ -41,7 +41,7 @@ _LONGEST_BUCKET = 64
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """What a file says of itself: whose token ids it holds, and what it was counted on."""
+    """Header of a file: the tokenizer of its token ids, and how much text was counted."""
 
     tokenizer_hash: str
     vocab_size: int

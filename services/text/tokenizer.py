@@ -25,11 +25,11 @@ class TokenizerParts(NamedTuple):
     """All that a `TextTokenizer` is made of."""
 
     json: bytes
-    """In the format of the `tokenizers` library."""
+    """The tokenizer in the format of the `tokenizers` library."""
     chat_template: str
-    """In Jinja; empty for none."""
+    """The template in Jinja; empty for none."""
     special_tokens: Mapping[str, str]
-    """What templates may name, such as bos_token."""
+    """Tokens that templates may name, such as bos_token."""
 
 
 class TextTokenizer:
@@ -153,10 +153,10 @@ class TextTokenizer:
         is broken. Raises `InvalidRequest` without a template, or when it refuses these messages.
         """
         control, template = self._control, self._template
-        said = [_each(message, control.as_text) for message in messages]
-        text = template.render(said)
-        apart = [_each(message, control.apart) for message in said]
-        if apart == said:
+        safe = [_each(message, control.as_text) for message in messages]
+        text = template.render(safe)
+        apart = [_each(message, control.apart) for message in safe]
+        if apart == safe:
             return text
         # An end of a message is part of a special token only if a break there leaves fewer of them.
         broken = template.render(apart)

@@ -180,5 +180,5 @@ def test_a_front_refuses_what_it_cannot_do(given, reason):
 
 def test_a_router_elsewhere_is_dialled_in_the_clear_only_where_that_is_meant():
     config = HttpConfig("router.example:50051", "[::1]:8000", plaintext_tokens=True)
-    assert config.place() == ("::1", 8000)
+    assert config.host_and_port() == ("::1", 8000)
     assert config.to_router() is None
