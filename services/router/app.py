@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import product
 
 from slipstream.core.server_info import ReplicaRole, ReplicaState
-from slipstream.ngrams.registry import NgramStores
+from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
