@@ -10,7 +10,7 @@ from slipstream.cli.flags import with_flags
 from slipstream.core.errors import TrainingError
 
 if TYPE_CHECKING:
-    from slipstream.models.kept_tokenizer import NumberedTokenizer
+    from slipstream.models.tokenizer import NumberedTokenizer
     from slipstream.train.data import Document
     from slipstream.train.ngrams import CountSettings
 

@@ -17,10 +17,10 @@ from slipstream.draft.build import (
 )
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.dtypes import dtype_name
-from slipstream.models.glide_target import TargetParts, has_rotary, target_parts
 from slipstream.models.invariance import Numerics
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
+from slipstream.models.target_parts import TargetParts, has_rotary, target_parts
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.registry import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.registry import store_named

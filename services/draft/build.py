@@ -23,15 +23,15 @@ from slipstream.models.chaining import GlideChains
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide_config import WEIGHTS_NAME
-from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_target import TargetParts
+from slipstream.models.glide_weights import load_glide
 from slipstream.models.graphs import Replay
-from slipstream.models.kv_layout import KEY_BLOCK
 from slipstream.models.loading import load_model, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
+from slipstream.models.pool import KEY_BLOCK
 from slipstream.models.scorer import Scorer
-from slipstream.models.weights_digest import kept_digest
+from slipstream.models.store.digests import kept_digest
+from slipstream.models.target_parts import TargetParts
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 

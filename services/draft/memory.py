@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.options import MAX_NODES
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.memory import MemoryPlan, budget_bytes, shown
+from slipstream.models.pool import KEY_BLOCK, KvLayout, round_up
 
 IN_PROCESS = "0.25"
 """The budget of a draft beside its target: several of them may be open at once."""

@@ -8,9 +8,9 @@ computed the same bits as plain decoding would have, wherever its own key was st
 import torch
 from torch import Tensor
 
-from slipstream.models.kv_layout import round_up
-from slipstream.models.operators import flash_attention, has_flash_attention, plain_attention
+from slipstream.models.operators import apart, together
 from slipstream.models.paged import Lanes
+from slipstream.models.pool import round_up
 from slipstream.models.rows import Look, Rows
 
 _VECTOR = 64
@@ -68,42 +68,3 @@ def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[
         past[0] = 0.0
         log_mass[0] = float("-inf")
     return past, log_mass
-
-
-def together(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return attention of r rows [r, kv_heads, group, d], and its log masses [r, kv_heads, group].
-
-    Keys and values are [1, kv_heads, width, d]. The rows of mask [1, 1, m * group, width] behind
-    the query's own, if m is above r, are those of padding.
-    """
-    num_rows, num_kv, group, dim = query.shape
-    padding = mask.shape[2] // group - num_rows
-    if padding:
-        query = torch.cat([query, query[:1].expand(padding, -1, -1, -1)])
-    stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
-    out, mass = _kernel(stacked, keys, values, mask, scale)
-    past = out.view(num_kv, -1, group, dim).transpose(0, 1)[:num_rows]
-    return past, mass.view(num_kv, -1, group).transpose(0, 1)[:num_rows]
-
-
-def apart(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return what `together` does, every row computed on its own; mask [r, 1, group, width].
-
-    Slower for many rows, and a row's bits can't depend on how many there are.
-    """
-    num_rows = len(query)
-    keys, values = keys.expand(num_rows, -1, -1, -1), values.expand(num_rows, -1, -1, -1)
-    return _kernel(query, keys, values, mask, scale)
-
-
-def _kernel(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attention [b, kv, m, d] and the log of its softmax denominators [b, kv, m]."""
-    has_flash = query.device.type == "cpu" and has_flash_attention(query.dtype)
-    attention = flash_attention if has_flash else plain_attention
-    return attention(query, keys, values, mask, scale)

@@ -14,14 +14,20 @@ from torch import Tensor
 
 from slipstream.core.draws import draw_greedy_rows, draw_rows
 from slipstream.core.errors import CapacityError
-from slipstream.models.buckets import Buckets, ForwardShape, key_widths, powers, row_steps
+from slipstream.models.buckets import (
+    Buckets,
+    ForwardShape,
+    Packed,
+    key_widths,
+    pack,
+    powers,
+    row_steps,
+)
 from slipstream.models.draws import Draw
 from slipstream.models.graphs import Replay
 from slipstream.models.invariance import RowRule
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.lanes import Packed, pack
 from slipstream.models.paged import Attention, Kernel, Lanes, unpack
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KvLayout, KvPool
 from slipstream.models.rows import Part
 
 MAX_MASK_BYTES = 1 << 28

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvPool, round_up
 from slipstream.models.scorer import KvView
 
 

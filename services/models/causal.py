@@ -16,21 +16,20 @@ from slipstream.core.options import MAX_NODES
 from slipstream.models.cache import KvCache
 from slipstream.models.draws import Draw, Drawn
 from slipstream.models.invariance import Numerics, RowRule
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NotBuilt, NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.outline import outline_of
-from slipstream.models.pool import SCRATCH_ROWS, KvPool
+from slipstream.models.pool import KEY_BLOCK, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.ranks import ALONE, Ranks
+from slipstream.models.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
 from slipstream.models.rows import Part
-from slipstream.models.sample import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from slipstream.models.bucketed import BucketedForward
-    from slipstream.models.leading import Followers
+    from slipstream.models.tensor_parallel import Followers
     from slipstream.models.torch_decoder import TorchDecoder
 
 _LOG = logging.getLogger("slipstream.models")
@@ -229,9 +228,9 @@ class CausalModel:
             return None
         if not is_alone:
             raise ModelError("a model that is split among processes has no forwards of fixed shape")
+        from slipstream.models.attention_kernels import choose_kernel
         from slipstream.models.bucketed import BucketedForward, Shaped, buckets_for
         from slipstream.models.graphs import Replay
-        from slipstream.models.kernels import choose_kernel
 
         assert not isinstance(decoder, NativeDecoder)
         buckets = buckets_for(

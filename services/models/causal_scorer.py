@@ -11,8 +11,7 @@ from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvLayout, KvPool, round_up
 from slipstream.models.rows import Part
 from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
 

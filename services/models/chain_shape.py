@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from slipstream.models.kv_layout import KEY_BLOCK
+from slipstream.models.pool import KEY_BLOCK
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""

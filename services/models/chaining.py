@@ -22,7 +22,7 @@ from slipstream.models.glide_chain import ChainBody, ChainModel
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_state import GlideState
 from slipstream.models.graphs import Replay
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
+from slipstream.models.pool import KEY_BLOCK, round_up
 from slipstream.models.scorer import KvView, Sync
 
 MAX_NEW_TOKENS = 32

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.models.glide import GlideCrossAttention, GlideLayer, RmsNorm
-from slipstream.models.glide_linear import DraftLinear
+from slipstream.models.linears import DraftLinear
 from slipstream.models.pool import KvPool
 
 

@@ -15,13 +15,12 @@ from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
 from slipstream.models.glide_packed import GlideParts
 from slipstream.models.glide_state import GlideState, Turn, check_ask, num_same
-from slipstream.models.glide_target import TargetParts
 from slipstream.models.glide_torch import TorchGlide
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
+from slipstream.models.target_parts import TargetParts
 
 _LOG = logging.getLogger("slipstream.models")
 

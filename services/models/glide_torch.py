@@ -9,7 +9,6 @@ from torch import Tensor
 from slipstream.core.mask import SlicedMasks
 from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
-from slipstream.models.glide_linear import DraftLinear
 from slipstream.models.glide_packed import (
     Batch,
     GlideParts,
@@ -20,9 +19,10 @@ from slipstream.models.glide_packed import (
     Slots,
 )
 from slipstream.models.glide_state import GlideState, Turn
-from slipstream.models.glide_target import TargetParts, rotary_tables
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.linears import DraftLinear
+from slipstream.models.pool import KvLayout
 from slipstream.models.scorer import Scores
+from slipstream.models.target_parts import TargetParts, rotary_tables
 
 
 class TorchGlide:

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.models.buckets import ForwardShape
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.lanes import Fields
+from slipstream.models.buckets import Fields, ForwardShape
+from slipstream.models.pool import KEY_BLOCK, round_up
 
 _OWN_BLOCK = 16
 """Own keys are padded to a multiple of this: kernels want masks of aligned rows."""

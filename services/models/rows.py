@@ -14,8 +14,8 @@ from torch import Tensor
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
 from slipstream.models.cache import KvCache
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.queries import ANY_QUERIES, QueryRule
+from slipstream.models.invariance import ANY_QUERIES, QueryRule
+from slipstream.models.pool import KEY_BLOCK, KvLayout, round_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A decoder's forward in torch: transformers' modelling code over our cache, many sessions.
 
 Weights, configuration and modelling code are transformers' own; the cache, the attention
-kernel and (see `surgery.py`) the form of its products are ours. Any processor, any architecture.
+kernel and the form of its linear layers (`fast_modules.py`) are ours. Any processor, any
+architecture.
 """
 
 from collections.abc import Sequence
@@ -13,18 +14,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.models.attention import attend
-from slipstream.models.blocks import FastAttention, Rotation, write
-from slipstream.models.invariance import Numerics
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.leading import Followers, Leader
+from slipstream.models.fast_modules import FastAttention, Rotation, operate, write
+from slipstream.models.invariance import Numerics, query_rule
+from slipstream.models.linears import Products
 from slipstream.models.paged import Lanes
-from slipstream.models.pool import KvPool
-from slipstream.models.products import Products
-from slipstream.models.query_probe import query_rule
+from slipstream.models.pool import KvLayout, KvPool
 from slipstream.models.ranks import Ranks
 from slipstream.models.rows import Part, RowPlanner, Rows
 from slipstream.models.shards import localise, own_bytes
-from slipstream.models.surgery import operate
+from slipstream.models.tensor_parallel import Followers, Leader
 
 _ATTENTION = "slipstream"
 

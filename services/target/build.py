@@ -9,13 +9,13 @@ from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request import ModelFacts
 from slipstream.models.causal import CausalModel
 from slipstream.models.invariance import Numerics
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.leading import Team
 from slipstream.models.loading import LoadedModel
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
+from slipstream.models.pool import KEY_BLOCK, round_up
 from slipstream.models.ranks import ALONE
 from slipstream.models.store.digests import bytes_digest
+from slipstream.models.tensor_parallel import Team
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammars import Grammars

@@ -1,7 +1,7 @@
 """The processes that hold a large target together with this one: started, told, watched, ended.
 
 Each is a `slipstream.target.follower` on a leash, with one connection over which orders go out.
-What an order means is `slipstream.models.following`'s part.
+What an order means is `slipstream.models.tensor_parallel`'s part.
 """
 
 import logging
@@ -24,10 +24,10 @@ import torch
 from slipstream.core.errors import InvalidRequest
 from slipstream.leash import leashed
 from slipstream.models.invariance import Numerics
-from slipstream.models.leading import Order, Team
 from slipstream.models.loading import check_ranks
 from slipstream.models.ranks import join_ranks, leave_ranks
 from slipstream.models.store.resolve import resolve
+from slipstream.models.tensor_parallel import Order, Team
 from slipstream.target.config import TargetConfig
 
 _LOG = logging.getLogger("slipstream.target")

@@ -26,7 +26,7 @@ from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside
 from slipstream.models.draws import Drawn
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
+from slipstream.models.pool import KEY_BLOCK, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call
 from slipstream.target.drawing import draws_of, is_drawn

@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import Cores, load_on
-from slipstream.models.following import Follower
 from slipstream.models.loading import load_target_parts
 from slipstream.models.ranks import join_ranks, leave_ranks
+from slipstream.models.tensor_parallel import Follower
 from slipstream.target.crew import Farewell, Post
 
 

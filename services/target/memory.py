@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from slipstream.core.errors import NoRoom
 from slipstream.models.cache import KvCache
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvPool, round_up
 from slipstream.target.prefixes import Match, PrefixCache
 
 

@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.models.kv_layout import KEY_BLOCK
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvPool
 
 _MAX_COMPARED = 64
 """Pages below one whose tokens are compared one by one, the most recent ones."""

@@ -14,11 +14,9 @@ from slipstream.core.timing import Clock
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.machine import this_machine
-from slipstream.models.pool import KvPool
+from slipstream.models.machine import best_seconds, this_machine
+from slipstream.models.pool import KEY_BLOCK, KvPool, round_up
 from slipstream.models.rows import Part
-from slipstream.models.speed import best_seconds
 
 _TOKEN = 0
 _CHECKED = (1, 8)

@@ -25,8 +25,7 @@ from slipstream.draft.slots import law_entropy
 from slipstream.models.cache import KvCache
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvLayout, KvPool, round_up
 from slipstream.models.rows import Part
 from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scores, Sync

@@ -12,11 +12,11 @@ from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify import verify
-from slipstream.models.blocks import FastNorm
 from slipstream.models.bucketed import Draw, buckets_for
+from slipstream.models.buckets import pack
 from slipstream.models.causal import CausalModel
+from slipstream.models.fast_modules import FastNorm
 from slipstream.models.invariance import RowRule
-from slipstream.models.lanes import pack
 from slipstream.models.paged import Attention, attend_lanes, unpack
 from slipstream.models.rows import Part
 

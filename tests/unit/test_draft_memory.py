@@ -16,7 +16,7 @@ from slipstream.draft.config import DraftConfig
 from slipstream.draft.engine import NO_ROOM
 from slipstream.draft.memory import ByteBudget, DraftMemory, Needs
 from slipstream.draft.mirror import KvMirror
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.pool import KvLayout
 
 LAYOUT = KvLayout(1, 3, 64, torch.bfloat16, torch.device("cpu"))
 NEEDS = Needs(1 << 20, 1 << 20, max_tokens=1000)

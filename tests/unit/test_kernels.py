@@ -9,11 +9,19 @@ import device_only
 import tiny
 from scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
 from slipstream.core.errors import ModelError
+from slipstream.models.attention_kernels import (
+    _CANDIDATES,
+    _SHAPES,
+    FlexKernel,
+    Trial,
+    block_mask,
+    choose_kernel,
+    fastest,
+    seen_slots,
+)
 from slipstream.models.causal import CausalModel
-from slipstream.models.flex import FlexKernel, block_mask, seen_slots
-from slipstream.models.kernels import _CANDIDATES, _SHAPES, Trial, choose_kernel, fastest
-from slipstream.models.kv_layout import KvLayout
 from slipstream.models.paged import Attention, attend_lanes, unpack
+from slipstream.models.pool import KvLayout
 from slipstream.models.rows import Part
 
 LAYOUT = KvLayout(1, 2, 16, torch.float32, torch.device("cpu"))

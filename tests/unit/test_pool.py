@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 import tiny
 from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.tree import TokenTree
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
-from slipstream.models.page_list import PageList
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvLayout, KvPool, PageList
 from slipstream.models.rows import Part
 
 LAYOUT = KvLayout(2, 2, 4, torch.float32, torch.device("cpu"))

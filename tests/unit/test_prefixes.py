@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KEY_BLOCK, KvLayout, KvPool, round_up
 from slipstream.target.prefixes import PrefixCache
 
 LAYOUT = KvLayout(1, 1, 2, torch.float32, torch.device("cpu"))

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from slipstream.models.architecture import Architecture
 from slipstream.models.invariance import ANY_ROWS
-from slipstream.models.kv_layout import KvLayout
 from slipstream.models.native.library import Shape
 from slipstream.models.native.model import NativeModel, Rows
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
 from slipstream.models.native.weights import Scratch
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KvLayout, KvPool
 from slipstream.models.rope import Rotary
 from slipstream.models.rows import Part, lay_out
 

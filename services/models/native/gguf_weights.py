@@ -81,7 +81,7 @@ class GgufSource(WeightSource):
 
     def identity(self) -> str:
         """See `WeightSource.identity`."""
-        from slipstream.models.weights_digest import weights_digest
+        from slipstream.models.store.digests import weights_digest
 
         return weights_digest(self.path)
 

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from slipstream.models.glide import GlideModel
-from slipstream.models.glide_linear import SMALL
 from slipstream.models.glide_state import GlideState, Turn
-from slipstream.models.glide_target import TargetParts, rotary_tables
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.linears import SMALL
 from slipstream.models.native.library import NotNative, Shape
 from slipstream.models.native.model import NativeModel, Rows
 from slipstream.models.native.weights import (
@@ -28,7 +26,9 @@ from slipstream.models.native.weights import (
     plain,
     stacked,
 )
+from slipstream.models.pool import KvLayout
 from slipstream.models.scorer import Scores
+from slipstream.models.target_parts import TargetParts, rotary_tables
 
 _DTYPES = (torch.bfloat16, torch.float32)
 

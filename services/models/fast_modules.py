@@ -1,7 +1,9 @@
-"""The usual parts of a decoder layer as few, packed operations on [rows, width] tensors.
+"""The usual parts of a decoder layer as few, packed operations, patched into a transformers model.
 
-Each takes over the weights of a transformers module of the usual form and computes the same
-function. At one row a small operation costs as much as its launch, so their number counts.
+What has the usual form (separate q, k, v, o projections with rotary embedding by halves, gated
+MLP, RMS norms) is replaced by a module here that computes the same function on [rows, width]
+tensors; everything else keeps transformers' module. At one row a small operation costs as much as
+its launch, so their number counts. `causal.py` compares the model's output before and after.
 """
 
 import math
@@ -12,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.models.attention import attend
+from slipstream.models.linears import Products
 from slipstream.models.paged import Lanes
 from slipstream.models.pool import KvPool
-from slipstream.models.products import Products
 from slipstream.models.rows import Rows
 
 Tables = tuple[Tensor, Tensor]
@@ -176,3 +178,59 @@ def write(layer: Tensor, fresh: Tensor, rows: Rows | Lanes) -> None:
     else:
         start = rows.write_start
         layer[:, start : start + len(rows)] = fresh.transpose(0, 1)
+
+
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LAYER = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+
+
+def operate(model: nn.Module, products: Products, rotation: Rotation) -> None:
+    """Swap every part of `model` that has an equal, faster form, from the leaves up."""
+    for name, child in list(model.named_children()):
+        swapped = _swapped(child, products, rotation)
+        if swapped is None:
+            operate(child, products, rotation)
+            swapped = _layer(child) or child
+        setattr(model, name, swapped)
+
+
+def _swapped(module: nn.Module, products: Products, rotation: Rotation) -> nn.Module | None:
+    if _is_usual_attention(module):
+        return FastAttention(module, products, rotation)
+    if _has_linears(module, _MLP) and callable(getattr(module, "act_fn", None)):
+        return FastMlp(module, products)
+    if isinstance(module, nn.Linear):
+        return FastLinear(module, products)
+    return FastNorm(module) if is_usual_norm(module) else None
+
+
+def _has_linears(module: nn.Module, names: tuple[str, ...]) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in names)
+
+
+def is_usual_norm(module: object) -> bool:
+    """Return whether a module is an RMS norm of the usual form."""
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+
+
+def _is_usual_attention(module: nn.Module) -> bool:
+    norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
+    return (
+        _has_linears(module, _ATTENTION)
+        and hasattr(module, "scaling")
+        and (norms == (None, None) or all(map(is_usual_norm, norms)))
+    )
+
+
+def _layer(module: nn.Module) -> FastLayer | None:
+    """A layer out of exactly the four parts of a pre-norm one, each swapped already."""
+    parts = dict(module.named_children())
+    if parts.keys() != set(_LAYER):
+        return None
+    first, attention, second, mlp = (parts[name] for name in _LAYER)
+    if not isinstance(first, FastNorm) or not isinstance(second, FastNorm):
+        return None
+    if not isinstance(attention, FastAttention) or not isinstance(mlp, FastMlp):
+        return None
+    return FastLayer((first, second), attention, mlp)

@@ -1,8 +1,8 @@
-"""What the leader of several ranks tells the others (`following.py`).
+"""Tensor parallelism: steps that rank 0 sends, and the worker of another rank that computes them.
 
-Only rank 0 has sessions. Before it computes, it says what: which pages hold which positions, and
-which rows come. The others hold the keys and values of their own heads in the same pages, so that
-the same code makes the same forward there. Knows no processes: somebody else carries the orders.
+Only rank 0 has sessions. Before it computes, it sends which pages hold which positions, and which
+tokens come. The others hold the keys and values of their own heads in the same pages, so that the
+same code makes the same forward there. How steps travel is the caller's business.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
+import torch
 from torch import Tensor
 
 from slipstream.core.tree import TokenTree
+from slipstream.models.cache import KvCache
+from slipstream.models.causal import CausalModel
 from slipstream.models.pool import KvPool
 from slipstream.models.ranks import Ranks
 from slipstream.models.rows import Part
@@ -169,3 +172,51 @@ class _LedPool:
     def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor:
         order = Gather(self._number, Table(tuple(pages), span.stop), layer, span.start)
         return self._leader.heads(order, own)
+
+
+class Follower:
+    """Does what the leader says with this rank's part of the model."""
+
+    def __init__(self, model: CausalModel, ranks: Ranks) -> None:
+        self._model = model
+        self._ranks = ranks
+        self._pools: dict[int, KvPool] = {}
+
+    @torch.inference_mode()
+    def do(self, order: Order) -> None:
+        """Obey one order."""
+        match order:
+            case Open():
+                self._open(order)
+            case Close():
+                del self._pools[order.pool]
+            case Copy():
+                self._pools[order.pool].copy(order.source, order.into)
+            case Forward():
+                self._forward(order)
+            case Logits():
+                self._logits(order.num_rows)
+            case Gather():
+                cache = self._cache(order.pool, order.table)
+                self._ranks.heads(cache.gather(order.layer, order.start, order.table.count))
+
+    def _open(self, order: Open) -> None:
+        pool = self._model.pool(order.num_pages, scratch_rows=order.scratch_rows)
+        pool.take(order.num_pages)  # all of them clear; the leader counts their users
+        self._pools[order.pool] = pool
+
+    def _forward(self, order: Forward) -> None:
+        parts = [
+            Part(self._cache(order.pool, table), pending, tree)
+            for table, pending, tree in order.parts
+        ]
+        self._model.forward(parts)
+
+    def _logits(self, num_rows: int) -> None:
+        shape = (num_rows, self._model.hidden_size)
+        hidden = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
+        self._model.logits(self._ranks.told(hidden))
+
+    def _cache(self, pool: int, table: Table) -> KvCache:
+        limit = self._model.context_length
+        return KvCache.over(self._pools[pool], table.pages, limit=limit, count=table.count)
