@@ -1,4 +1,4 @@
-"""Attention kernels over a pool in place, and the choice among them by measuring.
+"""PagedAttention kernels over a pool in place, and the choice among them by measuring.
 
 For `invariant` numerics only kernels count under which a token has the same bits in any group,
 place and width; those are tried too. On a CPU there is nothing to choose. FlexAttention adds up a
@@ -17,22 +17,22 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from slipstream.core.errors import ModelError
 from slipstream.models.buckets import Fields, ForwardShape
 from slipstream.models.invariance import PAIRED, cancelling_keys
-from slipstream.models.paged import Attention, Kernel, Lanes, attend_lanes, unpack
-from slipstream.models.pool import KEY_BLOCK, KvLayout
+from slipstream.models.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
+from slipstream.models.pool import BLOCK_SIZE, KvLayout
 
 _NUM_PAGES = 24
 _NUM_CALLS = 10
 _SHAPES = (
-    ForwardShape(rows=16, lanes=1, lane_rows=16, width=1024, line=0, draws=0),
-    ForwardShape(rows=64, lanes=8, lane_rows=8, width=1024, line=0, draws=0),
+    ForwardShape(rows=16, segments=1, segment_size=16, width=1024, path=0, draws=0),
+    ForwardShape(rows=64, segments=8, segment_size=8, width=1024, path=0, draws=0),
 )
-_ALONE = ForwardShape(rows=1, lanes=1, lane_rows=1, width=256, line=0, draws=0)
+_ALONE = ForwardShape(rows=1, segments=1, segment_size=1, width=256, path=0, draws=0)
 _COMPANIES = (
-    ForwardShape(rows=2, lanes=1, lane_rows=2, width=256, line=0, draws=0),
-    ForwardShape(rows=4, lanes=1, lane_rows=4, width=256, line=0, draws=0),
-    ForwardShape(rows=8, lanes=1, lane_rows=8, width=384, line=0, draws=0),
-    ForwardShape(rows=16, lanes=1, lane_rows=16, width=256, line=0, draws=0),
-    ForwardShape(rows=64, lanes=4, lane_rows=16, width=1024, line=0, draws=0),
+    ForwardShape(rows=2, segments=1, segment_size=2, width=256, path=0, draws=0),
+    ForwardShape(rows=4, segments=1, segment_size=4, width=256, path=0, draws=0),
+    ForwardShape(rows=8, segments=1, segment_size=8, width=384, path=0, draws=0),
+    ForwardShape(rows=16, segments=1, segment_size=16, width=256, path=0, draws=0),
+    ForwardShape(rows=64, segments=4, segment_size=16, width=1024, path=0, draws=0),
 )
 _FOUND_OUT = frozenset({"sdpa", "cudnn"})
 """Kernels that pass for steady: in a model of 30 layers in bfloat16 on an H100, rows of 3 and more
@@ -46,7 +46,7 @@ def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel
     Raises `ModelError` where invariant numerics are asked for and no kernel keeps a row's bits.
     """
     if layout.device.type != "cuda":
-        return attend_lanes
+        return attend_paged
     trial = Trial(layout, group)
     candidates = dict(_CANDIDATES)
     if is_invariant:
@@ -86,7 +86,7 @@ class Trial:
         self._layout = layout
         self._group = group
         self._noise = torch.Generator().manual_seed(0)
-        self._layer = self._paired(_NUM_PAGES * KEY_BLOCK)
+        self._layer = self._paired(_NUM_PAGES * BLOCK_SIZE)
         self._query = self._random(128, layout.num_kv_heads * group, layout.head_dim)
 
     def steady(self, kernel: Kernel) -> bool:
@@ -97,7 +97,7 @@ class Trial:
             return False
 
     def _keeps_bits(self, kernel: Kernel, shape: ForwardShape) -> bool:
-        seen = [KEY_BLOCK + PAIRED * (row % 4) for row in range(shape.rows)]
+        seen = [BLOCK_SIZE + PAIRED * (row % 4) for row in range(shape.rows)]
         alone = [self._run(kernel, _ALONE, [count], row) for row, count in enumerate(seen)]
         return torch.equal(self._run(kernel, shape, seen), torch.cat(alone))
 
@@ -124,18 +124,18 @@ class Trial:
     ) -> Tensor:
         """Rows from `first` on, which look back on so many keys each, 200 by default."""
         query = self._query[first : first + shape.rows]
-        return kernel(query, self._layer, self._lanes(kernel, shape, seen, first), 0.1)
+        return kernel(query, self._layer, self._batch(kernel, shape, seen, first), 0.1)
 
-    def _lanes(
+    def _batch(
         self,
         kernel: Kernel,
         shape: ForwardShape,
         seen: Sequence[int] | None = None,
         first: int = 0,
-    ) -> Lanes:
+    ) -> PagedTokens:
         fields, rows = Fields.of(shape), range(shape.rows)
-        own = [(_NUM_PAGES - 1) * KEY_BLOCK + first + row for row in rows]
-        pages = [page % (_NUM_PAGES - 1) for page in range(shape.width // KEY_BLOCK)]
+        own = [(_NUM_PAGES - 1) * BLOCK_SIZE + first + row for row in rows]
+        pages = [page % (_NUM_PAGES - 1) for page in range(shape.width // BLOCK_SIZE)]
         parts: Sequence[Sequence[int]] = (
             [0] * fields.tokens,
             seen or [_SEEN] * fields.positions,
@@ -143,13 +143,13 @@ class Trial:
             rows,
             rows,
             rows,
-            pages * shape.lanes,
-            [0] * fields.line_starts,
+            pages * shape.segments,
+            [0] * fields.path_starts,
         )
         values = torch.tensor([value for part in parts for value in part])
         layout = self._layout
-        attention = Attention(self._group, layout.dtype, self._layer.shape[1], kernel)
-        return unpack(values.to(layout.device), shape, attention).lanes
+        attention = PagedAttention(self._group, layout.dtype, self._layer.shape[1], kernel)
+        return unpack(values.to(layout.device), shape, attention).segments
 
     def _paired(self, num_slots: int) -> Tensor:
         """Keys, then values [2 * kv_heads, slots, d]; the last page, of own ones, has values 0."""
@@ -157,7 +157,7 @@ class Trial:
         half = self._random(2, heads, num_slots // PAIRED, PAIRED // 2, dim)
         order = torch.randperm(PAIRED, generator=self._noise).to(half.device)
         keys, values = cancelling_keys(half, order)
-        values[:, -KEY_BLOCK:] = 0
+        values[:, -BLOCK_SIZE:] = 0
         return torch.cat([keys, values])
 
     def _random(self, *size: int) -> Tensor:
@@ -170,17 +170,17 @@ class Trial:
 
 
 def _only(backend: SDPBackend) -> Kernel:
-    """Attention over gathered pages, by one of torch's kernels."""
+    """PagedAttention over gathered pages, by one of torch's kernels."""
 
-    def attend(query: Tensor, layer: Tensor, lanes: Lanes, scale: float) -> Tensor:
+    def attend(query: Tensor, layer: Tensor, batch: PagedTokens, scale: float) -> Tensor:
         with sdpa_kernel(backend):
-            return attend_lanes(query, layer, lanes, scale)
+            return attend_paged(query, layer, batch, scale)
 
     return attend
 
 
 _CANDIDATES: Mapping[str, Kernel] = {
-    "sdpa": attend_lanes,
+    "sdpa": attend_paged,
     "efficient": _only(SDPBackend.EFFICIENT_ATTENTION),
     "cudnn": _only(SDPBackend.CUDNN_ATTENTION),
     "math": _only(SDPBackend.MATH),
@@ -199,20 +199,20 @@ class FlexKernel:
         attend: Any = flex_attention
         self._is_compiled = is_compiled
         self._shapes: set[tuple[torch.Size, torch.Size]] = set()
-        self._made: tuple[Lanes, BlockMask] | None = None
+        self._made: tuple[PagedTokens, BlockMask] | None = None
         self._attend = torch.compile(attend, dynamic=False) if is_compiled else attend
 
-    def __call__(self, query: Tensor, layer: Tensor, lanes: Lanes, scale: float) -> Tensor:
-        """See `paged.attend_lanes`, which takes shapes beyond those that can be compiled."""
+    def __call__(self, query: Tensor, layer: Tensor, batch: PagedTokens, scale: float) -> Tensor:
+        """See `paged.attend_paged`, which takes shapes beyond those that can be compiled."""
         if self._is_compiled and not self._has_room((query.shape, layer.shape)):
-            return attend_lanes(query, layer, lanes, scale)
+            return attend_paged(query, layer, batch, scale)
         num_kv, (num_rows, num_heads, dim) = layer.shape[0] // 2, query.shape
         keys, values = layer.unsqueeze(0).split(num_kv, 1)
         out: Tensor = self._attend(
             query.transpose(0, 1).unsqueeze(0),
             keys,
             values,
-            block_mask=self._mask(lanes),
+            block_mask=self._mask(batch),
             scale=scale,
             enable_gqa=num_heads > num_kv,
         )
@@ -223,30 +223,30 @@ class FlexKernel:
             self._shapes.add(shape)
         return shape in self._shapes
 
-    def _mask(self, lanes: Lanes) -> BlockMask:
+    def _mask(self, batch: PagedTokens) -> BlockMask:
         """Made once for all layers of a forward."""
-        if self._made is None or self._made[0] is not lanes:
-            self._made = lanes, block_mask(seen_slots(lanes))
+        if self._made is None or self._made[0] is not batch:
+            self._made = batch, block_mask(seen_slots(batch))
         return self._made[1]
 
 
-def seen_slots(lanes: Lanes) -> Tensor:
-    """Which slots of the pool each row sees, bool [R, num_slots]."""
-    visible = lanes.visible.flatten(0, 1)
-    columns = lanes.keys.view(lanes.num_lanes, 1, -1).expand_as(lanes.visible).flatten(0, 1)
+def seen_slots(batch: PagedTokens) -> Tensor:
+    """Return which slots of the pool each token sees, bool [R, num_slots]."""
+    visible = batch.visible.flatten(0, 1)
+    columns = batch.keys.view(batch.num_segments, 1, -1).expand_as(batch.visible).flatten(0, 1)
     # Added up, because a slot may stand in several columns, in one of them hidden.
-    counts = torch.zeros(len(visible), lanes.num_slots, dtype=torch.int32, device=visible.device)
+    counts = torch.zeros(len(visible), batch.num_slots, dtype=torch.int32, device=visible.device)
     counts.scatter_add_(1, columns, visible.int())
-    return counts.index_select(0, lanes.places) > 0
+    return counts.index_select(0, batch.places) > 0
 
 
 def block_mask(seen: Tensor) -> BlockMask:
-    """The mask of rows that see [R, num_slots], with the pages that any of a block's rows sees."""
+    """Return the mask of tokens that see [R, num_slots], with the pages that any token sees."""
     num_rows, num_slots = seen.shape
-    blocks = -(-num_rows // KEY_BLOCK)
-    padded = seen.new_zeros(blocks * KEY_BLOCK, num_slots)
+    blocks = -(-num_rows // BLOCK_SIZE)
+    padded = seen.new_zeros(blocks * BLOCK_SIZE, num_slots)
     padded[:num_rows] = seen
-    by_page = padded.view(blocks, KEY_BLOCK, num_slots // KEY_BLOCK, KEY_BLOCK).any(3).any(1)
+    by_page = padded.view(blocks, BLOCK_SIZE, num_slots // BLOCK_SIZE, BLOCK_SIZE).any(3).any(1)
     order = by_page.int().sort(dim=1, descending=True, stable=True).indices.int()
     counts = by_page.sum(1).int()
 
@@ -256,7 +256,7 @@ def block_mask(seen: Tensor) -> BlockMask:
     return BlockMask.from_kv_blocks(
         counts.view(1, 1, -1),
         order.view(1, 1, blocks, -1),
-        BLOCK_SIZE=KEY_BLOCK,
+        BLOCK_SIZE=BLOCK_SIZE,
         mask_mod=sees,
         seq_lengths=(num_rows, num_slots),
     )

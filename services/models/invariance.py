@@ -17,7 +17,7 @@ from torch import Tensor
 from slipstream.core.errors import ModelError
 from slipstream.models.machine import this_machine
 from slipstream.models.operators import apart, together
-from slipstream.models.pool import KEY_BLOCK, KvLayout
+from slipstream.models.pool import BLOCK_SIZE, KvLayout
 
 Numerics = Literal["invariant", "fast"]
 """Whether a row's bits may depend on the other rows of a forward."""
@@ -151,7 +151,7 @@ class QueryRule:
         return self.steady[-1]
 
     def shaped(self, mask: Tensor, group: int) -> Tensor:
-        """Return a mask [rows, width] for `group` query heads a row, padded as `Look` has it."""
+        """Return a mask [n, width] for `group` query heads a token, padded as in `QuerySegment`."""
         if self.is_apart:
             return mask[:, None, None].expand(-1, 1, group, -1)
         padding = self.steady[bisect_left(self.steady, len(mask))] - len(mask)
@@ -208,7 +208,7 @@ def _keeps_bits(
     return torch.equal(torch.cat(parts), reference[:whole])
 
 
-_CASES = ((MAX_ROWS, KEY_BLOCK), (32, 5 * KEY_BLOCK))
+_CASES = ((MAX_ROWS, BLOCK_SIZE), (32, 5 * BLOCK_SIZE))
 """Rows and keys of what is tried: keys within one block of the kernel's, and beyond."""
 
 

@@ -49,7 +49,7 @@ def stacked_bias(linears: Sequence[Any]) -> Tensor | None:
     return torch.cat(parts)
 
 
-class Products:
+class Linears:
     """Packs weights and, for invariant numerics, finds the row counts that all products share.
 
     The rule narrows while products are made and holds for every one of them afterwards.

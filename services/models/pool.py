@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.core.errors import CapacityError, NoRoom
 
-KEY_BLOCK = 128
+BLOCK_SIZE = 128
 """Key ranges are padded to a multiple of this, so a page of a cache is as long."""
 
 
@@ -45,8 +45,8 @@ class KvLayout:
 
     @property
     def bytes_per_page(self) -> int:
-        """Bytes of a block of `KEY_BLOCK` tokens."""
-        return KEY_BLOCK * self.bytes_per_token
+        """Bytes of a block of `BLOCK_SIZE` tokens."""
+        return BLOCK_SIZE * self.bytes_per_token
 
 
 class PageList:
@@ -129,7 +129,7 @@ class Peers(Protocol):
 
 
 class KvPool:
-    """Pages of `KEY_BLOCK` slots in buffers [2 * kv_heads, slots, head_dim], one a layer.
+    """Pages of `BLOCK_SIZE` slots in buffers [2 * kv_heads, slots, head_dim], one a layer.
 
     A page may have several users; who wants to write to one needs it alone. Behind the pages lie
     scratch slots for the rows of one forward that become nobody's, or not in place. Memory is
@@ -144,7 +144,7 @@ class KvPool:
         self.peers: Peers | None = None
         self.num_pages = num_pages
         self.scratch = range(
-            num_pages * KEY_BLOCK, num_pages * KEY_BLOCK + round_up(scratch_rows, KEY_BLOCK)
+            num_pages * BLOCK_SIZE, num_pages * BLOCK_SIZE + round_up(scratch_rows, BLOCK_SIZE)
         )
         shape = (2 * layout.num_own_heads, self.scratch.stop, layout.head_dim)
         self._layers = [
@@ -182,20 +182,20 @@ class KvPool:
         """
         if count > self.num_pages:
             raise CapacityError(
-                f"{count * KEY_BLOCK} slots of keys and values are needed, but there are"
-                f" {self.num_pages * KEY_BLOCK} in all"
+                f"{count * BLOCK_SIZE} slots of keys and values are needed, but there are"
+                f" {self.num_pages * BLOCK_SIZE} in all"
             )
         if count > self.num_free:
             raise NoRoom(
-                f"{count * KEY_BLOCK} slots of keys and values are needed, but"
-                f" {self.num_free * KEY_BLOCK} are free"
+                f"{count * BLOCK_SIZE} slots of keys and values are needed, but"
+                f" {self.num_free * BLOCK_SIZE} are free"
             )
         pages = self._free.take(count, after=after)
         for page in pages:
             self._num_users[page] = 1
             if not self._is_clear[page]:
                 self._is_clear[page] = True
-                self._clear(slice(page * KEY_BLOCK, (page + 1) * KEY_BLOCK))
+                self._clear(slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE))
         return pages
 
     def num_users(self, page: int) -> int:

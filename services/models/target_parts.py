@@ -174,7 +174,7 @@ def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _PartsInFiles:
     parts: TargetParts
     context_length: int
 
@@ -184,7 +184,7 @@ class _Found:
         return LoadedParts(self.parts, short_name(name), tokenizer_hash, self.context_length)
 
 
-def _read(folder: Path, dtype: torch.dtype, device: str) -> _Found | None:
+def _read(folder: Path, dtype: torch.dtype, device: str) -> _PartsInFiles | None:
     """The parts by their names in the files; None where they are not plain tensors there."""
     config = require_causal(folder)
     if getattr(config, "quantization_config", None) is not None:
@@ -204,7 +204,7 @@ def _read(folder: Path, dtype: torch.dtype, device: str) -> _Found | None:
     # Every number but the table sizes comes from the configuration: that of all the layers.
     skeleton.config = config
     parts = target_parts(skeleton, tokenizer_hash=tokenizer.vocab_hash)
-    return _Found(parts, context_length(text))
+    return _PartsInFiles(parts, context_length(text))
 
 
 def _ends(model: Any) -> tuple[nn.Module, nn.Module]:

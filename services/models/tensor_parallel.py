@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenPool:
     """Make pool number `pool`."""
 
     pool: int
@@ -33,14 +33,14 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class ClosePool:
     """Free a pool."""
 
     pool: int
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopySlots:
     """`KvPool.copy`."""
 
     pool: int
@@ -49,7 +49,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class BlockTable:
     """A session's pages, and how many positions of them hold final tokens."""
 
     pages: tuple[int, ...]
@@ -57,125 +57,125 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class RunForward:
     """`CausalModel.forward` of parts: tables, pending tokens and trees."""
 
     pool: int
-    parts: tuple[tuple[Table, tuple[int, ...], TokenTree], ...]
+    parts: tuple[tuple[BlockTable, tuple[int, ...], TokenTree], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Logits:
-    """`CausalModel.logits` of so many hidden states, which the leader sends."""
+class RunLogits:
+    """`CausalModel.logits` of so many hidden states, which rank 0 broadcasts."""
 
-    num_rows: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """Send the leader the heads of a layer from position `start` to the end of the table."""
+class GatherHeads:
+    """Send rank 0 the heads of a layer from position `start` to the end of the table."""
 
     pool: int
-    table: Table
+    table: BlockTable
     layer: int
     start: int
 
 
-Order = Open | Close | Copy | Forward | Logits | Gather
+WorkerStep = OpenPool | ClosePool | CopySlots | RunForward | RunLogits | GatherHeads
 
 
-class Followers(Protocol):
-    """The other ranks; each does what it is told, in the order it was told."""
+class Workers(Protocol):
+    """The other ranks; each computes the steps in the order in which they were sent."""
 
-    def tell(self, order: Order) -> None:
-        """Send an order to all of them. Does not wait."""
+    def send(self, step: WorkerStep) -> None:
+        """Send a step to all of them. Does not wait."""
         ...
 
     def fail(self, reason: str) -> None:
-        """The ranks have lost step: nothing that they compute means anything any more."""
+        """Give all ranks up: they have lost step, and what they compute is worthless."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class TensorParallelGroup:
     """What rank 0 has besides its own part of a model."""
 
     ranks: Ranks
-    followers: Followers
+    workers: Workers
 
 
-class Leader:
-    """Rank 0's word to the others. Everything here happens on the thread that computes."""
+class TensorParallelDriver:
+    """Rank 0's side. All methods are called on the thread that computes."""
 
-    def __init__(self, ranks: Ranks, followers: Followers) -> None:
+    def __init__(self, ranks: Ranks, workers: Workers) -> None:
         self._ranks = ranks
-        self._followers = followers
+        self._workers = workers
         self._num_pools = 0
         self._numbers: WeakKeyDictionary[KvPool, int] = WeakKeyDictionary()
-        self._gone: list[int] = []
+        self._closed: list[int] = []
 
     def open(self, pool: KvPool) -> None:
         """Have the others make the same pool; they free it some time after this one is gone."""
         number = self._num_pools
         self._num_pools += 1
         self._numbers[pool] = number
-        pool.peers = _LedPool(self, number)
-        finalize(pool, self._gone.append, number)
-        self.together(Open(number, pool.num_pages, len(pool.scratch)), lambda: None)
+        pool.peers = _WorkerPools(self, number)
+        finalize(pool, self._closed.append, number)
+        self.together(OpenPool(number, pool.num_pages, len(pool.scratch)), lambda: None)
 
     def forward(self, pool: KvPool, parts: Sequence[Part], work: Callable[[], Tensor]) -> Tensor:
-        """What `work`, the forward of these parts, gives when all ranks make it."""
-        told = tuple(
-            (Table(tuple(part.cache.pages), part.cache.count), tuple(part.pending), part.tree)
+        """Return what `work`, the forward of these parts, gives when all ranks make it."""
+        sent = tuple(
+            (BlockTable(tuple(part.cache.pages), part.cache.count), tuple(part.pending), part.tree)
             for part in parts
         )
-        return self.together(Forward(self._numbers[pool], told), work)
+        return self.together(RunForward(self._numbers[pool], sent), work)
 
     def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """What `head` makes of hidden states [rows, d] when all ranks do."""
-        order = Logits(len(hidden))
-        return self.together(order, lambda: head(self._ranks.told(hidden)))
+        """Return what `head` makes of hidden states [n, d] when all ranks do."""
+        step = RunLogits(len(hidden))
+        return self.together(step, lambda: head(self._ranks.broadcast(hidden)))
 
-    def heads(self, order: Gather, own: Tensor) -> Tensor:
-        """All heads [2 * kv_heads, n, d] of what every rank has some of."""
-        both = self.together(order, lambda: self._ranks.heads(own))
-        assert both is not None, "the leader is rank 0"
+    def heads(self, step: GatherHeads, own: Tensor) -> Tensor:
+        """Return all heads [2 * kv_heads, n, d] of what every rank has some of."""
+        both = self.together(step, lambda: self._ranks.heads(own))
+        assert both is not None, "the driver is rank 0"
         return both
 
-    def together(self, order: Order, work: Callable[[], T]) -> T:
-        """What `work` gives while the others do as ordered.
+    def together(self, step: WorkerStep, work: Callable[[], T]) -> T:
+        """Return what `work` gives while the others compute the step.
 
         A rank that stops halfway leaves the others waiting, and the next sum would mix up two
         forwards: so any error is the end of all ranks.
         """
         try:
-            while self._gone:
-                self._followers.tell(Close(self._gone.pop()))
-            self._followers.tell(order)
+            while self._closed:
+                self._workers.send(ClosePool(self._closed.pop()))
+            self._workers.send(step)
             return work()
         except Exception as error:
-            self._followers.fail(f"rank 0 failed at a step of all ranks: {error!r}")
+            self._workers.fail(f"rank 0 failed at a step of all ranks: {error!r}")
             raise
 
 
-class _LedPool:
+class _WorkerPools:
     """`Peers` of one pool."""
 
-    def __init__(self, leader: Leader, number: int) -> None:
-        self._leader = leader
+    def __init__(self, driver: TensorParallelDriver, number: int) -> None:
+        self._driver = driver
         self._number = number
 
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
-        order = Copy(self._number, tuple(source), tuple(into))
-        self._leader.together(order, lambda: None)
+        step = CopySlots(self._number, tuple(source), tuple(into))
+        self._driver.together(step, lambda: None)
 
     def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor:
-        order = Gather(self._number, Table(tuple(pages), span.stop), layer, span.start)
-        return self._leader.heads(order, own)
+        table = BlockTable(tuple(pages), span.stop)
+        return self._driver.heads(GatherHeads(self._number, table, layer, span.start), own)
 
 
-class Follower:
-    """Does what the leader says with this rank's part of the model."""
+class TensorParallelWorker:
+    """Another rank: its part of the model and its pages, without sessions of its own."""
 
     def __init__(self, model: CausalModel, ranks: Ranks) -> None:
         self._model = model
@@ -183,40 +183,31 @@ class Follower:
         self._pools: dict[int, KvPool] = {}
 
     @torch.inference_mode()
-    def do(self, order: Order) -> None:
-        """Obey one order."""
-        match order:
-            case Open():
-                self._open(order)
-            case Close():
-                del self._pools[order.pool]
-            case Copy():
-                self._pools[order.pool].copy(order.source, order.into)
-            case Forward():
-                self._forward(order)
-            case Logits():
-                self._logits(order.num_rows)
-            case Gather():
-                cache = self._cache(order.pool, order.table)
-                self._ranks.heads(cache.gather(order.layer, order.start, order.table.count))
+    def run(self, step: WorkerStep) -> None:
+        """Compute one step."""
+        match step:
+            case OpenPool():
+                pool = self._model.pool(step.num_pages, scratch_rows=step.scratch_rows)
+                pool.take(step.num_pages)  # all of them clear; rank 0 counts their users
+                self._pools[step.pool] = pool
+            case ClosePool():
+                del self._pools[step.pool]
+            case CopySlots():
+                self._pools[step.pool].copy(step.source, step.into)
+            case RunForward():
+                parts = [
+                    Part(self._cache(step.pool, table), pending, tree)
+                    for table, pending, tree in step.parts
+                ]
+                self._model.forward(parts)
+            case RunLogits():
+                shape = (step.num_tokens, self._model.hidden_size)
+                hidden = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
+                self._model.logits(self._ranks.broadcast(hidden))
+            case GatherHeads():
+                cache = self._cache(step.pool, step.table)
+                self._ranks.heads(cache.gather(step.layer, step.start, step.table.count))
 
-    def _open(self, order: Open) -> None:
-        pool = self._model.pool(order.num_pages, scratch_rows=order.scratch_rows)
-        pool.take(order.num_pages)  # all of them clear; the leader counts their users
-        self._pools[order.pool] = pool
-
-    def _forward(self, order: Forward) -> None:
-        parts = [
-            Part(self._cache(order.pool, table), pending, tree)
-            for table, pending, tree in order.parts
-        ]
-        self._model.forward(parts)
-
-    def _logits(self, num_rows: int) -> None:
-        shape = (num_rows, self._model.hidden_size)
-        hidden = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
-        self._model.logits(self._ranks.told(hidden))
-
-    def _cache(self, pool: int, table: Table) -> KvCache:
+    def _cache(self, pool: int, table: BlockTable) -> KvCache:
         limit = self._model.context_length
         return KvCache.over(self._pools[pool], table.pages, limit=limit, count=table.count)

@@ -1,7 +1,7 @@
 """The processes that hold a large target together with this one: started, told, watched, ended.
 
-Each is a `slipstream.target.follower` on a leash, with one connection over which orders go out.
-What an order means is `slipstream.models.tensor_parallel`'s part.
+Each is a `slipstream.target.follower` on a leash, with one connection over which steps go out.
+What a step means is `slipstream.models.tensor_parallel`'s part.
 """
 
 import logging
@@ -27,7 +27,7 @@ from slipstream.models.invariance import Numerics
 from slipstream.models.loading import check_ranks
 from slipstream.models.ranks import join_ranks, leave_ranks
 from slipstream.models.store.resolve import resolve
-from slipstream.models.tensor_parallel import Order, Team
+from slipstream.models.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.target.config import TargetConfig
 
 _LOG = logging.getLogger("slipstream.target")
@@ -99,19 +99,19 @@ class Crew:
             _LOG.info("rank %d of %d is process %d", member.rank, plan.size, member.process.pid)
             threading.Thread(target=self._watch, args=(member,), daemon=True).start()
 
-    def meet(self) -> Team:
+    def meet(self) -> TensorParallelGroup:
         """Meet them, as rank 0, on the thread that will compute."""
         plan = self._plan
         ranks = join_ranks(0, plan.size, device=plan.device, meeting=self._meeting)
-        return Team(ranks, self)
+        return TensorParallelGroup(ranks, self)
 
-    def tell(self, order: Order | None) -> None:
-        """See `models.leading.Followers`. None is the last order."""
+    def send(self, step: WorkerStep | None) -> None:
+        """See `models.tensor_parallel.Workers`. None is the last step."""
         for member in self._members:
-            member.connection.send(order)
+            member.connection.send(step)
 
     def fail(self, reason: str) -> None:
-        """See `models.leading.Followers`."""
+        """See `models.tensor_parallel.Workers`."""
         if not self._over.wait(_MOMENT_S):  # where a follower has ended, that is the reason
             self._end_with(reason, is_input=False)
 
@@ -128,7 +128,7 @@ class Crew:
         self._over.set()
         if error is None:
             with suppress(OSError):
-                self.tell(None)
+                self.send(None)
         for member in self._members:
             self._end(member, 0.0 if error else _GRACE_S)
         leave_ranks()

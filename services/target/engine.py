@@ -26,7 +26,7 @@ from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside
 from slipstream.models.draws import Drawn
-from slipstream.models.pool import KEY_BLOCK, KvLayout
+from slipstream.models.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call
 from slipstream.target.drawing import draws_of, is_drawn
@@ -273,7 +273,7 @@ class LocalTarget:
         final, reason = finish(session, num_output, tokens)
         pending, nodes = slots
         work.cache.keep([*pending, *(nodes[node] for node in walk.nodes[: len(final)])])
-        if work.cache.count // KEY_BLOCK > work.num_cached // KEY_BLOCK:
+        if work.cache.count // BLOCK_SIZE > work.num_cached // BLOCK_SIZE:
             self._memory.remember(work.cache, work.tokens)
         held.synced.tokens += final
         held.roots = walk.roots if reason is None else ()

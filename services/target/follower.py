@@ -13,7 +13,7 @@ from slipstream.models.causal import CausalModel
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import load_target_parts
 from slipstream.models.ranks import join_ranks, leave_ranks
-from slipstream.models.tensor_parallel import Follower
+from slipstream.models.tensor_parallel import TensorParallelWorker
 from slipstream.target.crew import Farewell, Post
 
 
@@ -37,19 +37,21 @@ def main(argv: Sequence[str]) -> int:
 def _follow(post: Post, leader: Connection) -> int:
     count = post.plan.num_threads
     cores = Cores(count, post.plan.pin_threads, first=post.rank * count)
-    follower = load_on(lambda load: load(), lambda: _load(post), cores)
-    while (order := leader.recv()) is not None:
-        follower.do(order)
+    worker = load_on(lambda load: load(), lambda: _load(post), cores)
+    while (step := leader.recv()) is not None:
+        worker.run(step)
     return 0
 
 
-def _load(post: Post) -> Follower:
+def _load(post: Post) -> TensorParallelWorker:
     plan = post.plan
     ranks = join_ranks(post.rank, plan.size, device=plan.device, meeting=post.meeting)
     loaded = load_target_parts(
         str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
     )
-    return Follower(CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks), ranks)
+    return TensorParallelWorker(
+        CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks), ranks
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from slipstream.core.errors import NoRoom
 from slipstream.models.cache import KvCache
-from slipstream.models.pool import KEY_BLOCK, KvPool, round_up
+from slipstream.models.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.target.prefixes import Match, PrefixCache
 
 
@@ -53,9 +53,9 @@ class KvMemory:
 
         The rest may be written without further room. Raises as `open` does, and changes nothing.
         """
-        behind = cache.pages[count // KEY_BLOCK :]
+        behind = cache.pages[count // BLOCK_SIZE :]
         num_copied = sum(self.pool.num_users(page) > 1 for page in behind)
-        num_new = round_up(num_slots, KEY_BLOCK) // KEY_BLOCK - len(cache.pages)
+        num_new = round_up(num_slots, BLOCK_SIZE) // BLOCK_SIZE - len(cache.pages)
         self._free(num_copied + max(num_new, 0))
         cache.reserve(num_slots)
         cache.truncate(count)
@@ -63,9 +63,9 @@ class KvMemory:
 
     def remember(self, cache: KvCache, tokens: Sequence[int]) -> None:
         """Let others begin with the whole pages of a session that holds `tokens` and goes on."""
-        num_pages = min(cache.count, len(tokens)) // KEY_BLOCK
+        num_pages = min(cache.count, len(tokens)) // BLOCK_SIZE
         if num_pages and self._keeps:
-            self._prefixes.insert(tokens[: num_pages * KEY_BLOCK], cache.pages[:num_pages])
+            self._prefixes.insert(tokens[: num_pages * BLOCK_SIZE], cache.pages[:num_pages])
 
     def close(self, cache: KvCache, tokens: Sequence[int]) -> None:
         """Give a session's pages back, and remember what they hold of its `tokens`."""
@@ -84,6 +84,6 @@ class KvMemory:
                 pass
         elif missing > 0 and count <= self.pool.num_pages:
             raise NoRoom(
-                f"{count * KEY_BLOCK} slots of keys and values are needed, but others use all but"
-                f" {(self.pool.num_free + self._prefixes.num_idle) * KEY_BLOCK}"
+                f"{count * BLOCK_SIZE} slots of keys and values are needed, but others use all but"
+                f" {(self.pool.num_free + self._prefixes.num_idle) * BLOCK_SIZE}"
             )

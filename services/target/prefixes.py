@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slipstream.models.pool import KEY_BLOCK, KvPool
+from slipstream.models.pool import BLOCK_SIZE, KvPool
 
 _MAX_COMPARED = 64
 """Pages below one whose tokens are compared one by one, the most recent ones."""
@@ -53,11 +53,11 @@ class PrefixCache:
         path: list[_Entry] = []
         count = 0
         below = self._first
-        while (entry := below.get(tuple(tokens[count : count + KEY_BLOCK]))) is not None:
+        while (entry := below.get(tuple(tokens[count : count + BLOCK_SIZE]))) is not None:
             path.append(entry)
             count += len(entry.tokens)
             below = entry.below
-        nearest, same = _nearest(below, tokens[count : count + KEY_BLOCK])
+        nearest, same = _nearest(below, tokens[count : count + BLOCK_SIZE])
         if nearest is not None:
             path.append(nearest)
             count += same
@@ -69,8 +69,8 @@ class PrefixCache:
         needed twice."""
         path: list[_Entry] = []
         below, above = self._first, None
-        for start, page in zip(range(0, len(tokens), KEY_BLOCK), pages, strict=True):
-            key = tuple(tokens[start : start + KEY_BLOCK])
+        for start, page in zip(range(0, len(tokens), BLOCK_SIZE), pages, strict=True):
+            key = tuple(tokens[start : start + BLOCK_SIZE])
             entry = _holder(below, key)
             if entry is None:
                 self._forget_beginning(below, key)
@@ -116,7 +116,7 @@ class PrefixCache:
 def _holder(below: dict[tuple[int, ...], _Entry], key: tuple[int, ...]) -> _Entry | None:
     """The page that holds exactly these tokens, or begins with them where the text ends."""
     entry = below.get(key)
-    if entry is None and len(key) < KEY_BLOCK:
+    if entry is None and len(key) < BLOCK_SIZE:
         nearest, same = _nearest(below, key)
         entry = nearest if same == len(key) else None
     return entry

@@ -15,7 +15,7 @@ from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.machine import best_seconds, this_machine
-from slipstream.models.pool import KEY_BLOCK, KvPool, round_up
+from slipstream.models.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.rows import Part
 
 _TOKEN = 0
@@ -49,9 +49,9 @@ def learn_cost(
     engine's own `pool` that they are timed over, so that they are captured early.
     """
     max_rows = min(max_rows, model.context_length)
-    own_pages = round_up(max_rows, KEY_BLOCK) // KEY_BLOCK
+    own_pages = round_up(max_rows, BLOCK_SIZE) // BLOCK_SIZE
     if not model.has_shapes or pool.num_free < CROWD + own_pages:
-        pool = model.pool(CROWD + own_pages, scratch_rows=KEY_BLOCK)
+        pool = model.pool(CROWD + own_pages, scratch_rows=BLOCK_SIZE)
     alone = model.open_in(pool)
     crowd: list[KvCache] = []
     alone.reserve(max_rows)

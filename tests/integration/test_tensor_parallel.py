@@ -53,7 +53,7 @@ class World:
         team = crew.meet()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
         self.shared = CausalModel(loaded.model, ranks=team.ranks)
-        self.shared.lead(team.followers)
+        self.shared.drive(team.workers)
         self.whole = tiny.causal(family, dtype=getattr(torch, dtype), engine="torch")
         self.target = tiny.local_target(self.shared, num_pages=16)
         scorer = tiny.glide(dtype=getattr(torch, dtype))

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.models.pool import KEY_BLOCK, KvLayout, KvPool, round_up
+from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.target.prefixes import PrefixCache
 
 LAYOUT = KvLayout(1, 1, 2, torch.float32, torch.device("cpu"))
-FIRST = tuple(range(KEY_BLOCK))
+FIRST = tuple(range(BLOCK_SIZE))
 
 
 def made(num_pages=16, max_pages=16):
@@ -20,7 +20,7 @@ def made(num_pages=16, max_pages=16):
 
 def leave(pool, prefixes, tokens):
     """A session that held `tokens` alone, and is gone."""
-    pages = pool.take(round_up(len(tokens), KEY_BLOCK) // KEY_BLOCK)
+    pages = pool.take(round_up(len(tokens), BLOCK_SIZE) // BLOCK_SIZE)
     prefixes.insert(tokens, pages)
     for page in pages:
         pool.drop(page)
@@ -31,7 +31,7 @@ def test_the_longest_beginning_is_found():
     pool, prefixes = made()
     one = leave(pool, prefixes, (*FIRST, 1, 2, 3))
     two = leave(pool, prefixes, (*FIRST, 1, 9))
-    assert prefixes.match((*FIRST, 1, 2, 3, 4)).count == KEY_BLOCK + 3
+    assert prefixes.match((*FIRST, 1, 2, 3, 4)).count == BLOCK_SIZE + 3
     assert prefixes.match((*FIRST, 1, 9, 9)).pages == (one[0], two[1])
     assert prefixes.match((*FIRST, 5)).pages == (one[0],)
     assert prefixes.match((7, *FIRST)).count == 0
@@ -71,7 +71,7 @@ def test_the_longest_unused_goes_first_and_ends_before_beginnings():
         found.append([prefixes.match(text).count for text in reversed(texts)])
         prefixes.match(texts[0])
     assert len(found) == 6
-    assert found[0][1] == KEY_BLOCK
+    assert found[0][1] == BLOCK_SIZE
     assert all(sum(later) < sum(sooner) for sooner, later in pairwise(found))
     assert pool.num_free == pool.num_pages
 
@@ -104,7 +104,7 @@ def test_a_match_is_the_longest_beginning_that_anybody_left(texts):
     ]
     match = prefixes.match(asked)
     assert match.count == max(same, default=0)
-    assert len(match.pages) == round_up(match.count, KEY_BLOCK) // KEY_BLOCK
+    assert len(match.pages) == round_up(match.count, BLOCK_SIZE) // BLOCK_SIZE
     while prefixes.evict():
         pass
     assert pool.num_free == 64
