@@ -1,8 +1,8 @@
-"""Where the rows of one forward sit: positions, slots, and what each may look back on.
+"""Batched tokens of one forward: positions, slots, and the keys that each attends to.
 
-A row is a token to process: a final token whose keys are not cached yet, or a tree node.
-Every row attends to all keys *before* it and to its own. The own key is merged separately
-(`attention.py`), so a row only ever reads slots that hold its earlier positions in order.
+A token is a final one whose keys are not cached yet, or a tree node. It attends to all keys
+*before* it and to its own, which is merged separately (`attention.py`): so it only ever reads
+slots that hold its earlier positions in order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from torch import Tensor
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
 from slipstream.models.cache import KvCache
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.queries import ANY_QUERIES, QueryRule
+from slipstream.models.invariance import ANY_QUERIES, QueryRule
+from slipstream.models.pool import BLOCK_SIZE, KvLayout, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Rows `start`..`stop`-1 look back on `width` slots: neighbours from `base` on, or `slots`
-    [width], where positions or ancestors are scattered.
+class QuerySegment:
+    """Attention metadata of tokens `start`..`stop`-1, which read the same `width` slots:
+    neighbours from `base` on, or `slots` [width], where positions or ancestors are scattered.
 
-    `mask` is additive, [1, 1, (rows + padding) * group, width], for query heads in groups per key
-    head, or [rows, 1, group, width] where each row `is_apart` (see `attention.py`). `has_first`
-    says that row `start` is at position 0 and has nothing to look back on.
+    `mask` is additive, [1, 1, (tokens + padding) * group, width], for query heads in groups per
+    key head, or [tokens, 1, group, width] where each token `is_apart` (see `operators.py`).
+    `has_first` says that token `start` is at position 0, with no key before it.
     """
 
     start: int
@@ -54,12 +54,11 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """One forward: `tokens`, `positions` and `slots` [R], and the looks that cover the rows.
+class BatchedTokens:
+    """One forward: `tokens`, `positions` and `slots` [R], and the segments that cover them.
 
-    `order[i]` is the row of the i-th input, part by part, pending tokens before nodes; `places`
-    are the inputs' slots by part. `write_start` is the first slot when the rows' slots are
-    consecutive, else None.
+    `order[i]` is the place of the i-th input, part by part, pending tokens before nodes; `places`
+    are the inputs' slots by part. `write_start` is the first slot where slots are consecutive.
     """
 
     tokens: Tensor
@@ -67,7 +66,7 @@ class Rows:
     slots: Tensor
     places: tuple[tuple[int, ...], ...]
     order: tuple[int, ...]
-    looks: tuple[Look, ...]
+    segments: tuple[QuerySegment, ...]
     write_start: int | None
 
     def __len__(self) -> int:
@@ -75,64 +74,64 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedRow:
-    """A row's token, and where it stands."""
+class PlacedToken:
+    """A token with its position and its slot."""
 
     token: int
     position: int
     slot: int
-    line: tuple[int, ...] | None
-    """Slots, from the root's end on, of a path that begins with the tree nodes above the row; None
-    where each of these is at the slot of its position. The row sees only what is before it."""
+    path_slots: tuple[int, ...] | None
+    """Slots, from the root's end on, of a path that begins with the nodes above the token; None
+    where each of these is at the slot of its position. The token sees only what is before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """One part's rows in the order they are computed in; `order[i]` is the row of its i-th input,
-    `places` are the inputs' slots."""
+class PartLayout:
+    """One part's tokens in the order they are computed in; `order[i]` is the place of its i-th
+    input, `places` are the inputs' slots."""
 
-    rows: Sequence[PlacedRow]
+    tokens: Sequence[PlacedToken]
     order: Sequence[int]
     places: tuple[int, ...]
 
 
-class RowPlanner:
-    """Lays the rows of a forward out for one model's dtype, device, heads and numerics.
+class BatchPlanner:
+    """Attention metadata of forwards for one model's dtype, device, heads and numerics.
 
-    `is_invariant` pads a row's key range to a multiple of 128 that depends on the row's own
-    position only, so that its bits depend on neither the batch nor the rest of the tree.
+    `is_invariant` pads a token's key range to a multiple of 128 that depends on its own position
+    only, so that its bits depend on neither the batch nor the rest of the tree.
     """
 
     def __init__(
         self, layout: KvLayout, group: int, *, is_invariant: bool, rule: QueryRule = ANY_QUERIES
     ) -> None:
-        """`group` is the number of query heads per key head; `rule` says which numbers of rows may
-        look back together."""
+        """`group` is the number of query heads per key head; `rule` says how many tokens may
+        attend together."""
         self._dtype = layout.dtype
         self._device = layout.device
         self._group = group
         self._is_invariant = is_invariant
         self._rule = rule
 
-    def plan(self, parts: Sequence[Part]) -> Rows:
-        """Rows for all parts of a forward; their caches share a pool and have room for `end`."""
-        rows: list[PlacedRow] = []
-        looks: list[Look] = []
+    def plan(self, parts: Sequence[Part]) -> BatchedTokens:
+        """Return the tokens of all parts; their caches share a pool and have room for `end`."""
+        rows: list[PlacedToken] = []
+        segments: list[QuerySegment] = []
         order: list[int] = []
         layouts = lay_out(parts)
         for part, layout in zip(parts, layouts, strict=True):
             order += [len(rows) + row for row in layout.order]
-            looks += self._looks(layout.rows, part, len(rows))
-            rows += layout.rows
+            segments += self._segments(layout.tokens, part, len(rows))
+            rows += layout.tokens
         slots = [row.slot for row in rows]
         is_run = slots == list(range(slots[0], slots[0] + len(slots)))
-        return Rows(
+        return BatchedTokens(
             tokens=self._long([row.token for row in rows]),
             positions=self._long([row.position for row in rows]),
             slots=self._long(slots),
             places=tuple(layout.places for layout in layouts),
             order=tuple(order),
-            looks=tuple(looks),
+            segments=tuple(segments),
             write_start=slots[0] if is_run else None,
         )
 
@@ -141,26 +140,26 @@ class RowPlanner:
 
     def _width(self, position: int) -> int:
         if self._is_invariant:
-            return round_up(max(position, 1), KEY_BLOCK)
+            return round_up(max(position, 1), BLOCK_SIZE)
         return max(position, 1)
 
-    def _looks(self, rows: Sequence[PlacedRow], part: Part, offset: int) -> list[Look]:
-        """The looks of one part's rows, which are those from `offset` on of the forward."""
-        looks = []
+    def _segments(self, rows: Sequence[PlacedToken], part: Part, offset: int) -> list[QuerySegment]:
+        """Return the segments of one part's tokens, those from `offset` on of the forward."""
+        segments = []
         start = 0
         while start < len(rows):
             width = self._width(rows[start].position)
             stop = start + 1
             most = min(len(rows), start + self._rule.max_rows)
-            while stop < most and rows[stop].line == rows[start].line:
+            while stop < most and rows[stop].path_slots == rows[start].path_slots:
                 if self._is_invariant and self._width(rows[stop].position) != width:
                     break
                 stop += 1
-            looks.append(self._look(rows[start:stop], part, offset + start))
+            segments.append(self._segment(rows[start:stop], part, offset + start))
             start = stop
-        return looks
+        return segments
 
-    def _look(self, group: Sequence[PlacedRow], part: Part, start: int) -> Look:
+    def _segment(self, group: Sequence[PlacedToken], part: Part, start: int) -> QuerySegment:
         width = self._width(group[-1].position)
         hidden = torch.arange(width, device=self._device) >= self._long(
             [row.position for row in group]
@@ -168,21 +167,23 @@ class RowPlanner:
         mask = torch.zeros(len(group), width, dtype=self._dtype, device=self._device)
         mask.masked_fill_(hidden, float("-inf"))
         mask = self._rule.shaped(mask, self._group)
-        base, line = part.cache.base(width), group[0].line
+        base, path_slots = part.cache.base(width), group[0].path_slots
         slots = None
-        if line is not None or base is None:
+        if path_slots is not None or base is None:
             slots = part.cache.table(width)
-        if slots is not None and line is not None:
-            seen = line[: width - part.end]
+        if slots is not None and path_slots is not None:
+            seen = path_slots[: width - part.end]
             slots = slots.clone()
             slots[part.end : part.end + len(seen)] = self._long(seen)
         has_first = group[0].position == 0
         stop = start + len(group)
-        return Look(start, stop, width, mask, base or 0, slots, has_first, self._rule.is_apart)
+        return QuerySegment(
+            start, stop, width, mask, base or 0, slots, has_first, self._rule.is_apart
+        )
 
 
-def lay_out(parts: Sequence[Part]) -> list[Layout]:
-    """Where the rows of each part stand. Raises `CapacityError` where scratch slots run out."""
+def lay_out(parts: Sequence[Part]) -> list[PartLayout]:
+    """Return where the tokens of each part go. Raises `CapacityError` without scratch slots."""
     scratch = iter(parts[0].cache.pool.scratch)
     layouts = []
     for part in parts:
@@ -191,17 +192,17 @@ def lay_out(parts: Sequence[Part]) -> list[Layout]:
         order = [0] * len(inputs)
         for row, index in enumerate(ranked):
             order[index] = row
-        lined = _lined([inputs[i] for i in ranked])
-        layouts.append(Layout(lined, order, tuple(row.slot for row in inputs)))
+        placed = _with_longest_paths([inputs[i] for i in ranked])
+        layouts.append(PartLayout(placed, order, tuple(row.slot for row in inputs)))
     return layouts
 
 
-def _ranked(inputs: Sequence[PlacedRow]) -> list[int]:
-    """Rows in place by position; then the others path by path, so that those which can look back
-    on the same slots are neighbours."""
-    in_place = [i for i, row in enumerate(inputs) if row.line is None]
+def _ranked(inputs: Sequence[PlacedToken]) -> list[int]:
+    """Return tokens in place by position; then the others path by path, so that those which can
+    read the same slots are neighbours."""
+    in_place = [i for i, row in enumerate(inputs) if row.path_slots is None]
     paths: list[list[int]] = []
-    moved = [i for i, row in enumerate(inputs) if row.line is not None]
+    moved = [i for i, row in enumerate(inputs) if row.path_slots is not None]
     for index in sorted(moved, key=lambda i: -inputs[i].position):
         path = next((path for path in paths if _begins(inputs[index], inputs[path[0]])), None)
         if path is None:
@@ -212,32 +213,33 @@ def _ranked(inputs: Sequence[PlacedRow]) -> list[int]:
     return ranked + [index for path in paths for index in reversed(path)]
 
 
-def _lined(rows: Sequence[PlacedRow]) -> list[PlacedRow]:
-    """Give each moved row the line of the last row on its path, which goes on from its own."""
-    out: list[PlacedRow] = []
+def _with_longest_paths(rows: Sequence[PlacedToken]) -> list[PlacedToken]:
+    """Give each moved token the slots of the longest path that goes on from its own."""
+    out: list[PlacedToken] = []
     for row in reversed(rows):
-        goes_on = row.line is not None and bool(out) and _begins(row, out[-1])
-        out.append(replace(row, line=out[-1].line) if goes_on else row)
+        goes_on = row.path_slots is not None and bool(out) and _begins(row, out[-1])
+        out.append(replace(row, path_slots=out[-1].path_slots) if goes_on else row)
     return out[::-1]
 
 
-def _begins(row: PlacedRow, other: PlacedRow) -> bool:
-    """Whether what `row` looks back on is a beginning of what `other` does."""
-    assert row.line is not None
-    return other.line is not None and other.line[: len(row.line)] == row.line
+def _begins(row: PlacedToken, other: PlacedToken) -> bool:
+    """Return whether a token's path is the beginning of another's."""
+    own, longer = row.path_slots, other.path_slots
+    assert own is not None
+    return longer is not None and longer[: len(own)] == own
 
 
-def _inputs(part: Part, scratch: Iterator[int]) -> list[PlacedRow]:
-    """Pending tokens at the slots of their positions, then the nodes of the tree."""
+def _inputs(part: Part, scratch: Iterator[int]) -> list[PlacedToken]:
+    """Return pending tokens at the slots of their positions, then the nodes of the tree."""
     cache = part.cache
     rows = [
-        PlacedRow(token, at, cache.slot(at), None)
+        PlacedToken(token, at, cache.slot(at), None)
         for at, token in enumerate(part.pending, start=cache.count)
     ]
-    return rows + _node_rows(part, scratch)
+    return rows + _nodes(part, scratch)
 
 
-def _node_rows(part: Part, scratch: Iterator[int]) -> list[PlacedRow]:
+def _nodes(part: Part, scratch: Iterator[int]) -> list[PlacedToken]:
     """Nodes on the first-child path take the slot of their position while the session has one,
     others a scratch slot."""
     tree, cache = part.tree, part.cache
@@ -251,8 +253,8 @@ def _node_rows(part: Part, scratch: Iterator[int]) -> list[PlacedRow]:
         slots.append(cache.slot(position) if in_place[-1] else _next(scratch))
         above = tree.path(node)[:-1]
         is_straight = all(in_place[step] for step in above)
-        line = None if is_straight else tuple(slots[step] for step in above)
-        rows.append(PlacedRow(token, position, slots[node], line))
+        path_slots = None if is_straight else tuple(slots[step] for step in above)
+        rows.append(PlacedToken(token, position, slots[node], path_slots))
     return rows
 
 

@@ -7,8 +7,8 @@ from gguf import GGMLQuantizationType, quants
 
 from instruction_sets import available
 from slipstream.config import NATIVE_VARIABLE
+from slipstream.core.types import Shape
 from slipstream.models.native import library, weights
-from slipstream.models.native.library import Shape
 from slipstream.models.native.model import NativeModel
 from slipstream.models.native.weights import Weights
 

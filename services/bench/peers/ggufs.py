@@ -14,10 +14,10 @@ from safetensors import safe_open
 
 from slipstream.config import Settings, load_settings
 from slipstream.core.errors import ModelNotFound, WeightsError
-from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.digests import file_digest
 from slipstream.models.store.folder import WEIGHTS, all_or_nothing, exclusive, gguf_in
 from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.store.wheel import CATALOG
 
 _BF16 = GGMLQuantizationType.BF16
 _NORM = ("output_norm.weight", "model.norm.weight")

@@ -70,7 +70,7 @@ class Checkpoint(WeightSource):
 
     def identity(self) -> str:
         """See `WeightSource.identity`."""
-        from slipstream.models.weights_digest import weights_digest
+        from slipstream.models.store.digests import weights_digest
 
         config = json.dumps(self.config, sort_keys=True).encode()
         return f"{weights_digest(self.folder)} {bytes_digest(config)}"

@@ -13,7 +13,7 @@ from slipstream.models.native.library import NotNative, library
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import KINDS, Weights, exact
 from slipstream.models.rope import Rotary
-from slipstream.models.store.gguf_checkpoint import FAMILIES, PLAIN, GgufCheckpoint, Rows
+from slipstream.models.store.gguf_checkpoint import FAMILIES, PLAIN, GgufCheckpoint, GgufRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,7 +81,7 @@ class GgufSource(WeightSource):
 
     def identity(self) -> str:
         """See `WeightSource.identity`."""
-        from slipstream.models.weights_digest import weights_digest
+        from slipstream.models.store.digests import weights_digest
 
         return weights_digest(self.path)
 
@@ -115,7 +115,7 @@ def check_types(source: GgufSource) -> None:
             raise NotNative(f"{' and '.join(stack)} are of the types {', '.join(sorted(types))}")
 
 
-def dense(rows: Rows, dtype: torch.dtype) -> Tensor:
+def dense(rows: GgufRows, dtype: torch.dtype) -> Tensor:
     """A tensor's weights one by one."""
     if rows.type in PLAIN:
         return rows.values.to(dtype)
@@ -125,7 +125,7 @@ def dense(rows: Rows, dtype: torch.dtype) -> Tensor:
     return out.to(dtype)
 
 
-def _kept(rows: Rows) -> Weights:
+def _kept(rows: GgufRows) -> Weights:
     if rows.type in PLAIN:
         return exact(rows.values if rows.type == "BF16" else rows.values.float(), None)
     return Weights(KINDS[rows.type], rows.values)

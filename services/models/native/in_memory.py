@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.models.architecture import parse
+from slipstream.models.fast_modules import is_usual_norm
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights, exact
 from slipstream.models.rope import Rotary
-from slipstream.models.surgery import is_usual_norm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

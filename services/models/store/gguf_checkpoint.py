@@ -45,7 +45,7 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """The types that are no blocks."""
 
 
-class Rows(NamedTuple):
+class GgufRows(NamedTuple):
     """A tensor's rows: in a plain type as they are, else the bytes of their blocks."""
 
     type: str
@@ -117,7 +117,7 @@ class GgufCheckpoint:
                 sizes[tensor.type] += math.prod(tensor.shape)
         return [name for name, _ in sizes.most_common()]
 
-    def rows(self, name: str) -> Rows:
+    def rows(self, name: str) -> GgufRows:
         """A tensor by transformers' name, with rows in transformers' order. Raises `WeightsError`
         where there is none."""
         rows = self._rows(_gguf_name(name), self._tensor(name))
@@ -126,17 +126,17 @@ class GgufCheckpoint:
         if self.family != _ROTARY_IN_PAIRS or which is None:
             return rows
         pairs = rows.values.unflatten(0, (self.config[which], -1, 2))
-        return Rows(rows.type, pairs.transpose(1, 2).flatten(0, 2).contiguous())
+        return GgufRows(rows.type, pairs.transpose(1, 2).flatten(0, 2).contiguous())
 
-    def _rows(self, name: str, tensor: GgufTensor) -> Rows:
+    def _rows(self, name: str, tensor: GgufTensor) -> GgufRows:
         if len(tensor.shape) > 2:
             raise WeightsError(f"{name} in {self.path.name} has {len(tensor.shape)} dimensions")
         if not tensor.num_bytes:
             raise WeightsError(f"{name} in {self.path.name} is empty")
         values = torch.frombuffer(self._file.view(tensor), dtype=torch.uint8)
         if dtype := PLAIN.get(tensor.type):
-            return Rows(tensor.type, values.view(dtype).view(tensor.shape))
-        return Rows(tensor.type, values.view(*tensor.shape[:-1], -1))
+            return GgufRows(tensor.type, values.view(dtype).view(tensor.shape))
+        return GgufRows(tensor.type, values.view(*tensor.shape[:-1], -1))
 
     def _tensor(self, name: str) -> GgufTensor:
         found = self._file.tensors.get(_gguf_name(name))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from slipstream.config import Settings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.models.store.catalog import CATALOG, GgufWheel, KnownModel
 from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
 from slipstream.models.store.gguf import convert
 from slipstream.models.store.hub import (
@@ -14,8 +13,14 @@ from slipstream.models.store.hub import (
     is_hub_id,
     split_revision,
 )
-from slipstream.models.store.progress import Progress, Silent
-from slipstream.models.store.wheel import fetch_gguf
+from slipstream.models.store.wheel import (
+    CATALOG,
+    GgufWheel,
+    KnownModel,
+    Progress,
+    Silent,
+    fetch_gguf,
+)
 
 
 @dataclass(frozen=True, slots=True)
