@@ -153,11 +153,6 @@ class LocalTarget:
         cache = held.cache if held else None
         return cache.num_bytes if cache else 0
 
-    @property
-    def num_kv_bytes(self) -> int:
-        """Bytes of keys and values of all sessions, and of those kept. Any thread."""
-        return self.memory.pool.num_used_bytes
-
     def _room(self, sequence: TokenSequence, cache: KvCache | None, num_same: int) -> KvCache:
         """Return the session's cache, with room for all that its request may become.
 

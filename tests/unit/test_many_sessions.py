@@ -213,5 +213,5 @@ def test_hundreds_of_sessions_leave_nothing_behind():
             finished(target.release(held.popitem()[0]))
     for name in held:
         finished(target.release(name))
-    assert target.num_kv_bytes == target.memory.num_cached_bytes
+    assert target.memory.pool.num_used_bytes == target.memory.num_cached_bytes
     assert target.memory.num_cached_bytes == target.memory.num_idle_bytes
