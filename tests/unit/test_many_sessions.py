@@ -101,10 +101,7 @@ def mixed(target, sessions, rng):
         idle = [one for one in sessions if not one.is_done and one not in works]
         works |= {one: one.begin(target) for one in idle if rng.random() < 0.8}
         if works:
-            chunks = [(work, rng.randrange(1, 50)) for work in works.values()]
-            target.step(
-                [ScheduledRequest(work, min(work.num_pending, rows)) for work, rows in chunks]
-            )
+            target.step([part_of(work, rng.randrange(1, 50)) for work in works.values()])
         for one in [one for one, work in works.items() if work.is_done]:
             one.take(works.pop(one).result())
 
@@ -214,7 +211,7 @@ def test_hundreds_of_sessions_leave_nothing_behind():
             continue
         held[name] = work
         if rng.random() < 0.3:  # the rest is cancelled before its first step, or in the midst of it
-            target.step([ScheduledRequest(work, min(work.num_pending, rng.randrange(1, 100)))])
+            target.step([part_of(work, rng.randrange(1, 100))])
         if rng.random() < 0.5 or len(held) == 8:
             finished(target.release(held.popitem()[0]))
     for name in held:
