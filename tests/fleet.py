@@ -16,6 +16,7 @@ from slipstream.draft.servicer import register as register_draft
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
+from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
@@ -122,7 +123,7 @@ def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = 
 
 def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:
     """A draft by name, for a directory's model."""
-    config = DraftConfig(draft=draft, target_model=str(target), dtype=dtype)
+    config = build(DraftConfig, draft=draft, target_model=str(target), dtype=dtype)
     return Worker(lambda: load_draft(config), DRAFT, register_draft)
 
 
@@ -143,7 +144,7 @@ async def routed(targets, drafts=(), *, token=None, **config):
     A busy machine makes no draft late, unless `config` says so.
     """
     fields = {"address": "127.0.0.1:0", "draft_round_timeout_s": 30.0, **config}
-    router = Router(RouterConfig(targets=_named(targets), drafts=_named(drafts), **fields))
+    router = Router(build(RouterConfig, targets=_named(targets), drafts=_named(drafts), **fields))
     port = await router.start()
     try:
         await asyncio.wait_for(router.ready(), LIMIT_S)

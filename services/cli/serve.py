@@ -10,12 +10,12 @@ app = typer.Typer(help="Run a service: target, draft, router or http.", no_args_
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _ROLES = {
     "target": "Verify what drafts propose; holds the model.",
-    "draft": "Propose what a target may say next.",
+    "draft": "Propose tokens for a target to verify.",
     "router": "Take requests, and lead drafts and targets through them. Loads no model.",
     "http": "Take requests as OpenAI's clients make them, for a router. Loads no model.",
 }
 _PACKAGES = {"http": "gateway"}
-"""Where they are called otherwise than their roles."""
+"""Packages with another name than their role."""
 
 
 @app.callback()

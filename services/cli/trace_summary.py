@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cli.trace_rows import error_text, name_of, printable, service_of, value_text
+from slipstream.cli.trace_waterfall import error_text, name_of, printable, service_of, value_text
 from slipstream.telemetry.explained import explained, orphans, stages
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 

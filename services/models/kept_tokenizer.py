@@ -18,8 +18,7 @@ from slipstream.config import tokenizers_dir
 from slipstream.core.errors import SlipstreamError
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.models.weights_digest import weights_digest
-from slipstream.text.tokenizer import TextTokenizer
-from slipstream.text.vocab import vocab_hash
+from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 
 _LOG = logging.getLogger("slipstream.models")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}

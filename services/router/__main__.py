@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(config: RouterConfig, telemetry: Telemetry) -> None:
     router = Router(config, telemetry)
-    address = with_port(config.address, await router.start())
+    address = with_port(config.listen.address, await router.start())
     announcing = asyncio.get_running_loop().create_task(_announce(router, address))
     try:
         async with sampled(telemetry.instruments, router.sample):

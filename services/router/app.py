@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import product
 
 from slipstream.core.server_info import ReplicaRole, ReplicaState
-from slipstream.ngrams.registry import NgramStores
+from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.access import Access
 from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
@@ -34,7 +34,6 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from slipstream.state.claims import Claims
 from slipstream.state.opening import open_quotas, open_store
-from slipstream.state.options import store_options
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.telemetry import Telemetry
@@ -54,7 +53,7 @@ class Router:
         self._ready = asyncio.Event()
         breakers = Breakers(time.monotonic)
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
-        self._sources = Sources(config.targets, config.drafts, store_options(config))
+        self._sources = Sources(config.targets, config.drafts, config.store)
         self._targets = Pool(
             self._sources.targets,
             TargetProbe(),
@@ -74,10 +73,10 @@ class Router:
         self._admission = Admission(config.max_requests)
         self._next_fence = fences(time.time)
         self._store = self._open_store()
-        self._quotas = open_quotas(store_options(config), time.monotonic)
+        self._quotas = open_quotas(config.store, time.monotonic)
         self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
-        self._learner = TrafficLearner(config.learn_options(), store_options(config))
+        self._learner = TrafficLearner(config.learn_options(), config.store)
         self._runner = self._make_runner()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._background: asyncio.Task[None] | None = None
@@ -145,7 +144,7 @@ class Router:
         self._admission.is_draining = True
 
     def _open_store(self) -> WatchedStore:
-        config, options = self._config, store_options(self._config)
+        config, options = self._config, self._config.store
         return WatchedStore(
             open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
             self._telemetry.instruments,

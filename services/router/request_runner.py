@@ -14,7 +14,7 @@ from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.request import DraftFacts, Generation, Request
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
-from slipstream.ngrams.registry import NgramStores
+from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder

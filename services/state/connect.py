@@ -101,7 +101,7 @@ def _cluster(address: Address, options: StoreOptions) -> RedisCluster:
 def _shared(options: StoreOptions) -> dict[str, Any]:
     return {
         "username": options.user,
-        "password": options.password,
+        "password": options.secret(),
         "socket_timeout": options.timeout_s,
         "socket_connect_timeout": options.timeout_s,
         "retry": Retry(NoBackoff(), 0),

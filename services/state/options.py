@@ -4,11 +4,11 @@ Reads the password's file and nothing else; dials nothing.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import option
 from slipstream.state.address import Address, parse_address
 
 DEFAULT_PREFIX = "slipstream"
@@ -19,19 +19,19 @@ _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Where sessions are kept. Without a `url`: in the memory of the process."""
+    """How a store is reached. Without a `url` it is in the memory of the process."""
 
-    url: str | None = None
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    ca: Path | None = None
-    """Whom to trust; None for the system's roots."""
-    cert: Path | None = None
-    key: Path | None = None
-    prefix: str = DEFAULT_PREFIX
-    """What every key begins with."""
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    """Longest time for an operation, all of it."""
+    url: str | None = option(
+        None, "Redis to announce itself in, for routers whose replicas are registry:."
+    )
+    user: str | None = option(None, "User of the store.")
+    password: str | None = option(None, "The user's password.", secret=True)
+    password_file: Path | None = option(None, "File with the user's password.")
+    ca: Path | None = option(None, "Certificate to trust in the store; unset, the system's.")
+    cert: Path | None = option(None, "Certificate to show to the store.")
+    key: Path | None = option(None, "Its private key.")
+    prefix: str = option(DEFAULT_PREFIX, "Beginning of every key in the store.")
+    timeout_s: float = option(DEFAULT_TIMEOUT_S, "Longest time for the store to answer.")
 
     def __post_init__(self) -> None:
         if not _PREFIX.fullmatch(self.prefix):
@@ -44,64 +44,29 @@ class StoreOptions:
         if (self.cert is None) != (self.key is None):
             raise InvalidRequest("store_cert and store_key go together only")
         address = self.address()
-        for name in ("user", "password", "ca", "cert"):
-            if address is None and getattr(self, name) is not None:
+        given = {"user": self.user, "password": self.secret(), "ca": self.ca, "cert": self.cert}
+        for name, value in given.items():
+            if address is None and value is not None:
                 raise InvalidRequest(f"store_{name} is given, but there is no store_url")
         if address is not None and not address.is_tls and (self.ca or self.cert):
             raise InvalidRequest("store_ca and store_cert need a store_url that begins with rediss")
 
     def address(self) -> Address | None:
-        """The servers; None for memory."""
+        """Return the servers; None for memory."""
         return None if self.url is None else parse_address(self.url)
 
-
-class StoreFields(Protocol):
-    """The options of a service that say where sessions are kept."""
-
-    @property
-    def store_url(self) -> str | None: ...
-    @property
-    def store_user(self) -> str | None: ...
-    @property
-    def store_password(self) -> str | None: ...
-    @property
-    def store_password_file(self) -> Path | None: ...
-    @property
-    def store_ca(self) -> Path | None: ...
-    @property
-    def store_cert(self) -> Path | None: ...
-    @property
-    def store_key(self) -> Path | None: ...
-    @property
-    def store_prefix(self) -> str: ...
-    @property
-    def store_timeout_s(self) -> float: ...
-
-
-def store_options(fields: StoreFields) -> StoreOptions:
-    """A service's options of its store. Raises `InvalidRequest`."""
-    return StoreOptions(
-        url=fields.store_url,
-        user=fields.store_user,
-        password=_password(fields.store_password, fields.store_password_file),
-        ca=fields.store_ca,
-        cert=fields.store_cert,
-        key=fields.store_key,
-        prefix=fields.store_prefix,
-        timeout_s=fields.store_timeout_s,
-    )
-
-
-def _password(given: str | None, file: Path | None) -> str | None:
-    if file is None:
-        return given
-    if given is not None:
-        raise InvalidRequest("the store's password is given twice, in a file and beside it")
-    try:
-        password = file.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InvalidRequest(f"store_password_file {file} can't be read ({why})") from None
-    if not password:
-        raise InvalidRequest(f"store_password_file {file} is empty")
-    return password
+    def secret(self) -> str | None:
+        """Return the password, from its file if there is one. Raises `InvalidRequest`."""
+        file = self.password_file
+        if file is None:
+            return self.password
+        if self.password is not None:
+            raise InvalidRequest("the store's password is given twice, in a file and beside it")
+        try:
+            password = file.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InvalidRequest(f"store_password_file {file} can't be read ({why})") from None
+        if not password:
+            raise InvalidRequest(f"store_password_file {file} is empty")
+        return password

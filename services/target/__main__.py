@@ -20,7 +20,6 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
 from slipstream.state.announcement import Announcement
 from slipstream.state.announcing import announced_in
-from slipstream.state.options import store_options
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
@@ -40,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
     if config.tensor_parallel > 1:  # decided once, so that all ranks agree on it
-        dtype = dtype_name(choose_dtype(config.dtype, parse_device(config.device)))
-        config = replace(config, dtype=dtype)
+        dtype = dtype_name(choose_dtype(config.compute.dtype, parse_device(config.compute.device)))
+        config = replace(config, compute=replace(config.compute, dtype=dtype))
     with start_workers(config, _lost) as driver:
         await _serve_with(driver, config, telemetry)
 
@@ -53,11 +52,11 @@ async def _serve_with(
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
-        address = with_port(config.address, port)
-        servicer.advertise(config.advertised_address or address)
+        address = with_port(config.listen.address, port)
+        servicer.advertise(config.replica.advertised_address or address)
         await server.set_serving(True)
         async with (
-            announced_in(store_options(config), lambda: _announcement(servicer)),
+            announced_in(config.store, lambda: _announcement(servicer)),
             sampled(telemetry.instruments, servicer.sample),
         ):
             await server.serve_until_stopped(
@@ -95,23 +94,25 @@ def _load(
         team = driver.join() if driver else None
         loaded = load_model(
             config.model,
-            dtype=config.dtype,
-            device=config.device,
+            dtype=config.compute.dtype,
+            device=config.compute.device,
             num_ranks=config.tensor_parallel,
         )
         numerics = cast(Numerics, config.numerics)
         built = build_target(loaded, numerics=numerics, limits=config.target_limits(), team=team)
-        return built, describe(loaded, built, max_sessions=config.max_sessions)
+        return built, describe(loaded, built, max_sessions=config.sessions.max_sessions)
 
     thread = EngineThread("target")
-    built, about = load_on(thread.call, load, Cores(rank_threads(config), config.pin_threads))
+    built, about = load_on(
+        thread.call, load, Cores(rank_threads(config), config.compute.pin_threads)
+    )
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
     batch = BatchLimits(built.rows, config.max_waiting)
     return TargetServicer(
         built.target,
         about,
-        config.lease_limits(),
+        config.sessions.lease_limits(),
         thread=thread,
         batch=batch,
         telemetry=telemetry,

@@ -22,12 +22,12 @@ from typing import Self, cast
 import torch
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.leash import leashed
 from slipstream.models.invariance import Numerics
 from slipstream.models.leading import Order, Team
 from slipstream.models.loading import check_ranks
 from slipstream.models.ranks import join_ranks, leave_ranks
 from slipstream.models.store.resolve import resolve
+from slipstream.parent_watch import watched_command
 from slipstream.target.config import TargetConfig
 
 _LOG = logging.getLogger("slipstream.target")
@@ -143,7 +143,7 @@ class TensorParallelDriver:
             number = theirs.fileno()
             module = "slipstream.target.tensor_parallel_worker"
             process = subprocess.Popen(
-                leashed([sys.executable, "-m", module, str(number)]),
+                watched_command([sys.executable, "-m", module, str(number)]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(number, self._file),
@@ -184,7 +184,7 @@ def start_workers(
     size = config.tensor_parallel
     if size == 1:
         return nullcontext()
-    check_devices(config.device, size)
+    check_devices(config.compute.device, size)
     path = resolve(config.model)
     check_ranks(path, size)
     threads = rank_threads(config)
@@ -192,19 +192,19 @@ def start_workers(
     plan = TensorParallelPlan(
         size,
         path,
-        config.dtype,
-        config.device,
+        config.compute.dtype,
+        config.compute.device,
         cast(Numerics, config.numerics),
         threads,
-        pin_threads=config.pin_threads,
+        pin_threads=config.compute.pin_threads,
     )
     return TensorParallelDriver(plan, on_lost)
 
 
 def rank_threads(config: TargetConfig) -> int | None:
     """Return the threads of each rank; None is torch's choice for a process that is alone."""
-    if config.threads is not None or config.tensor_parallel == 1:
-        return config.threads
+    if config.compute.threads is not None or config.tensor_parallel == 1:
+        return config.compute.threads
     return max(1, torch.get_num_threads() // config.tensor_parallel)
 
 

@@ -2,29 +2,16 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.state.address import Address, Kind, parse_address
-from slipstream.state.options import StoreOptions, store_options
+from slipstream.state.options import StoreOptions
 
 SECRET = "nobody must see this"
-
-
-@dataclass(frozen=True)
-class Fields:
-    store_url: str | None = None
-    store_user: str | None = None
-    store_password: str | None = None
-    store_password_file: Path | None = None
-    store_ca: Path | None = None
-    store_cert: Path | None = None
-    store_key: Path | None = None
-    store_prefix: str = "slipstream"
-    store_timeout_s: float = 0.1
 
 
 @pytest.mark.parametrize(
@@ -113,12 +100,12 @@ def test_a_password_is_in_no_text_of_the_options():
 def test_a_password_comes_from_one_place(tmp_path):
     file = tmp_path / "password"
     file.write_text(f"{SECRET}\n")
-    fields = Fields("redis://a", store_password_file=file)
-    assert store_options(fields).password == SECRET
-    assert store_options(Fields("redis://a", store_password=SECRET)).password == SECRET
-    assert store_options(Fields()) == StoreOptions()
+    options = StoreOptions("redis://a", password_file=file)
+    assert options.secret() == SECRET
+    assert StoreOptions("redis://a", password=SECRET).secret() == SECRET
+    assert StoreOptions().secret() is None
     with pytest.raises(InvalidRequest, match="given twice"):
-        store_options(replace(fields, store_password=SECRET))
+        replace(options, password=SECRET)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff", None])
@@ -127,7 +114,7 @@ def test_a_password_file_that_says_nothing_is_refused(tmp_path, content):
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InvalidRequest, match=f"store_password_file {file}"):
-        store_options(Fields("redis://a", store_password_file=file))
+        StoreOptions("redis://a", password_file=file)
 
 
 _WITHOUT_REDIS = """

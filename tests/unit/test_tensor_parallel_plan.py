@@ -8,6 +8,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.models.invariance import RowRule
 from slipstream.models.loading import check_ranks
 from slipstream.models.ranks import ALONE
+from slipstream.options import build
 from slipstream.target.config import TargetConfig
 from slipstream.target.tensor_parallel import check_devices, rank_threads
 
@@ -72,10 +73,10 @@ def test_ranks_take_the_first_gpus_or_a_machine_without_any():
 def test_ranks_share_the_threads_of_the_machine():
     all_threads = torch.get_num_threads()
     assert rank_threads(TargetConfig()) is None
-    assert rank_threads(TargetConfig(tensor_parallel=2)) == max(1, all_threads // 2)
-    assert rank_threads(TargetConfig(tensor_parallel=2, threads=3)) == 3
+    assert rank_threads(build(TargetConfig, tensor_parallel=2)) == max(1, all_threads // 2)
+    assert rank_threads(build(TargetConfig, tensor_parallel=2, threads=3)) == 3
     with pytest.raises(InvalidRequest, match="tensor_parallel is 0, but must be above 0"):
-        TargetConfig(tensor_parallel=0)
+        build(TargetConfig, tensor_parallel=0)
 
 
 def test_one_rank_alone_needs_nobody_to_agree_with():

@@ -1,6 +1,6 @@
-"""Requests as callers make them: options, what a client adds to them, and how errors name them.
+"""A client's requests: their options, what the client adds, and the seam to their telemetry.
 
-Knows neither where the engines live nor how they are reached.
+No telemetry is loaded here.
 """
 
 import json
@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 from uuid import uuid4
 
-from slipstream.client.watch import UNWATCHED, Watch
 from slipstream.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -22,15 +21,16 @@ from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.prompt import Prompt
-from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef, check_name
+from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.results import Chunk, Result
 from slipstream.core.types import SamplingParams
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beside its prompt; what is left out takes the default."""
+    """Options of a request beside its prompt; what is left out takes the default."""
 
     sampling: SamplingParams
-    """The law to sample from; greedy by default."""
+    """The distribution to sample from; greedy by default."""
     max_tokens: int
     """Limit on new tokens, 256 by default."""
     stop: Sequence[str]
@@ -40,17 +40,17 @@ class RequestOptions(TypedDict, total=False):
     raw: bool
     """Take a text prompt as it is, not as a user's message."""
     allow_special_tokens: bool
-    """Have the names of special tokens in a raw text be these tokens, not plain text."""
+    """Read the names of special tokens in a raw text as these tokens, not as plain text."""
     request_id: str
     """Names the request in its result and in errors; a random one by default."""
     timeout_s: float
     """Seconds until the request fails with `DeadlineExceeded`; the client's by default."""
     model: str
-    """Which of the router's models; the client's by default."""
+    """One of the router's models; the client's by default."""
     with_origins: bool
-    """Have every token say where it came from."""
+    """Return where each token came from."""
     logprobs: int
-    """Have every token say how likely it was, beside so many of the likeliest of its slot."""
+    """Return each token's log probability, and those of so many of the likeliest beside it."""
     json_schema: str | Mapping[str, Any] | bool
     """A JSON schema that the text follows."""
     regex: str
@@ -59,70 +59,109 @@ class RequestOptions(TypedDict, total=False):
     """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
 
 
+class RequestTelemetry(Protocol):
+    """Telemetry of one request. It changes nothing; after the request's end nothing counts."""
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Return what the request's calls carry, so that services go on with its trace."""
+        ...
+
+    def begin(self) -> None:
+        """Record that it is about to be sent."""
+        ...
+
+    def record_chunk(self, chunk: Chunk) -> None:
+        """Record a part of its answer; it ends with the last one."""
+        ...
+
+    def record_result(self, result: Result) -> None:
+        """Record all of its answer at once: the end."""
+        ...
+
+    def record_resumed(self, num_received: int) -> None:
+        """Record that it broke off, and is sent again for what follows so many tokens."""
+        ...
+
+    def record_error(self, error: BaseException) -> None:
+        """Record an error: the end."""
+        ...
+
+    def record_cancelled(self) -> None:
+        """Record that nothing more is read: the end, if there was none."""
+        ...
+
+
+class ClientTelemetry(Protocol):
+    """Telemetry of a client."""
+
+    def request(
+        self, generation: Generation, *, address: str | None, is_stream: bool
+    ) -> RequestTelemetry:
+        """Return that of a request to the router there, or to engines in this process."""
+        ...
+
+
+class _NoTelemetry:
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def begin(self) -> None: ...
+    def record_chunk(self, chunk: Chunk) -> None: ...
+    def record_result(self, result: Result) -> None: ...
+    def record_resumed(self, num_received: int) -> None: ...
+    def record_error(self, error: BaseException) -> None: ...
+    def record_cancelled(self) -> None: ...
+
+
+NO_TELEMETRY = _NoTelemetry()
+"""Records nothing."""
+
+
 @dataclass(frozen=True, slots=True)
-class Defaults:
-    """What a client adds to its requests."""
-
-    model: str = ""
-    timeout_s: float | None = None
-
-    def __post_init__(self) -> None:
-        check_name("model", self.model)
-        check_timeout(self.timeout_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
+class ClientCall:
     """A request on its way to a backend. `timeout_s` None is without end."""
 
     generation: Generation
     timeout_s: float | None
-    watch: Watch = UNWATCHED
-    """Who is told of it; its own calls are the backend's to tell of, all else the client's."""
+    telemetry: RequestTelemetry = NO_TELEMETRY
 
     @property
     def request_id(self) -> str:
-        """Names the request; never empty."""
+        """Return the name of the request; never empty."""
         return self.generation.ask.request_id
 
 
-def make_call(
-    prompt: Prompt,
-    options: RequestOptions,
-    defaults: Defaults,
-    *,
-    session: SessionRef | None = None,
-) -> Call:
-    """A request out of what the caller said. Raises `InvalidRequest`."""
+def make_generation(
+    prompt: Prompt, options: RequestOptions, model: str, session: SessionRef | None
+) -> Generation:
+    """Return what a caller requests; `model` is the one by default. Raises `InvalidRequest`."""
     _check_names(options)
-    timeout_s = options.get("timeout_s", defaults.timeout_s)
-    check_timeout(timeout_s)
-    model = options.get("model", defaults.model)
     num_received = options.get("num_received", 0)
     if num_received and not options.get("request_id"):
         raise InvalidRequest("num_received goes with the request_id of the request that broke off")
-    return Call(Generation(prompt, _ask(options), model, session, num_received), timeout_s)
+    model = options.get("model", model)
+    return Generation(prompt, _ask(options), model, session, num_received)
 
 
 def check_whole(options: RequestOptions) -> None:
-    """Raises `InvalidRequest` where a part is asked for of what comes at once."""
+    """Raise `InvalidRequest` where a part is wanted of what comes at once."""
     if options.get("num_received"):
         raise InvalidRequest("num_received goes with a stream; a result is always the whole")
 
 
 def check_timeout(timeout_s: float | None) -> None:
-    """Raises `InvalidRequest` unless it is a time to come, or none."""
+    """Raise `InvalidRequest` unless it is a time to come, or none."""
     if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
         raise InvalidRequest(f"timeout_s is {timeout_s}, but must be above 0")
 
 
 def late(timeout_s: float) -> DeadlineExceeded:
-    """The same sentence wherever the time has run out."""
+    """Return the error of a request whose time has run out."""
     return DeadlineExceeded(f"the request took longer than its {timeout_s:g} s")
 
 
 def only_model(models: Sequence[ModelInfo]) -> ModelInfo:
-    """The one that there is. Raises `InvalidRequest` naming them where there are several."""
+    """Return the only one. Raises `InvalidRequest`, with their names, where there are several."""
     if len(models) != 1:
         names = ", ".join(info.model for info in models) or "none"
         raise InvalidRequest(f"the models are {names}, so one must be named")
@@ -130,20 +169,8 @@ def only_model(models: Sequence[ModelInfo]) -> ModelInfo:
 
 
 @contextmanager
-def beginning(call: Call) -> Iterator[None]:
-    """Around what begins a request. Errors that pass carry its id, and are its end."""
-    call.watch.begin()
-    try:
-        with naming(call.request_id):
-            yield
-    except BaseException as error:
-        call.watch.failed(error)
-        raise
-
-
-@contextmanager
-def naming(request_id: str) -> Iterator[None]:
-    """Errors that pass carry the id: as `request_id`, and as a note in tracebacks."""
+def named(request_id: str) -> Iterator[None]:
+    """Give errors that pass the id: as `request_id`, and as a note in tracebacks."""
     try:
         yield
     except SlipstreamError as error:

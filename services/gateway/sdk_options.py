@@ -1,23 +1,19 @@
-"""From bodies to requests of the SDK: what OpenAI's parameters are called here, and mean.
-
-Knows no HTTP.
-"""
+"""From bodies to requests of the SDK: OpenAI's parameters as options of ours."""
 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from slipstream.client import Prompt, RequestOptions, SamplingParams, SpeculationOptions
-from slipstream.gateway.errors import Refused
-from slipstream.gateway.fields import (
+from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
+from slipstream.gateway.body import (
     ChatRequest,
     CompletionRequest,
     ResponseFormat,
-    Shared,
+    SharedRequest,
     StructuredOutputs,
 )
+from slipstream.gateway.errors import HttpError
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's own default, of completions only."""
@@ -27,64 +23,39 @@ _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request to the router, and how its answer is to be told."""
-
-    prompt: Prompt
-    options: RequestOptions
-    request_id: str
-    stream: bool
-    include_usage: bool
-
-
-def asked_chat(body: ChatRequest, *, request_id: str, default_max_tokens: int) -> Asked:
-    """Messages, which go through the model's template. Raises `Refused`, or `InvalidRequest`."""
+def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int) -> RequestOptions:
+    """Return the options of a chat. Raises `HttpError`, or `InvalidRequest`."""
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise _together("max_tokens", "max_completion_tokens")
     if body.top_logprobs is not None and not body.logprobs:
-        raise Refused(
-            "top_logprobs goes with logprobs true only", code="invalid_value", param="top_logprobs"
-        )
+        raise HttpError("top_logprobs goes with logprobs true only", param="top_logprobs")
     options = _options(body, request_id)
     options["max_tokens"] = max((it for it in limits if it is not None), default=default_max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    prompt = tuple({"role": _role(it.role), "content": it.content} for it in body.messages)
-    return _asked(prompt, options, body)
+    return options
 
 
-def asked_completion(body: CompletionRequest, *, request_id: str) -> Asked:
-    """A text as it is, or token ids. Raises `Refused`, or `InvalidRequest`."""
+def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOptions:
+    """Return the options of a completion. Raises `HttpError`, or `InvalidRequest`."""
     options = _options(body, request_id)
     options["max_tokens"] = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     options["raw"] = True
     options["allow_special_tokens"] = body.allow_special_tokens
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
-    return _asked(body.prompt, options, body)
+    return options
 
 
 def seed_of(request_id: str) -> int:
-    """The seed of a request that gives none: as random as its name, and the same when it is sent
-    again."""
+    """Return the seed of a request without one: random as its id, and the same if sent again."""
     return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
 
 
-def _asked(prompt: Prompt, options: RequestOptions, body: Shared) -> Asked:
-    told = body.stream_options
-    if told is not None and not body.stream:
-        raise Refused(
-            "stream_options goes with stream true only",
-            code="invalid_value",
-            param="stream_options",
-        )
-    include_usage = told is not None and told.include_usage
-    return Asked(prompt, options, options["request_id"], body.stream, include_usage)
-
-
-def _options(body: Shared, request_id: str) -> RequestOptions:
+def _options(body: SharedRequest, request_id: str) -> RequestOptions:
+    if body.stream_options is not None and not body.stream:
+        raise HttpError("stream_options goes with stream true only", param="stream_options")
     options: RequestOptions = {
         "sampling": _sampling(body, request_id),
         "stop": tuple(body.stop),
@@ -99,7 +70,7 @@ def _options(body: Shared, request_id: str) -> RequestOptions:
     return {**options, **_grammar(body)}
 
 
-def _sampling(body: Shared, request_id: str) -> SamplingParams:
+def _sampling(body: SharedRequest, request_id: str) -> SamplingParams:
     return SamplingParams(
         temperature=body.temperature,
         top_k=body.top_k,
@@ -113,7 +84,7 @@ def _sampling(body: Shared, request_id: str) -> SamplingParams:
     )
 
 
-def _grammar(body: Shared) -> RequestOptions:
+def _grammar(body: SharedRequest) -> RequestOptions:
     formatted: RequestOptions = {}
     structured: RequestOptions = {}
     if body.response_format is not None:
@@ -127,9 +98,8 @@ def _grammar(body: Shared) -> RequestOptions:
 
 def _formatted(form: ResponseFormat) -> RequestOptions:
     if (form.json_schema is not None) != (form.type == "json_schema"):
-        raise Refused(
+        raise HttpError(
             "response_format has a json_schema exactly where its type is json_schema",
-            code="invalid_value",
             param="response_format",
         )
     if form.type == "text":
@@ -140,10 +110,8 @@ def _formatted(form: ResponseFormat) -> RequestOptions:
 def _structured(form: StructuredOutputs) -> RequestOptions:
     given = [form.json_schema, form.regex, form.choice]
     if sum(it is not None for it in given) != 1:
-        raise Refused(
-            "structured_outputs must have one of json, regex and choice",
-            code="invalid_value",
-            param="structured_outputs",
+        raise HttpError(
+            "structured_outputs must have one of json, regex and choice", param="structured_outputs"
         )
     if form.json_schema is not None:
         return {"json_schema": form.json_schema}
@@ -151,29 +119,21 @@ def _structured(form: StructuredOutputs) -> RequestOptions:
 
 
 def _one_of(choices: Sequence[str]) -> str:
-    """An expression that matches each of these, as they are."""
+    """Return an expression that matches each of these, as they are."""
     if not choices or "" in choices:
-        raise Refused(
+        raise HttpError(
             "structured_outputs.choice must have texts to choose from, and none that is empty",
-            code="invalid_value",
             param="structured_outputs.choice",
         )
     return "|".join(f"({_SPECIAL.sub(lambda at: chr(92) + at[0], it)})" for it in choices)
 
 
-def _role(role: str) -> str:
-    """What OpenAI calls a developer's message now, models know as the system's."""
-    return "system" if role == "developer" else role
-
-
 def _token_id(key: str) -> int:
     if not _TOKEN_ID.fullmatch(key):
-        raise Refused(
-            "logit_bias must have token ids for keys", code="invalid_value", param="logit_bias"
-        )
+        raise HttpError("logit_bias must have token ids for keys", param="logit_bias")
     return int(key)
 
 
-def _together(one: str, other: str) -> Refused:
+def _together(one: str, other: str) -> HttpError:
     message = f"{one} and {other} are both given, but only one of them can be honoured"
-    return Refused(message, code="unsupported_combination", param=other)
+    return HttpError(message, code="unsupported_combination", param=other)

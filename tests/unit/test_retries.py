@@ -2,15 +2,15 @@
 
 import pytest
 
-from slipstream.client.addresses import are_local, router_target
-from slipstream.client.resuming import NO_PATIENCE, Patience, Resuming, Tries
-from slipstream.client.surface import Call
+from slipstream.client.call import ClientCall
+from slipstream.client.connection import are_local, router_target
+from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts, StreamProgress
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.results import Chunk, PromptInfo
 from slipstream.core.types import FinishReason
 
-PATIENCE = Patience(unanswered_s=1.0, begun_s=4.0, first_pause_s=0.125, longest_pause_s=1.0)
+TIMEOUTS = RetryTimeouts(unanswered_s=1.0, begun_s=4.0, first_pause_s=0.125, longest_pause_s=1.0)
 PROMPT = PromptInfo("id", "model", 0, 3)
 
 
@@ -22,7 +22,7 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
-    def pauses(self, tries: Tries) -> list[float]:
+    def pauses(self, tries: Retries) -> list[float]:
         """All that there are, one failing call at once after another."""
         found = []
         while (pause_s := tries.pause_s()) is not None:
@@ -31,9 +31,9 @@ class Clock:
         return found
 
 
-def tries(timeout_s=None, patience=PATIENCE, draw=0.0):
+def tries(timeout_s=None, timeouts=TIMEOUTS, draw=0.0):
     clock = Clock()
-    return Tries(timeout_s, patience, clock=clock, draw=lambda: draw), clock
+    return Retries(timeout_s, timeouts, clock=clock, draw=lambda: draw), clock
 
 
 def test_pauses_double_up_to_the_longest_while_there_is_patience():
@@ -79,7 +79,7 @@ def test_a_call_has_the_time_that_is_left_and_never_none():
 
 
 def test_without_patience_nothing_is_sent_again():
-    tried, _ = tries(patience=NO_PATIENCE)
+    tried, _ = tries(timeouts=NO_RETRIES)
     assert tried.pause_s() is None
     tried.progressed()
     assert tried.pause_s() is None
@@ -95,7 +95,7 @@ def test_a_request_that_was_taken_over_is_taken_back_once():
 def resuming(num_received=0):
     ask = Ask(max_tokens=20, request_id="id")
     generation = Generation("hello", ask, num_received=num_received)
-    return Resuming(Call(generation, 5.0), tries(5.0)[0])
+    return StreamProgress(ClientCall(generation, 5.0), tries(5.0)[0])
 
 
 def test_a_call_asks_for_what_the_ones_before_did_not_bring():
@@ -114,7 +114,7 @@ def test_a_call_asks_for_what_the_ones_before_did_not_bring():
 def test_the_next_turn_of_a_session_has_the_patience_of_what_has_begun(create, num_pauses):
     tried, clock = tries()
     generation = Generation("hello", session=SessionRef("chat", create=create))
-    Resuming(Call(generation, None), tried)
+    StreamProgress(ClientCall(generation, None), tried)
     assert len(clock.pauses(tried)) == num_pauses
 
 
@@ -136,7 +136,7 @@ def test_what_is_known_at_the_beginning_is_said_once():
 
 def test_a_chunk_without_tokens_is_no_progress():
     tried, clock = tries()
-    stream = Resuming(resuming().next_call(), tried)
+    stream = StreamProgress(resuming().next_call(), tried)
     clock.now_s += tried.pause_s()
     stream.received(Chunk("", (), prompt=PROMPT))
     assert clock.pauses(tried) == [0.25, 0.5]
