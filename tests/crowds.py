@@ -18,7 +18,7 @@ from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
 from slipstream.core.settings import resolve
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
-from slipstream.target.meter import LoadMeter, StepTaken
+from slipstream.target.meter import LoadMeter, StepCost
 
 SURE, UNSURE = 0.95, 0.1
 """Confidence of a draft in a token, which is also how often it is right."""
@@ -135,7 +135,7 @@ class World:
         waited_s = self.now - seconds - self._ended
         self._ended = self.now
         is_drafted = rows > len(group)
-        self.meter.record(StepTaken(rows, len(group), 0, seconds, waited_s, is_drafted))
+        self.meter.record(StepCost(rows, len(group), 0, seconds, waited_s, is_drafted))
 
     def _settle(self, drafted: Drafted, offer: Offer) -> None:
         at, accepted = drafted.session, self._accepted(drafted)

@@ -253,7 +253,7 @@ async def served_target(
             yield Served(engine, channel, servicer)
     finally:
         await servicer.close()
-        assert engine.num_kv_bytes == engine.memory.num_cached_bytes
+        assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
 
 
 async def refusal(asked: Awaitable[Any]) -> Any:

@@ -18,11 +18,11 @@ from slipstream.models.causal import CausalModel
 from slipstream.models.draws import Draw
 from slipstream.models.rows import Part
 from slipstream.target.request import TargetRequest
-from slipstream.target.schedule import Scheduled
+from slipstream.target.schedule import ScheduledRequest
 
 Decision = Callable[[], Walk]
 """Raises what `core.verify` does."""
-Batch = Sequence[Scheduled[TargetRequest]]
+Batch = Sequence[ScheduledRequest[TargetRequest]]
 Slots = tuple[tuple[int, ...], ...]
 """KV slots of a forward's tokens, request by request."""
 
@@ -82,7 +82,7 @@ def _verify(request: TargetRequest, logits: Tensor) -> Walk:
     )
 
 
-def _part(at: Scheduled[TargetRequest]) -> Part:
+def _part(at: ScheduledRequest[TargetRequest]) -> Part:
     request, start = at.request, at.request.cache.count
     tree = request.proposal.tree if at.is_last else EMPTY
     return Part(request.cache, request.tokens[start : start + at.num_pending], tree)

@@ -25,9 +25,9 @@ from slipstream.target.decision import Batch, Decision, forward
 from slipstream.target.grammars import Grammars, constraint_of
 from slipstream.target.kv_sender import KvSender
 from slipstream.target.memory import KvMemory
-from slipstream.target.meter import HarmlessMeter, Meter, StepTaken
+from slipstream.target.meter import HarmlessMeter, Meter, StepCost
 from slipstream.target.request import TargetRequest, TargetSession, check_request
-from slipstream.target.schedule import Scheduled
+from slipstream.target.schedule import ScheduledRequest
 
 MAX_CHUNK = 256
 """Pending tokens that a session alone processes at once."""
@@ -62,7 +62,7 @@ class LocalTarget:
         request = TargetRequest(sequence, proposal)
         self.begin(request)
         while not request.is_done:
-            self.step([Scheduled(request, min(request.num_pending, MAX_CHUNK))])
+            self.step([ScheduledRequest(request, min(request.num_pending, MAX_CHUNK))])
         return request.result()
 
     def begin(self, request: TargetRequest) -> None:
@@ -114,7 +114,7 @@ class LocalTarget:
         is_drafted = any(at.is_last and at.request.num_nodes for at in batch)
         waited_s, self._ended = began - self._ended, self._clock()
         seconds = self._ended - began
-        step = StepTaken(num_tokens, len(batch), num_keys, seconds, waited_s, is_drafted)
+        step = StepCost(num_tokens, len(batch), num_keys, seconds, waited_s, is_drafted)
         self._meter.record(step)
 
     def park(self, session_id: str) -> None:
@@ -153,11 +153,6 @@ class LocalTarget:
         cache = held.cache if held else None
         return cache.num_bytes if cache else 0
 
-    @property
-    def num_kv_bytes(self) -> int:
-        """Bytes of keys and values of all sessions, and of those kept. Any thread."""
-        return self.memory.pool.num_used_bytes
-
     def _room(self, sequence: TokenSequence, cache: KvCache | None, num_same: int) -> KvCache:
         """Return the session's cache, with room for all that its request may become.
 
@@ -186,7 +181,7 @@ class LocalTarget:
 
     def _decide(
         self,
-        at: Scheduled[TargetRequest],
+        at: ScheduledRequest[TargetRequest],
         slots: Sequence[int],
         decision: Decision,
         offer: Offer | None,

@@ -62,6 +62,6 @@ async def test_sessions_that_come_and_go_leave_nothing_behind(seed):
     assert target.num_waiting == 0
     while len(asyncio.all_tasks()) > 1:  # what was shielded is still on its way
         await asyncio.sleep(0)
-    assert engine.num_kv_bytes == engine.memory.num_cached_bytes
+    assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
     await target.close()
     thread.close()

@@ -88,7 +88,7 @@ async def test_sessions_that_end_or_are_abandoned_leave_nothing_behind(target, d
             await run_sessions(client, 150, rng, drafts=drafts)
             tracked.append(await settled(others))
             memory = engines.engine.target.memory
-            assert engines.engine.target.num_kv_bytes == memory.num_idle_bytes > 0
+            assert memory.pool.num_used_bytes == memory.num_idle_bytes > 0
             if drafts:
                 assert engines.drafter.draft.pool.num_used_bytes == 0
     # The first part fills caches; one object kept for each session would be 150 more.

@@ -105,9 +105,9 @@ def test_bytes_are_counted_for_each_session_and_for_all(target):
     assert one > 0
     finished(target.verify(TokenSequence(Session("t", 20, 300), PROMPT), Proposal()))
     assert target.kv_bytes("t") > one
-    assert target.num_kv_bytes == one + target.kv_bytes("t")
+    assert target.memory.pool.num_used_bytes == one + target.kv_bytes("t")
     finished(target.release("t"))
     # The prompt's only page stays for whoever begins alike.
     kept = target.memory.num_cached_bytes
     assert kept == target.layout.bytes_per_page
-    assert (target.kv_bytes("t"), target.num_kv_bytes) == (0, one + kept)
+    assert (target.kv_bytes("t"), target.memory.pool.num_used_bytes) == (0, one + kept)

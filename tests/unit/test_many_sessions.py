@@ -14,7 +14,7 @@ from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.models.rows import Part
 from slipstream.target.engine import MAX_CHUNK
 from slipstream.target.request import TargetRequest
-from slipstream.target.schedule import Scheduled
+from slipstream.target.schedule import ScheduledRequest
 
 CASES = [("llama", torch.float32), ("llama", torch.bfloat16), ("phi3", torch.bfloat16)]
 STARTS = (1, 40, 127, 128, 200, 255)
@@ -47,6 +47,10 @@ def begun(target, sequence, proposal=None):
     request = TargetRequest(sequence, proposal or Proposal())
     target.begin(request)
     return request
+
+
+def part_of(request, most):
+    return ScheduledRequest(request, min(request.num_pending, most))
 
 
 class Round:
@@ -86,7 +90,7 @@ def by_turns(target, sessions):
         while not one.is_done:
             work = one.begin(target)
             while not work.is_done:
-                target.step([Scheduled(work, min(work.num_pending, MAX_CHUNK))])
+                target.step([part_of(work, MAX_CHUNK)])
             one.take(work.result())
 
 
@@ -97,8 +101,7 @@ def mixed(target, sessions, rng):
         idle = [one for one in sessions if not one.is_done and one not in works]
         works |= {one: one.begin(target) for one in idle if rng.random() < 0.8}
         if works:
-            chunks = [(work, rng.randrange(1, 50)) for work in works.values()]
-            target.step([Scheduled(work, min(work.num_pending, rows)) for work, rows in chunks])
+            target.step([part_of(work, rng.randrange(1, 50)) for work in works.values()])
         for one in [one for one, work in works.items() if work.is_done]:
             one.take(works.pop(one).result())
 
@@ -191,7 +194,7 @@ def test_a_failure_of_one_session_is_not_the_others():
     good = begun(target, TokenSequence(Session("good", 5, 5), (1, 2, 3, 4, 5)))
     with pytest.raises(InvalidRequest):
         begun(target, TokenSequence(Session("bad", 5, 5), (1, 2, 3)))
-    target.step([Scheduled(good, good.num_pending)])
+    target.step([ScheduledRequest(good, good.num_pending)])
     assert len(good.result().tokens) == 1
 
 
@@ -208,10 +211,10 @@ def test_hundreds_of_sessions_leave_nothing_behind():
             continue
         held[name] = work
         if rng.random() < 0.3:  # the rest is cancelled before its first step, or in the midst of it
-            target.step([Scheduled(work, min(work.num_pending, rng.randrange(1, 100)))])
+            target.step([part_of(work, rng.randrange(1, 100))])
         if rng.random() < 0.5 or len(held) == 8:
             finished(target.release(held.popitem()[0]))
     for name in held:
         finished(target.release(name))
-    assert target.num_kv_bytes == target.memory.num_cached_bytes
+    assert target.memory.pool.num_used_bytes == target.memory.num_cached_bytes
     assert target.memory.num_cached_bytes == target.memory.num_idle_bytes

@@ -113,7 +113,7 @@ def test_rivals_that_can_t_be_compared_are_refused_and_change_nothing(
     session = session_of(verification=verification)
     with pytest.raises(InvalidRequest, match=complaint):
         finished(engine.verify(TokenSequence(session, PROMPT), Proposal(rivals=rivals)))
-    assert engine.num_kv_bytes == 0
+    assert engine.memory.pool.num_used_bytes == 0
 
 
 def test_rivals_travel_with_a_round_and_never_with_what_a_draft_proposes():
