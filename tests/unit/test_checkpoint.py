@@ -170,8 +170,8 @@ def test_a_header_that_lies_is_refused(tmp_path, content):
 def test_a_tensor_that_is_longer_than_its_shape_is_refused(tmp_path):
     header = {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 64]}}
     (tmp_path / WEIGHTS).write_bytes(with_header(header))
-    with pytest.raises(WeightsError, match="not as long as its shape"):
-        Safetensors(tmp_path).tensor("a")
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        Safetensors(tmp_path)
 
 
 @pytest.mark.parametrize(
