@@ -23,12 +23,11 @@ from slipstream.models.buckets import (
     powers,
     row_steps,
 )
-from slipstream.models.draws import Draw
 from slipstream.models.graphs import Replay
 from slipstream.models.invariance import RowRule
 from slipstream.models.paged import Kernel, PagedAttention, PagedTokens, unpack
 from slipstream.models.pool import KvLayout, KvPool
-from slipstream.models.rows import Part
+from slipstream.models.rows import Draw, Part
 
 MAX_MASK_BYTES = 1 << 28
 """A forward whose mask were larger is left to the path without shapes."""

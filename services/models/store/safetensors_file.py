@@ -9,8 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS
-from slipstream.models.store.hub import brief
+from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, brief
 
 _PLAIN = {"F32", "F16", "BF16"}
 _BROKEN = (
