@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
+from slipstream.models.batched_tokens import Draw, Drawn, Part
 from slipstream.models.cache import KvCache
 from slipstream.models.invariance import Numerics, RowRule
 from slipstream.models.native.decoder import NativeDecoder
@@ -22,7 +23,6 @@ from slipstream.models.outline import outline_of
 from slipstream.models.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
-from slipstream.models.rows import Draw, Drawn, Part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

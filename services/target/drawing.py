@@ -6,7 +6,7 @@ Only rows of requests that `core.draws` takes do; all others bring their logits.
 from collections.abc import Sequence
 
 from slipstream.core.draws import draw_keys, fits_device
-from slipstream.models.rows import Draw
+from slipstream.models.batched_tokens import Draw
 from slipstream.target.verification import Share
 
 

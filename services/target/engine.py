@@ -22,11 +22,11 @@ from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
 from slipstream.engine.failures import internal_errors
+from slipstream.models.batched_tokens import Drawn
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside
 from slipstream.models.pool import BLOCK_SIZE, KvLayout
-from slipstream.models.rows import Drawn
 from slipstream.models.scorer import KvView
 from slipstream.target.admission import check_call
 from slipstream.target.drawing import draws_of, is_drawn

@@ -11,8 +11,8 @@ from slipstream.core.sequence import SyncedTokens
 from slipstream.core.tree import EMPTY
 from slipstream.core.types import Proposal, Session, Verdict
 from slipstream.core.types import Verification as Mode
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
-from slipstream.models.rows import Part
 from slipstream.target.grammar_follower import Follower
 from slipstream.target.taps import KvTap
 

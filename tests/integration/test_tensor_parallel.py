@@ -19,9 +19,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_target_parts
-from slipstream.models.rows import Part
 from slipstream.target.crew import Crew, CrewPlan
 
 LIMIT_S = 60

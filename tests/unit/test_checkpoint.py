@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 import tiny
 from slipstream.core.errors import ModelError, ModelMismatch, WeightsError
 from slipstream.models import loading, reference, tokenizer
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
-from slipstream.models.rows import Part
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target_parts import rotary_tables, target_parts
 from tiny_checkpoint import byte_tokenizer, piece_tokenizer, save_checkpoint

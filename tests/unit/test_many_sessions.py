@@ -11,7 +11,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
-from slipstream.models.rows import Part
+from slipstream.models.batched_tokens import Part
 from slipstream.target.engine import ALONE_ROWS
 from slipstream.target.verification import Share
 
