@@ -8,10 +8,10 @@ computed the same bits as plain decoding would have, wherever its own key was st
 import torch
 from torch import Tensor
 
+from slipstream.models.batched_tokens import BatchedTokens, QuerySegment
 from slipstream.models.operators import apart, together
 from slipstream.models.paged import PagedTokens
 from slipstream.models.pool import round_up
-from slipstream.models.rows import BatchedTokens, QuerySegment
 
 _VECTOR = 64
 

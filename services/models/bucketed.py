@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slipstream.core.draws import draw_greedy_rows, draw_rows
 from slipstream.core.errors import CapacityError
+from slipstream.models.batched_tokens import Draw, Part
 from slipstream.models.buckets import (
     Buckets,
     ForwardShape,
@@ -23,12 +24,10 @@ from slipstream.models.buckets import (
     powers,
     row_steps,
 )
-from slipstream.models.draws import Draw
 from slipstream.models.graphs import Replay
 from slipstream.models.invariance import RowRule
 from slipstream.models.paged import Kernel, PagedAttention, PagedTokens, unpack
 from slipstream.models.pool import KvLayout, KvPool
-from slipstream.models.rows import Part
 
 MAX_MASK_BYTES = 1 << 28
 """A forward whose mask were larger is left to the path without shapes."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError
+from slipstream.models.batched_tokens import Part, PlacedToken, lay_out
 from slipstream.models.pool import BLOCK_SIZE, round_up
-from slipstream.models.rows import Part, PlacedToken, lay_out
 
 _WIDTH_GROWTH = 1.5
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
+from slipstream.models.batched_tokens import Draw, Drawn, Part
 from slipstream.models.cache import KvCache
-from slipstream.models.draws import Draw, Drawn
 from slipstream.models.invariance import Numerics, RowRule
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NoLibrary, NotNative
@@ -23,7 +23,6 @@ from slipstream.models.outline import outline_of
 from slipstream.models.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
-from slipstream.models.rows import Part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -206,7 +205,7 @@ class CausalModel:
         if isinstance(model, WeightSource):
             return NativeDecoder(model, self.layout)
         if engine in (None, "native") and ranks.size == 1:
-            from slipstream.models.native.in_memory import InMemory
+            from slipstream.models.native.checkpoint import InMemory
 
             try:
                 return NativeDecoder(InMemory(model), self.layout)

@@ -9,10 +9,10 @@ from torch import Tensor
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.rows import Part
 from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.models.attention import attend
+from slipstream.models.batched_tokens import BatchedTokens
 from slipstream.models.linears import Linears
 from slipstream.models.paged import PagedTokens
 from slipstream.models.pool import KvPool
-from slipstream.models.rows import BatchedTokens
 
 Tables = tuple[Tensor, Tensor]
 

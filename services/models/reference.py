@@ -18,7 +18,7 @@ from slipstream.models.machine import this_machine
 from slipstream.models.native import library
 from slipstream.models.native.source import WeightSource
 from slipstream.models.store.digests import file_digest
-from slipstream.models.store.hub import brief
+from slipstream.models.store.folder import brief
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -3,18 +3,16 @@
 A draft process reads them without the layers in between: of a large target, a few per cent."""
 
 import copy
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from slipstream.core.errors import ModelMismatch, WeightsError
+from slipstream.core.errors import ModelMismatch
 from slipstream.models.architecture import EMBEDDING, HEAD
 from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.loading import (
@@ -30,10 +28,9 @@ from slipstream.models.loading import (
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.outline import context_length
-from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS
 from slipstream.models.store.gguf import quiet_transformers
-from slipstream.models.store.hub import brief
 from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.store.wheel import Progress
 from slipstream.models.tokenizer import NumberedTokenizer
 
@@ -228,14 +225,16 @@ def _tables(
     folder: Path, skeleton: Any, config: Any, device: str
 ) -> tuple[nn.Parameter, nn.Parameter] | None:
     """Embeddings and head; the same tensor where the model ties them."""
-    files = _files(folder)
+    files = Safetensors(folder)
     modules = {id(module): name for name, module in skeleton.named_modules()}
     names = [f"{modules[id(module)]}.weight" for module in _ends(skeleton)]
     is_tied = bool(config.get_text_config().tie_word_embeddings)
     there = [name for name in names if name in files]
     if len(there) < 2 and not (there and is_tied):
         return None
-    tables = [_tensor(files[name], name) for name in there]
+    tables = [files.tensor(name) for name in there if files.is_plain(name)]
+    if len(tables) < len(there):
+        return None
     if any(table.shape != module.weight.shape for table in tables for module in _ends(skeleton)):
         return None
     if is_tied and torch.equal(tables[0], tables[-1]):
@@ -243,25 +242,3 @@ def _tables(
     like = skeleton.get_input_embeddings().weight
     weights = [nn.Parameter(table.to(device, like.dtype), requires_grad=False) for table in tables]
     return weights[0], weights[-1]
-
-
-def _files(folder: Path) -> Mapping[str, Path]:
-    """The file of each tensor. Raises `WeightsError` for a broken one."""
-    whole = folder / WEIGHTS
-    try:
-        if whole.is_file():
-            with safe_open(whole, framework="pt") as file:
-                return dict.fromkeys(file.keys(), whole)
-        index = json.loads((folder / SHARD_INDEX).read_text(encoding="utf-8"))
-        return {name: folder / file for name, file in index["weight_map"].items()}
-    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
-        raise WeightsError(f"the weights in {folder} can't be loaded ({brief(error)})") from error
-
-
-def _tensor(path: Path, name: str) -> Tensor:
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-            return tensor
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{name} in {path} can't be read ({brief(error)})") from error

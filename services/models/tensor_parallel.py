@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from slipstream.core.tree import TokenTree
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.pool import KvPool
 from slipstream.models.ranks import Ranks
-from slipstream.models.rows import Part
 
 T = TypeVar("T")
 

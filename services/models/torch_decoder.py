@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.models.attention import attend
+from slipstream.models.batched_tokens import BatchedTokens, BatchPlanner, Part
 from slipstream.models.fast_modules import FastAttention, RotaryTables, patch_modules, write
 from slipstream.models.invariance import Numerics, query_rule
 from slipstream.models.linears import Linears
 from slipstream.models.paged import PagedTokens
 from slipstream.models.pool import KvLayout, KvPool
 from slipstream.models.ranks import Ranks
-from slipstream.models.rows import BatchedTokens, BatchPlanner, Part
 from slipstream.models.shards import localise, own_bytes
 from slipstream.models.tensor_parallel import TensorParallelDriver, Workers
 

@@ -12,11 +12,11 @@ import torch
 from slipstream.core.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
 from slipstream.core.tree import ROOT, TokenTree
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.machine import best_seconds, this_machine
 from slipstream.models.pool import BLOCK_SIZE, KvPool, round_up
-from slipstream.models.rows import Part
 
 _TOKEN = 0
 _CHECKED = (1, 8)

@@ -25,11 +25,11 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.slots import law_entropy
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.rows import Part
 from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scores, Sync
 from slipstream.train.records import Records, joined, no_records

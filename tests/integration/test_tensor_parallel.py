@@ -19,6 +19,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_target_parts
 from slipstream.models.rows import Part

@@ -12,13 +12,13 @@ from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify import verify
+from slipstream.models.batched_tokens import Part
 from slipstream.models.bucketed import Draw, buckets_for
 from slipstream.models.buckets import pack
 from slipstream.models.causal import CausalModel
 from slipstream.models.fast_modules import FastNorm
 from slipstream.models.invariance import RowRule
 from slipstream.models.paged import PagedAttention, attend_paged, unpack
-from slipstream.models.rows import Part
 
 
 def chain_of(seed, size):

@@ -19,10 +19,10 @@ from slipstream.models.attention_kernels import (
     fastest,
     seen_slots,
 )
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 from slipstream.models.paged import PagedAttention, attend_paged, unpack
 from slipstream.models.pool import KvLayout
-from slipstream.models.rows import Part
 
 LAYOUT = KvLayout(1, 2, 16, torch.float32, torch.device("cpu"))
 

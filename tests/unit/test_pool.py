@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import tiny
 from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.tree import TokenTree
+from slipstream.models.batched_tokens import Part
 from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
-from slipstream.models.rows import Part
 
 LAYOUT = KvLayout(2, 2, 4, torch.float32, torch.device("cpu"))
 

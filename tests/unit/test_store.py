@@ -9,8 +9,13 @@ import pytest
 
 from slipstream.config import EnvironmentSettings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
-from slipstream.models.store.hub import is_hub_id, split_revision
+from slipstream.models.store.folder import (
+    all_or_nothing,
+    exclusive,
+    is_hub_id,
+    missing_part,
+    split_revision,
+)
 from slipstream.models.store.resolve import find_local, list_models, resolve, short_name
 from slipstream.models.store.wheel import CATALOG, GgufWheel, Silent, extract
 

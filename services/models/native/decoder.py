@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.architecture import Architecture
+from slipstream.models.batched_tokens import Part, lay_out
 from slipstream.models.invariance import ANY_ROWS
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel, NativeTokens
@@ -17,7 +18,6 @@ from slipstream.models.native.source import WeightSource, head, last_norm, layer
 from slipstream.models.native.weights import Scratch
 from slipstream.models.pool import KvLayout, KvPool
 from slipstream.models.rope import Rotary
-from slipstream.models.rows import Part, lay_out
 
 
 class NativeDecoder:

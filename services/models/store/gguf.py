@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.store.folder import brief
 from slipstream.models.store.gguf_file import GgufFile
-from slipstream.models.store.hub import brief
 
 
 def gguf_options(gguf: Path) -> dict[str, Any]:

@@ -5,14 +5,16 @@ from pathlib import Path
 
 from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
-from slipstream.models.store.gguf import convert
-from slipstream.models.store.hub import (
+from slipstream.models.store.folder import (
+    all_or_nothing,
     cached_snapshot,
+    exclusive,
     fetch_snapshot,
     is_hub_id,
+    missing_part,
     split_revision,
 )
+from slipstream.models.store.gguf import convert
 from slipstream.models.store.wheel import (
     CATALOG,
     GgufWheel,
