@@ -15,8 +15,8 @@ from slipstream.core.tree import EMPTY, ROOT
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
 from slipstream.models.causal import CausalModel
-from slipstream.models.draws import Draw
-from slipstream.models.rows import Part
+from slipstream.models.batched_tokens import Draw
+from slipstream.models.batched_tokens import Part
 from slipstream.target.request import TargetRequest
 from slipstream.target.schedule import ScheduledRequest
 
