@@ -10,7 +10,7 @@ from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
 from slipstream.core.origins import TokenOrigin, origins_of
 from slipstream.core.planner import Planner
-from slipstream.core.ports import Ports
+from slipstream.core.ports import RequestPorts
 from slipstream.core.request import Request
 from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.round import Round, RoundObserver
@@ -47,7 +47,7 @@ class Run:
 
     def __init__(
         self,
-        ports: Ports,
+        ports: RequestPorts,
         request: Request,
         *,
         text: Speller,

@@ -21,8 +21,8 @@ from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.router.limits import Admission
-from slipstream.router.probes import TargetModel
-from slipstream.router.request_replicas import ReplicaOptions, RequestReplicas, free_parked
+from slipstream.router.probes import DescribedTarget
+from slipstream.router.request_replicas import RequestReplicaOptions, RequestReplicas, free_parked
 from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.rpc.exchange import CallOptions
@@ -64,7 +64,7 @@ class RouterState:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _RunningRequest:
     """A request that holds its session's lease."""
 
     asked: Generation
@@ -116,7 +116,7 @@ class RequestRunner:
                 decode = self._tokenizer(taken.record).decode
                 yield await asyncio.to_thread(replayed, asked, taken.record, decode)
                 return
-            work = _Job(asked, taken.record, taken.journal, remaining, recorder)
+            work = _RunningRequest(asked, taken.record, taken.journal, remaining, recorder)
             async with aclosing(self._run(work)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -139,7 +139,7 @@ class RequestRunner:
         """Encode nothing more."""
         self._encoder.close()
 
-    async def _run(self, job: _Job) -> AsyncGenerator[Chunk, None]:
+    async def _run(self, job: _RunningRequest) -> AsyncGenerator[Chunk, None]:
         asked, record, journal, recorder = job.asked, job.record, job.journal, job.recorder
         async with AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._state.leases.kept(journal))
@@ -225,7 +225,7 @@ class RequestRunner:
         store = state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
         return NgramSources(store, state.learner.memory(model, record.owner))
 
-    def _replicas(self, placed: Placed, kind: str, job: _Job) -> RequestReplicas:
+    def _replicas(self, placed: Placed, kind: str, job: _RunningRequest) -> RequestReplicas:
         limits, record, remaining = self._timeouts, job.record, job.remaining
         target = CallOptions(
             record.fence,
@@ -235,7 +235,7 @@ class RequestRunner:
             queue_s=limits.target_queue_s,
         )
         draft = CallOptions(record.fence, limits.draft_round_s, limits.draft_token_s, remaining)
-        options = ReplicaOptions(
+        options = RequestReplicaOptions(
             target,
             draft,
             kind,
@@ -259,7 +259,7 @@ def _wanted(record: Record) -> Wanted:
     return Wanted(record.model, record.tokenizer_hash, record.target, arithmetic)
 
 
-def _opening(request: Request, model: TargetModel) -> Opening:
+def _opening(request: Request, model: DescribedTarget) -> Opening:
     return Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
 
 
