@@ -63,7 +63,7 @@ class Engine:
             free_rows=options.free_rows,
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
-        self.model, self.target, self.rows = built.model, built.target, built.rows
+        self.model, self.target, self.budget = built.model, built.target, built.budget
         self.facts: ModelFacts = built.facts
         store = store_named(options.ngrams, loaded.tokenizer_hash, vocab_size=self.facts.vocab_size)
         self.sources = NgramSources(store)
