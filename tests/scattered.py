@@ -4,8 +4,8 @@ import random
 
 import tiny
 from slipstream.core.tree import TokenTree
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
-from slipstream.models.rows import Part
 
 LENGTHS = (130, 5, 260, 127, 1)
 

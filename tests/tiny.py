@@ -20,8 +20,8 @@ from slipstream.models.causal import CausalModel, Engine
 from slipstream.models.glide_config import GlideConfig
 from slipstream.models.glide_init import init_from_target
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_target import target_parts
 from slipstream.models.invariance import Numerics
+from slipstream.models.target_parts import target_parts
 from slipstream.target.engine import LocalTarget
 from slipstream.target.memory import KvMemory
 from slipstream.target.meter import FixedMeter

@@ -17,8 +17,8 @@ from slipstream.models.glide import GlideModel, Rope
 from slipstream.models.glide_config import GlideConfig
 from slipstream.models.glide_init import GlideShape, config_for_target
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_target import rotary_tables, target_parts
 from slipstream.models.scorer import KvView
+from slipstream.models.target_parts import rotary_tables, target_parts
 
 VOCAB = 61
 SIZES: dict[str, Any] = {

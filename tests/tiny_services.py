@@ -26,7 +26,7 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_target import target_parts
+from slipstream.models.target_parts import target_parts
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.leases import LeaseLimits

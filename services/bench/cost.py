@@ -22,9 +22,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.draft.build import DraftModel
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.rows import Part
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 
 MAX_ROWS = 128

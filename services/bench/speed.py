@@ -27,8 +27,8 @@ from slipstream.core.keyed_noise import Purpose
 from slipstream.core.laws import LawContext
 from slipstream.core.noise import gumbel
 from slipstream.core.types import SamplingParams
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
-from slipstream.models.rows import Part
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 Outputs = Mapping[str, Sequence[Output]]

@@ -60,7 +60,7 @@ class ModelFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptFlags:
+class QuestionFlags:
     """The file of prompts, and which of them are sent."""
 
     prompts: Path | None = option(

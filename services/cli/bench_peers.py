@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.bench.peers.configurations import concurrent_configs, parse_configs, parse_endpoints
 from slipstream.bench.peers.plan import PeersPlan, parse_concurrencies
-from slipstream.cli.bench_flags import ModelFlags, OutputFlags, PromptFlags, plan_facts
+from slipstream.cli.bench_flags import ModelFlags, OutputFlags, QuestionFlags, plan_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import read_token
 from slipstream.cli.progress import step_bar
@@ -90,7 +90,7 @@ class PageFlags:
 @with_flags
 def peers(
     which: ConfigurationFlags,
-    prompts: PromptFlags,
+    prompts: QuestionFlags,
     levels: LevelFlags,
     models: ModelFlags,
     pages: PageFlags,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slipstream.cli.bench_flags import ModelFlags, OutputFlags, PromptFlags, plan_facts
+from slipstream.cli.bench_flags import ModelFlags, OutputFlags, QuestionFlags, plan_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
@@ -50,7 +50,7 @@ class ComparisonFlags:
 
 @with_flags
 def rounds(
-    prompts: PromptFlags, run: ComparisonFlags, models: ModelFlags, output: OutputFlags
+    prompts: QuestionFlags, run: ComparisonFlags, models: ModelFlags, output: OutputFlags
 ) -> None:
     """Cost of a round embedded and distributed, and where the time goes.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slipstream.cli.bench_flags import (
     OutputFlags,
-    PromptFlags,
+    QuestionFlags,
     machine_facts,
     plan_facts,
     weights_facts,
@@ -57,7 +57,7 @@ class LoadFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFlags:
+class MethodFlags:
     """Methods, limits and plots."""
 
     methods: str = option(
@@ -113,8 +113,8 @@ class RequestFlags:
 @with_flags
 def serve(
     load: LoadFlags,
-    requests: RequestFlags,
-    prompts: PromptFlags,
+    requests: MethodFlags,
+    prompts: QuestionFlags,
     place: PlaceFlags,
     output: OutputFlags,
 ) -> None:

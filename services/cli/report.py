@@ -34,7 +34,7 @@ _IDENTITIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PlainComparison:
     """A result beside plain decoding of the same request: its tokens, and its speed."""
 
     result: "Result"
@@ -85,7 +85,7 @@ def stats_line(stats: "RequestStats") -> str:
     return ", ".join(parts)
 
 
-def result_object(result: "Result", comparison: Comparison | None) -> dict[str, Any]:
+def result_object(result: "Result", comparison: PlainComparison | None) -> dict[str, Any]:
     """Return a finished request as JSON values."""
     values: dict[str, Any] = {
         "text": result.text,

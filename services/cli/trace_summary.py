@@ -17,7 +17,7 @@ Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StageShare:
     """A stage of the request, or the rest as `unexplained`; `share` is that of the wall time."""
 
     name: str
@@ -30,7 +30,7 @@ class Summary:
     """A request in short."""
 
     facts: tuple[tuple[str, str], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[StageShare, ...]
     explained: float
     sentences: tuple[str, ...]
     links: tuple[str, ...]
@@ -65,15 +65,15 @@ def _facts(request: Span) -> Iterator[tuple[str, str]]:
         yield "first token after", f"{first_s * 1000:.1f} ms"
 
 
-def _parts(trace: Trace) -> Iterator[Part]:
+def _parts(trace: Trace) -> Iterator[StageShare]:
     wall_ms, found = trace.request.duration_ms, stages(trace.request)
     if wall_ms <= 0 or not found:
         return
     for stage in found:
-        yield Part(printable(stage.name), stage.duration_ms, stage.duration_ms / wall_ms)
+        yield StageShare(printable(stage.name), stage.duration_ms, stage.duration_ms / wall_ms)
     rest = 1 - explained(trace)
     if rest > 0:
-        yield Part("unexplained", rest * wall_ms, rest)
+        yield StageShare("unexplained", rest * wall_ms, rest)
 
 
 def _speculation(trace: Trace) -> Iterator[str]:

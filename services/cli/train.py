@@ -12,7 +12,7 @@ from slipstream.cli.train_glide import glide
 from slipstream.core.errors import TrainingError
 
 if TYPE_CHECKING:
-    from slipstream.models.kept_tokenizer import NumberedTokenizer
+    from slipstream.models.tokenizer import NumberedTokenizer
     from slipstream.train.data import Document
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
@@ -57,8 +57,8 @@ def coverage(
     heldout: Annotated[int, typer.Option(help="Prompts held out.", min=1)] = 60,
 ) -> None:
     """Print which share of held-out answers heads of several sizes can name."""
-    from slipstream.models.glide_target import target_parts
     from slipstream.models.loading import load_target_parts
+    from slipstream.models.target_parts import target_parts
     from slipstream.models.tokenizer import text_tokenizer
     from slipstream.text.prompts import encode_prompt
     from slipstream.train.coverage import coverage as measure

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFlags:
+class DataFlags:
     """Target, files and processes of a run."""
 
     target: str = required("Target model: an alias, a path or a hub id.")
@@ -66,7 +66,7 @@ class ShardFlags:
 
 
 @with_flags
-def data(flags: RunFlags, shards: ShardFlags) -> None:
+def data(flags: DataFlags, shards: ShardFlags) -> None:
     """Write training text: the target's answers to prompts, and to prompts of its own."""
     from slipstream.train.data_run import DataRun
 

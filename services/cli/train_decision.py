@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFlags:
+class DecisionFlags:
     """Models, files and threads of a run."""
 
     target: str = required("Target model: an alias, a path or a hub id.")
@@ -57,7 +57,7 @@ class FitFlags:
 
 
 @with_flags
-def decision(flags: RunFlags, rounds: RecordFlags, fit: FitFlags) -> None:
+def decision(flags: DecisionFlags, rounds: RecordFlags, fit: FitFlags) -> None:
     """Train the model that estimates the acceptance probability of each drafted token."""
     from slipstream.client.engine import EngineOptions
     from slipstream.train.decision import DecisionSettings

@@ -49,7 +49,7 @@ class DraftFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileFlags:
+class DirectoryFlags:
     """Files and directories."""
 
     PANEL: ClassVar[str] = "Files"
@@ -95,7 +95,7 @@ class FileFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckFlags:
+class HeldoutFlags:
     """Checks of the draft on held-out prompts."""
 
     PANEL: ClassVar[str] = "Checks"
@@ -144,9 +144,9 @@ class TeamFlags:
 @with_flags
 def glide(
     draft: DraftFlags,
-    files: FileFlags,
+    files: DirectoryFlags,
     recipe: TrainSettings,
-    checks: CheckFlags,
+    checks: HeldoutFlags,
     machine: TeamFlags,
 ) -> None:
     """Train a GliDe draft for a target model."""

@@ -15,7 +15,7 @@ from slipstream.draft.servicer import DraftServicer
 from slipstream.engine.thread import EngineThread
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import parse_device
-from slipstream.models.parts import load_parts
+from slipstream.models.target_parts import load_parts
 from slipstream.rpc.protocol import new_incarnation
 from slipstream.telemetry.telemetry import Telemetry
 

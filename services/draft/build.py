@@ -23,15 +23,15 @@ from slipstream.models.chaining import GlideChains
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide_config import WEIGHTS_NAME
-from slipstream.models.glide_loading import load_glide
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_target import TargetParts
+from slipstream.models.glide_weights import load_glide
 from slipstream.models.graphs import Replay
-from slipstream.models.kv_layout import KEY_BLOCK
 from slipstream.models.loading import load_model, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
+from slipstream.models.pool import BLOCK_SIZE
 from slipstream.models.scorer import Scorer
-from slipstream.models.weights_digest import kept_digest
+from slipstream.models.store.digests import kept_digest
+from slipstream.models.target_parts import TargetParts
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -148,7 +148,7 @@ class DraftModel:
         if not isinstance(scorer, GlideScorer) or scorer.layout.device.type != "cuda":
             return None
         num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
-        length = min(self.context_length or MAX_TOKENS, num_pages * KEY_BLOCK)
+        length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
         replay = Replay(scorer.layout.device)
         return GlideChains(scorer, replay, context_length=length, score=self.decision)
 

@@ -15,7 +15,7 @@ from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
     ListenOptions,
-    PeerOptions,
+    PeerTlsOptions,
     ReplicaOptions,
     SessionOptions,
     TlsOptions,
@@ -64,8 +64,8 @@ class DraftConfig:
         " listens on a loopback address.",
     )
     tls: TlsOptions = group(TlsOptions, "tls_")
-    peer: PeerOptions = group(
-        PeerOptions,
+    peer: PeerTlsOptions = group(
+        PeerTlsOptions,
         "peer_",
         ca=option(None, "Dial targets with TLS, trusting this certificate."),
         cert=option(None, "Certificate to show to targets."),

@@ -1,6 +1,6 @@
-"""Attention of a forward's rows over their sessions' keys, with a row's own key merged apart.
+"""Attention of batched tokens over their sessions' keys, with a token's own key merged apart.
 
-A row's result is lerp(attention over earlier keys, own value, w), w the own key's softmax
+A token's result is lerp(attention over earlier keys, own value, w), w the own key's softmax
 weight. Earlier keys are read at the slots of their positions, so an accepted tree node has
 computed the same bits as plain decoding would have, wherever its own key was stored.
 """
@@ -8,27 +8,29 @@ computed the same bits as plain decoding would have, wherever its own key was st
 import torch
 from torch import Tensor
 
-from slipstream.models.kv_layout import round_up
-from slipstream.models.operators import flash_attention, has_flash_attention, plain_attention
-from slipstream.models.paged import Lanes
-from slipstream.models.rows import Look, Rows
+from slipstream.models.batched_tokens import BatchedTokens, QuerySegment
+from slipstream.models.operators import apart, together
+from slipstream.models.paged import PagedTokens
+from slipstream.models.pool import round_up
 
 _VECTOR = 64
 
 
-def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows | Lanes, scale: float) -> Tensor:
-    """Attention of R rows: query [R, heads, d], their own keys and values [R, 2 * kv_heads, d].
+def attend(
+    query: Tensor, fresh: Tensor, layer: Tensor, batch: BatchedTokens | PagedTokens, scale: float
+) -> Tensor:
+    """Return attention [R, heads * d] of queries [R, heads, d], whose own keys and values are
+    `fresh` [R, 2 * kv_heads, d].
 
-    `layer` [2 * kv_heads, slots, d] holds keys, then values, this forward's rows included.
-    Returns [R, heads * d].
+    `layer` [2 * kv_heads, slots, d] holds keys, then values, this forward's included.
     """
-    if isinstance(rows, Lanes):
-        return rows.kernel(query, layer, rows, scale)
+    if isinstance(batch, PagedTokens):
+        return batch.kernel(query, layer, batch, scale)
     num_rows, num_heads, dim = query.shape
     num_kv = fresh.shape[1] // 2
     query = query.reshape(num_rows, num_kv, num_heads // num_kv, dim)
     key, value = fresh.unsqueeze(2).split(num_kv, 1)
-    parts = [_look_back(query[look.start : look.stop], layer, look, scale) for look in rows.looks]
+    parts = [_attend_past(query[at.start : at.stop], layer, at, scale) for at in batch.segments]
     past, log_mass = parts[0]
     if len(parts) > 1:
         past = torch.cat([part[0] for part in parts])
@@ -40,7 +42,7 @@ def attend(query: Tensor, fresh: Tensor, layer: Tensor, rows: Rows | Lanes, scal
 
 
 def _past_weight(log_mass: Tensor, own: Tensor, scale: float) -> Tensor:
-    """sigmoid(log_mass - scale * own): what the keys before a row weigh against its own.
+    """sigmoid(log_mass - scale * own): what the keys before a token weigh against its own.
 
     The last elements of a buffer that is no multiple of the vector width take a scalar path
     with other bits, so the buffer is.
@@ -53,57 +55,20 @@ def _past_weight(log_mass: Tensor, own: Tensor, scale: float) -> Tensor:
     return weight
 
 
-def _look_back(query: Tensor, layer: Tensor, look: Look, scale: float) -> tuple[Tensor, Tensor]:
+def _attend_past(
+    query: Tensor, layer: Tensor, segment: QuerySegment, scale: float
+) -> tuple[Tensor, Tensor]:
     """Outputs [r, kv_heads, group, d] and log masses [r, kv_heads, group] over earlier keys."""
     num_kv = query.shape[1]
-    if look.slots is None:
-        seen = layer[:, look.base : look.base + look.width]
+    if segment.slots is None:
+        seen = layer[:, segment.base : segment.base + segment.width]
     else:
-        seen = layer.index_select(1, look.slots)
+        seen = layer.index_select(1, segment.slots)
     keys, values = seen.unsqueeze(0).split(num_kv, 1)
-    look_at = apart if look.is_apart else together
-    past, log_mass = look_at(query, keys, values, look.mask, scale)
-    if look.has_first:
+    attend_keys = apart if segment.is_apart else together
+    past, log_mass = attend_keys(query, keys, values, segment.mask, scale)
+    if segment.has_first:
         # Position 0 has nothing before it: its result is its own value alone.
         past[0] = 0.0
         log_mass[0] = float("-inf")
     return past, log_mass
-
-
-def together(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return attention of r rows [r, kv_heads, group, d], and its log masses [r, kv_heads, group].
-
-    Keys and values are [1, kv_heads, width, d]. The rows of mask [1, 1, m * group, width] behind
-    the query's own, if m is above r, are those of padding.
-    """
-    num_rows, num_kv, group, dim = query.shape
-    padding = mask.shape[2] // group - num_rows
-    if padding:
-        query = torch.cat([query, query[:1].expand(padding, -1, -1, -1)])
-    stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
-    out, mass = _kernel(stacked, keys, values, mask, scale)
-    past = out.view(num_kv, -1, group, dim).transpose(0, 1)[:num_rows]
-    return past, mass.view(num_kv, -1, group).transpose(0, 1)[:num_rows]
-
-
-def apart(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return what `together` does, every row computed on its own; mask [r, 1, group, width].
-
-    Slower for many rows, and a row's bits can't depend on how many there are.
-    """
-    num_rows = len(query)
-    keys, values = keys.expand(num_rows, -1, -1, -1), values.expand(num_rows, -1, -1, -1)
-    return _kernel(query, keys, values, mask, scale)
-
-
-def _kernel(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attention [b, kv, m, d] and the log of its softmax denominators [b, kv, m]."""
-    has_flash = query.device.type == "cpu" and has_flash_attention(query.dtype)
-    attention = flash_attention if has_flash else plain_attention
-    return attention(query, keys, values, mask, scale)

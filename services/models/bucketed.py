@@ -14,27 +14,32 @@ from torch import Tensor
 
 from slipstream.core.draws import draw_greedy_rows, draw_rows
 from slipstream.core.errors import CapacityError
-from slipstream.models.buckets import Buckets, ForwardShape, key_widths, powers, row_steps
-from slipstream.models.draws import Draw
+from slipstream.models.batched_tokens import Draw, Part
+from slipstream.models.buckets import (
+    Buckets,
+    ForwardShape,
+    PackedForward,
+    key_widths,
+    pack,
+    powers,
+    row_steps,
+)
 from slipstream.models.graphs import Replay
 from slipstream.models.invariance import RowRule
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.lanes import Packed, pack
-from slipstream.models.paged import Attention, Kernel, Lanes, unpack
-from slipstream.models.pool import KvPool
-from slipstream.models.rows import Part
+from slipstream.models.paged import Kernel, PagedAttention, PagedTokens, unpack
+from slipstream.models.pool import KvLayout, KvPool
 
 MAX_MASK_BYTES = 1 << 28
 """A forward whose mask were larger is left to the path without shapes."""
 
-_MAX_LANE_ROWS = 256
+_MAX_SEGMENT_SIZE = 256
 
-Run = Callable[[Tensor, Tensor, Lanes, KvPool], Tensor]
+Run = Callable[[Tensor, Tensor, PagedTokens, KvPool], Tensor]
 """The model's layers over tokens and positions [R]: final hidden states [R, d]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class ShapedModel:
     """What a model's forward is made of."""
 
     layout: KvLayout
@@ -50,8 +55,8 @@ def buckets_for(*, max_rows: int, context_length: int, rule: RowRule) -> Buckets
     rows = row_steps(max_rows, min_rows=min(rule.min_rows, max_rows), max_rows=high)
     return Buckets(
         rows=rows,
-        lanes=powers(rows[-1]),
-        lane_rows=powers(min(_MAX_LANE_ROWS, rows[-1])),
+        segments=powers(rows[-1]),
+        segment_size=powers(min(_MAX_SEGMENT_SIZE, rows[-1])),
         widths=key_widths(context_length),
     )
 
@@ -59,7 +64,7 @@ def buckets_for(*, max_rows: int, context_length: int, rule: RowRule) -> Buckets
 class BucketedForward:
     """Forwards of one model over the pools it is given, through static tensors."""
 
-    def __init__(self, model: Shaped, buckets: Buckets, replay: Replay) -> None:
+    def __init__(self, model: ShapedModel, buckets: Buckets, replay: Replay) -> None:
         self._model = model
         self._buckets = buckets
         self._replay = replay
@@ -76,7 +81,7 @@ class BucketedForward:
 
     def pack(
         self, pool: KvPool, parts: Sequence[Part], draws: Sequence[Draw] = ()
-    ) -> Packed | None:
+    ) -> PackedForward | None:
         """The forward as it fits a shape; None where none holds it, or the pool is not served."""
         if pool not in self._pools:
             return None
@@ -88,7 +93,7 @@ class BucketedForward:
 
     @torch.inference_mode()
     def forward(
-        self, pool: KvPool, packed: Packed, draws: Sequence[Draw] = ()
+        self, pool: KvPool, packed: PackedForward, draws: Sequence[Draw] = ()
     ) -> tuple[Tensor, Tensor]:
         """Final hidden states [inputs, d] in input order and the tokens [draws] int64 drawn.
 
@@ -119,9 +124,9 @@ class BucketedForward:
         noise: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
         model = self._model
-        attention = Attention(model.group, model.layout.dtype, pool.scratch.stop, model.kernel)
+        attention = PagedAttention(model.group, model.layout.dtype, pool.scratch.stop, model.kernel)
         batch = unpack(values, shape, attention)
-        hidden = model.run(batch.tokens, batch.positions, batch.lanes, pool)
+        hidden = model.run(batch.tokens, batch.positions, batch.segments, pool)
         if not shape.draws:
             return hidden[batch.order], values[:0]
         logits = model.head(hidden[batch.wanted]).float()
@@ -129,5 +134,5 @@ class BucketedForward:
         return hidden[batch.order], tokens
 
     def _mask_bytes(self, shape: ForwardShape) -> int:
-        cells = shape.lanes * shape.lane_rows * (shape.width + shape.lane_rows)
+        cells = shape.segments * shape.segment_size * (shape.width + shape.segment_size)
         return cells * self._model.group * self._model.layout.dtype.itemsize

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import KvView
 
 
@@ -47,7 +46,7 @@ class KvCache:
     @property
     def num_slots(self) -> int:
         """Positions that there are pages for."""
-        return len(self.pages) * KEY_BLOCK
+        return len(self.pages) * BLOCK_SIZE
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +62,7 @@ class KvCache:
             raise CapacityError(
                 f"{num_slots} cache slots are needed, but the limit is {self.limit}"
             )
-        missing = round_up(num_slots, KEY_BLOCK) // KEY_BLOCK - len(self.pages)
+        missing = round_up(num_slots, BLOCK_SIZE) // BLOCK_SIZE - len(self.pages)
         if missing > 0:
             last = self.pages[-1] if self.pages else None
             self.pages += self.pool.take(missing, after=last)
@@ -74,7 +73,7 @@ class KvCache:
 
         Raises `NoRoom` where a copy of a shared page finds no place.
         """
-        for at in range(self.count // KEY_BLOCK, round_up(stop, KEY_BLOCK) // KEY_BLOCK):
+        for at in range(self.count // BLOCK_SIZE, round_up(stop, BLOCK_SIZE) // BLOCK_SIZE):
             page = self.pages[at]
             if self.pool.num_users(page) > 1:
                 (own,) = self.pool.take(1)
@@ -85,21 +84,21 @@ class KvCache:
 
     def slot(self, position: int) -> int:
         """Where a position is in the pool's buffers."""
-        return self.pages[position // KEY_BLOCK] * KEY_BLOCK + position % KEY_BLOCK
+        return self.pages[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
     def base(self, width: int) -> int | None:
         """The first of `width` neighbouring slots that hold the first positions in order; None
         where they are no neighbours."""
-        if width > self._num_straight * KEY_BLOCK:
+        if width > self._num_straight * BLOCK_SIZE:
             return None
-        return self.pages[0] * KEY_BLOCK
+        return self.pages[0] * BLOCK_SIZE
 
     def table(self, width: int) -> Tensor:
         """Slots [width] int64 of the first positions; any slot stands for those without a page."""
         if self._table is None or len(self._table) < width:
             device = self.pool.layout.device
-            pages = torch.tensor(self.pages, device=device).unsqueeze(1) * KEY_BLOCK
-            self._table = (pages + torch.arange(KEY_BLOCK, device=device)).flatten()
+            pages = torch.tensor(self.pages, device=device).unsqueeze(1) * BLOCK_SIZE
+            self._table = (pages + torch.arange(BLOCK_SIZE, device=device)).flatten()
             missing = max(width - len(self._table), 0)
             self._table = torch.cat([self._table, self._table[:1].expand(missing)])
         return self._table[:width]
@@ -141,7 +140,7 @@ class KvCache:
 
     def trim(self) -> None:
         """Give back the pages behind the final positions."""
-        needed = round_up(self.count, KEY_BLOCK) // KEY_BLOCK
+        needed = round_up(self.count, BLOCK_SIZE) // BLOCK_SIZE
         for page in self.pages[needed:]:
             self.pool.drop(page)
         del self.pages[needed:]
@@ -153,9 +152,9 @@ class KvCache:
         self.trim()
 
     def _copy_page(self, at: int, into: int) -> None:
-        held = min(self.count - at * KEY_BLOCK, KEY_BLOCK)
+        held = min(self.count - at * BLOCK_SIZE, BLOCK_SIZE)
         if held > 0:
-            first, goal = self.pages[at] * KEY_BLOCK, into * KEY_BLOCK
+            first, goal = self.pages[at] * BLOCK_SIZE, into * BLOCK_SIZE
             self.pool.copy(range(first, first + held), range(goal, goal + held))
 
     def _measure(self) -> None:

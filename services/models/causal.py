@@ -13,24 +13,22 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
+from slipstream.models.batched_tokens import Draw, Drawn, Part
 from slipstream.models.cache import KvCache
-from slipstream.models.draws import Draw, Drawn
 from slipstream.models.invariance import Numerics, RowRule
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
 from slipstream.models.native.decoder import NativeDecoder
-from slipstream.models.native.library import NotBuilt, NotNative
+from slipstream.models.native.library import NoLibrary, NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.outline import outline_of
-from slipstream.models.pool import SCRATCH_ROWS, KvPool
+from slipstream.models.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.ranks import ALONE, Ranks
-from slipstream.models.rows import Part
-from slipstream.models.sample import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
+from slipstream.models.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from slipstream.models.bucketed import BucketedForward
-    from slipstream.models.leading import Followers
+    from slipstream.models.tensor_parallel import Workers
     from slipstream.models.torch_decoder import TorchDecoder
 
 _LOG = logging.getLogger("slipstream.models")
@@ -122,14 +120,14 @@ class CausalModel:
             self._shaped.serve(pool)
         return pool
 
-    def lead(self, followers: "Followers") -> None:
-        """Have the other ranks follow this one, rank 0, from now on."""
+    def drive(self, workers: "Workers") -> None:
+        """Have the other ranks compute with this one, rank 0, from now on."""
         assert not isinstance(self._decoder, NativeDecoder), "a model that is split is torch's"
-        self._decoder.lead(followers)
+        self._decoder.drive(workers)
 
     def open(self, capacity: int) -> KvCache:
         """An empty cache with room for `capacity` tokens, in memory of its own."""
-        num_pages = round_up(capacity, KEY_BLOCK) // KEY_BLOCK
+        num_pages = round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE
         return self.open_in(self._new_pool(num_pages, _OWN_SCRATCH))
 
     def open_in(self, pool: KvPool) -> KvCache:
@@ -207,7 +205,7 @@ class CausalModel:
         if isinstance(model, WeightSource):
             return NativeDecoder(model, self.layout)
         if engine in (None, "native") and ranks.size == 1:
-            from slipstream.models.native.in_memory import InMemory
+            from slipstream.models.native.checkpoint import InMemory
 
             try:
                 return NativeDecoder(InMemory(model), self.layout)
@@ -215,7 +213,7 @@ class CausalModel:
                 if engine is not None:
                     raise ModelError(f"the engine is {engine}, but {reason}") from None
                 if self.device.type == "cpu":
-                    level = logging.WARNING if isinstance(reason, NotBuilt) else logging.INFO
+                    level = logging.WARNING if isinstance(reason, NoLibrary) else logging.INFO
                     _LOG.log(level, "torch computes %s: %s", type(model).__name__, reason)
         from slipstream.models.torch_decoder import TorchDecoder
 
@@ -229,9 +227,9 @@ class CausalModel:
             return None
         if not is_alone:
             raise ModelError("a model that is split among processes has no forwards of fixed shape")
-        from slipstream.models.bucketed import BucketedForward, Shaped, buckets_for
+        from slipstream.models.attention_kernels import choose_kernel
+        from slipstream.models.bucketed import BucketedForward, ShapedModel, buckets_for
         from slipstream.models.graphs import Replay
-        from slipstream.models.kernels import choose_kernel
 
         assert not isinstance(decoder, NativeDecoder)
         buckets = buckets_for(
@@ -239,7 +237,7 @@ class CausalModel:
         )
         is_invariant = self.numerics == "invariant"
         kernel = choose_kernel(self.layout, decoder.group, is_invariant=is_invariant)
-        shaped = Shaped(self.layout, decoder.group, decoder.run, kernel, decoder.head)
+        shaped = ShapedModel(self.layout, decoder.group, decoder.run, kernel, decoder.head)
         return BucketedForward(shaped, buckets, Replay(self.device))
 
     def _sample(self) -> Tensor:

@@ -9,16 +9,15 @@ from torch import Tensor
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.pool import KvPool
-from slipstream.models.rows import Part
+from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
 
 
 @dataclass(slots=True)
-class _State:
+class CausalState:
     cache: KvCache
     tokens: list[int] = field(default_factory=list)
     """Tokens whose keys are cached, in order; a drafted chain included."""
@@ -49,21 +48,21 @@ class CausalScorer:
         """See `Scorer.pool`."""
         return self._model.pool(num_pages)
 
-    def open(self, capacity: int, pool: KvPool | None = None) -> _State:
+    def open(self, capacity: int, pool: KvPool | None = None) -> CausalState:
         """See `Scorer.open`."""
         if pool is None:
-            pool = self.pool(round_up(capacity, KEY_BLOCK) // KEY_BLOCK)
+            pool = self.pool(round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE)
         cache = KvCache(pool, limit=capacity)
         cache.reserve(capacity)
-        return _State(cache)
+        return CausalState(cache)
 
-    def num_same(self, state: _State, tokens: Sequence[int]) -> int:
+    def num_same(self, state: CausalState, tokens: Sequence[int]) -> int:
         """See `Scorer.num_same`."""
         return common_prefix(state.tokens, tokens)
 
     def check(self, ask: Ask) -> None:
         """See `Scorer.check`."""
-        state: _State = ask.state
+        state: CausalState = ask.state
         end = len(ask.tokens)
         if isinstance(ask, Grow):
             check_nodes(ask, state.parents, state.num_synced)
@@ -90,11 +89,11 @@ class CausalScorer:
         logits = self._model.logits(hidden)[:, : self._vocab_size]
         return Scores(logits.float(), hidden.float())
 
-    def num_bytes(self, state: _State) -> int:
+    def num_bytes(self, state: CausalState) -> int:
         """See `Scorer.num_bytes`."""
         return state.cache.num_bytes
 
-    def close(self, state: _State) -> None:
+    def close(self, state: CausalState) -> None:
         """See `Scorer.close`."""
         state.cache.close()
 
@@ -125,7 +124,7 @@ def _part(ask: Ask) -> Part:
 
 
 def _synced(ask: Sync) -> Part:
-    state: _State = ask.state
+    state: CausalState = ask.state
     same = common_prefix(state.tokens, ask.tokens)
     # The last token is processed again, if need be: its row is what is asked for.
     state.cache.truncate(min(same, len(ask.tokens) - 1))
@@ -137,7 +136,7 @@ def _synced(ask: Sync) -> Part:
 
 
 def _grown(ask: Grow) -> Part:
-    state: _State = ask.state
+    state: CausalState = ask.state
     is_chain = len(ask.tokens) == 1 and ask.parents[0] == len(state.nodes) - 1
     is_chain = is_chain and len(state.tokens) == state.num_synced + len(state.nodes)
     state.nodes += ask.tokens

@@ -16,13 +16,12 @@ from slipstream.core.draws import draw_keys, has_plain_law
 from slipstream.core.stop import MAX_DRAFT_TOKENS, Stop
 from slipstream.core.types import SamplingParams
 from slipstream.models.buckets import fit, key_widths, powers
-from slipstream.models.chain_shape import MAX_ENDS, ChainShape, num_outputs
 from slipstream.models.chain_stop import Rule, rule_of
-from slipstream.models.glide_chain import ChainBody, ChainModel
+from slipstream.models.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_state import GlideState
 from slipstream.models.graphs import Replay
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
+from slipstream.models.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import KvView, Sync
 
 MAX_NEW_TOKENS = 32
@@ -83,7 +82,7 @@ class GlideChains:
         score: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
         """`score` is the decision model's; positions are below `context_length`."""
-        length = context_length + MAX_DRAFT_TOKENS + KEY_BLOCK
+        length = context_length + MAX_DRAFT_TOKENS + BLOCK_SIZE
         config = scorer.config
         group = config.num_heads // config.num_kv_heads
         self._check = scorer.check
@@ -178,7 +177,7 @@ def _rule(ask: Follow) -> Rule:
 
 
 def _integers(asks: Sequence[Follow], starts: Sequence[int], shape: ChainShape) -> list[int]:
-    """The parts of `chain_shape.ChainInputs` in order; padding repeats the first session."""
+    """The parts of `ChainInputs` in order; padding repeats the first session."""
     spare = shape.sessions - len(asks)
     every = [*zip(asks, starts, strict=True), *[(asks[0], starts[0])] * spare]
     rules = [_rule(ask) for ask, _ in every]
@@ -198,8 +197,8 @@ def _integers(asks: Sequence[Follow], starts: Sequence[int], shape: ChainShape) 
         values += _padded(sorted(ask.ends), MAX_ENDS, -1)
     for ask, _ in every:
         pages = ask.state.cache.pages
-        needed = round_up(min(len(ask.tokens), shape.width), KEY_BLOCK) // KEY_BLOCK
-        values += _padded(pages[:needed], shape.width // KEY_BLOCK, pages[0])
+        needed = round_up(min(len(ask.tokens), shape.width), BLOCK_SIZE) // BLOCK_SIZE
+        values += _padded(pages[:needed], shape.width // BLOCK_SIZE, pages[0])
     if shape.is_sampled:
         for depth in range(shape.depth):
             for ask, _ in every:
@@ -222,7 +221,7 @@ def _doubles(asks: Sequence[Follow], shape: ChainShape) -> list[float]:
 
 def _found(row: Sequence[float], ask: Follow, shape: ChainShape) -> list[Found]:
     """A chain's slots out of its numbers; see `glide_chain.ChainBody`."""
-    size, count = num_outputs(shape), min(ask.num_candidates, shape.candidates)
+    size, count = shape.num_outputs, min(ask.num_candidates, shape.candidates)
     found = []
     for depth in range(int(row[-2])):
         entropy, top_prob, score, *rest = row[depth * size : (depth + 1) * size]

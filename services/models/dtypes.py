@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.linear import PackedLinear
-from slipstream.models.machine import Measurements, this_machine
+from slipstream.models.linears import PackedLinear
+from slipstream.models.machine import Measurements, best_seconds, this_machine
 from slipstream.models.native.library import has_kernels
-from slipstream.models.speed import best_seconds
 
 _LOG = logging.getLogger("slipstream.models")
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.models.glide_config import GlideConfig
-from slipstream.models.glide_target import rotate
+from slipstream.models.target_parts import rotate
 
 
 class Rope(NamedTuple):

@@ -18,13 +18,11 @@ from transformers import AutoModelForCausalLM
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.models.glide import GlideModel, Rope
 from slipstream.models.glide_config import read_config
-from slipstream.models.glide_loading import check_target
-from slipstream.models.glide_target import TargetParts, rotary_tables
-from slipstream.models.glide_weights import load_weights, write_tensors
+from slipstream.models.glide_weights import check_target, load_weights, write_tensors
 from slipstream.models.loading import find_sources, load_target_parts, require_causal
-from slipstream.models.parts import LoadedParts, load_parts
 from slipstream.models.store.folder import WEIGHTS
 from slipstream.models.store.resolve import resolve
+from slipstream.models.target_parts import LoadedParts, TargetParts, load_parts, rotary_tables
 
 _COPIED = (
     "tokenizer*",

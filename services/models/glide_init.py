@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slipstream.core.errors import ModelMismatch
 from slipstream.models.glide import GlideCrossAttention, GlideLayer, GlideModel
 from slipstream.models.glide_config import GlideConfig
-from slipstream.models.glide_target import target_parts
+from slipstream.models.target_parts import target_parts
 
 
 @dataclass(frozen=True, slots=True)

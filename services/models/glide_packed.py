@@ -1,13 +1,11 @@
-"""One GliDe layer for inference: packed products, its own keys and values in a pool, few ops.
+"""One GliDe layer for inference: packed linears, its own keys and values in a pool, few operations.
 
-Computes what `glide.GlideLayer` computes, for a handful of rows of one session or of several: they
-share every product, and each attends to its own session's keys. Knows nothing of trees or
-vocabularies.
+Computes what `glide.GlideLayer` computes, for a handful of tokens of one session or of several:
+they share every product, and each attends to its own session's keys.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,32 +13,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.models.glide import GlideCrossAttention, GlideLayer, RmsNorm
-from slipstream.models.glide_linear import DraftLinear
+from slipstream.models.linears import DraftLinear
+from slipstream.models.paged import attend_each
 from slipstream.models.pool import KvPool
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rotary factors of R rows: cos [R, 1, rotary_dim], and sin with its first half negated, so
-    that rotating is two products and a roll."""
-
-    cos: Tensor
-    sin: Tensor
-
 
 Slots = slice | Tensor
 """Places in a pool's buffers: neighbours, or [n] int64."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """`count` new rows of one session: their slots in the pool, those up to the last of them, which
-    are `seen`, and the target's keys.
+class RotaryFactors:
+    """cos of R tokens [R, 1, rotary_dim], and sin with its first half negated, so that rotating is
+    two products and a roll."""
 
-    The last `num_kept` rows go on behind the self-attention's keys and values; `self_mask`
-    [num_kept, S] and `cross_mask` [num_kept, num_seen] are added to their scores, None where a row
-    sees everything. target_kv: per target layer [1, kv_heads, num_seen, head_dim] twice, () to
-    skip.
+    cos: Tensor
+    sin: Tensor
+
+    def at(self, chosen: Slots | None) -> "RotaryFactors":
+        """Return the factors of some tokens; None is all."""
+        return self if chosen is None else RotaryFactors(self.cos[chosen], self.sin[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """`count` new tokens of one session: their slots in the pool, all slots up to the last of them,
+    `seen`, and the target's keys.
+
+    The last `num_kept` go on behind the self-attention's keys and values; `self_mask`
+    [num_kept, S] and `cross_mask` [num_kept, num_seen] are added to their scores, None where a
+    token sees everything. target_kv: per target layer [1, kv_heads, num_seen, head_dim] twice, ()
+    to skip.
     """
 
     slots: Slots
@@ -52,93 +54,101 @@ class Rows:
     cross_mask: Tensor | None
 
 
-class Seats(Protocol):
-    """R rows of a pass, with the keys that each may look back on. `rotation` are the rotary
-    factors of all, `kept` picks the rows that go on; None is all of them."""
+class DraftAttention(Protocol):
+    """Attention of a pass's R tokens. `rotation` are the rotary factors of all, `kept` picks the
+    tokens that go on behind a layer's keys; None is all of them."""
 
     @property
-    def rotation(self) -> Rotation: ...
+    def rotation(self) -> RotaryFactors: ...
 
     @property
-    def kept(self) -> Tensor | slice | None: ...
+    def kept(self) -> Slots | None: ...
 
     @property
     def num_kept(self) -> int:
-        """Rows that go on."""
+        """Tokens that go on."""
         ...
 
     @property
-    def is_reading(self) -> bool:
+    def reads_target(self) -> bool:
         """Whether any of them reads the target."""
         ...
 
-    def kept_rotation(self) -> Rotation:
-        """Rotary factors of the rows that go on."""
-        ...
-
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """Have all rows' keys and values [kv_heads, R, head_dim] in layer `index`."""
+        """Store all tokens' keys and values [kv_heads, R, head_dim] in layer `index`."""
         ...
 
-    def look_back(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
-        """Attention of the kept rows [R, H, hd] over the keys of layer `index`, [R, H * hd]."""
+    def attend_own(self, index: int, query: Tensor) -> Tensor:
+        """Return attention [n, H * hd] of the kept queries [n, H, hd] over layer `index`."""
         ...
 
-    def look_across(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
-        """The same over the target's keys, those of the `index`-th target layer that is read;
-        nothing, in zeros, for rows that see none."""
+    def attend_target(self, index: int, query: Tensor) -> Tensor:
+        """Return attention over the `index`-th target layer that is read; zeros where a token
+        sees nothing of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """All rows of a pass, session by session, with the rotary factors of each: see `Seats`.
-
-    `pool` holds every session's keys.
-    """
+class PooledAttention:
+    """`DraftAttention` of sessions in `pool`, one after the other."""
 
     pool: KvPool
-    parts: Sequence[Rows]
-    rotation: Rotation
-    kept: Tensor | slice | None = None
+    parts: Sequence[DraftTokens]
+    rotation: RotaryFactors
+    kept: Slots | None = None
 
     @property
     def num_kept(self) -> int:
-        """See `Seats`."""
-        return sum(rows.num_kept for rows in self.parts)
+        """See `DraftAttention`."""
+        return sum(part.num_kept for part in self.parts)
 
     @property
-    def is_reading(self) -> bool:
-        """See `Seats`."""
-        return any(rows.target_kv for rows in self.parts)
-
-    def kept_rotation(self) -> Rotation:
-        """See `Seats`."""
-        if self.kept is None:
-            return self.rotation
-        return Rotation(self.rotation.cos[self.kept], self.rotation.sin[self.kept])
+    def reads_target(self) -> bool:
+        """See `DraftAttention`."""
+        return any(part.target_kv for part in self.parts)
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """See `Seats`."""
+        """See `DraftAttention`."""
         buffer, own, at = self.pool.layer(index), keys.size(0), 0
-        for rows in self.parts:
-            end = at + rows.count
-            buffer[:own, rows.slots] = keys[:, at:end]
-            buffer[own:, rows.slots] = values[:, at:end]
+        for part in self.parts:
+            end = at + part.count
+            buffer[:own, part.slots] = keys[:, at:end]
+            buffer[own:, part.slots] = values[:, at:end]
             at = end
 
-    def look_back(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
-        """See `Seats`."""
+    def attend_own(self, index: int, query: Tensor) -> Tensor:
+        """See `DraftAttention`."""
         buffer = self.pool.layer(index)
-        if len(self.parts) == 1:
-            return _look_back(buffer, num_kv_heads, self.parts[0], query)
-        return by_session(self.parts, query, partial(_look_back, buffer, num_kv_heads))
 
-    def look_across(self, index: int, query: Tensor, num_kv_heads: int) -> Tensor:
-        """See `Seats`."""
+        def attend(part: DraftTokens, own: Tensor) -> Tensor:
+            keys, values = buffer[None, :, part.seen].chunk(2, 1)
+            return _attend(own, (keys, values), part.self_mask)
+
+        return self._by_session(query, attend)
+
+    def attend_target(self, index: int, query: Tensor) -> Tensor:
+        """See `DraftAttention`."""
+
+        def attend(part: DraftTokens, own: Tensor) -> Tensor:
+            if not part.target_kv:
+                return own.new_zeros(own.shape).flatten(1)
+            return _attend(own, part.target_kv[index], part.cross_mask)
+
+        return self._by_session(query, attend)
+
+    def _by_session(self, query: Tensor, attend: Callable[[DraftTokens, Tensor], Tensor]) -> Tensor:
         if len(self.parts) == 1:
-            return _look_across(index, num_kv_heads, self.parts[0], query)
-        return by_session(self.parts, query, partial(_look_across, index, num_kv_heads))
+            return attend(self.parts[0], query)
+        queries = query.split([part.num_kept for part in self.parts])
+        pairs = zip(self.parts, queries, strict=True)
+        return torch.cat([attend(part, own) for part, own in pairs if part.num_kept])
+
+
+def _attend(query: Tensor, kv: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    """Return attention [n, H * hd] of [n, H, hd] over [1, kv_heads, S, hd], under a mask [n, S]."""
+    if mask is not None:
+        mask = mask.repeat_interleave(query.shape[1] // kv[0].shape[1], dim=0)
+    return attend_each(query, kv, mask)
 
 
 class PackedNorm:
@@ -155,7 +165,7 @@ class PackedNorm:
         self._weight = torch.cat((weight, torch.zeros_like(weight)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., size] -> the same shape."""
+        """Return the norm of x [..., size]."""
         both = torch.cat((x, -x), dim=-1)
         out = torch.layer_norm(both, self._shape, self._weight, None, self._eps)
         return out[..., : self._size]
@@ -169,16 +179,15 @@ class PackedCross:
         self._query = _packed([cross.q_proj], dtype)
         self._query_norm = None if cross.q_norm is None else PackedNorm(cross.q_norm, dtype)
         self._out = _packed([cross.o_proj], dtype)
-        self._num_heads, self._num_kv_heads = cross.num_heads, cross.num_kv_heads
+        self._num_heads = cross.num_heads
 
-    def __call__(self, x: Tensor, index: int, seats: Seats, rotation: Rotation) -> Tensor:
-        """x [R, d], the kept rows -> [R, d]; reads the `index`-th target layer of each session."""
+    def __call__(self, x: Tensor, index: int, keys: DraftAttention, at: RotaryFactors) -> Tensor:
+        """Return [n, d] for the kept tokens' x [n, d], out of the `index`-th target layer."""
         query = self._query(self._norm(x)).view(x.size(0), self._num_heads, -1)
         if self._query_norm is not None:
             query = self._query_norm(query)
-        query = turn(query, rotation)
         # The output has no bias, so that nothing is added where nothing is read.
-        return self._out(seats.look_across(index, query, self._num_kv_heads))
+        return self._out(keys.attend_target(index, rotate_heads(query, at)))
 
 
 class PackedLayer:
@@ -198,45 +207,33 @@ class PackedLayer:
         self._down = _packed([layer.mlp.down_proj], dtype)
         self._inner = layer.mlp.down_proj.in_features
 
-    def __call__(self, x: Tensor, index: int, seats: Seats) -> Tensor:
-        """x [R, d] -> the kept rows [num_kept, d]; writes R keys and values into the pool's layer
-        `index`."""
-        query = self._write(x, index, seats)
-        if not seats.num_kept:
+    def __call__(self, x: Tensor, index: int, attention: DraftAttention) -> Tensor:
+        """Return the kept tokens [n, d] of x [R, d]; stores R keys and values in layer `index`."""
+        query = self._write(x, index, attention)
+        if not attention.num_kept:
             return x[:0]
-        if seats.kept is not None:
-            x, query = x[seats.kept], query[seats.kept]
-        x = x + self._out(seats.look_back(index, query, self._num_kv_heads))
-        if seats.is_reading:
-            rotation = seats.kept_rotation()
-            for at, cross in enumerate(self._cross):
-                x = x + cross(x, at, seats, rotation)
+        if attention.kept is not None:
+            x, query = x[attention.kept], query[attention.kept]
+        x = x + self._out(attention.attend_own(index, query))
+        if attention.reads_target:
+            rotation = attention.rotation.at(attention.kept)
+            for layer, cross in enumerate(self._cross):
+                x = x + cross(x, layer, attention, rotation)
         inner = self._gate_up(self._mlp_norm(x))
         return x + self._down(F.silu(inner[:, : self._inner]) * inner[:, self._inner :])
 
-    def _write(self, x: Tensor, index: int, seats: Seats) -> Tensor:
-        """Store keys and values of all rows; their queries, [R, H, hd]."""
+    def _write(self, x: Tensor, index: int, attention: DraftAttention) -> Tensor:
+        """Store keys and values of all tokens; return their queries [R, H, hd]."""
         heads, own = self._num_heads, self._num_kv_heads
         qkv = self._qkv(self._self_norm(x)).view(x.size(0), heads + 2 * own, -1)
         query_key = qkv[:, : heads + own]
         if self._query_norm is not None and self._key_norm is not None:
             query = self._query_norm(query_key[:, :heads])
             query_key = torch.cat((query, self._key_norm(query_key[:, heads:])), dim=1)
-        query_key = turn(query_key, seats.rotation)
+        query_key = rotate_heads(query_key, attention.rotation)
         keys, values = query_key[:, heads:].transpose(0, 1), qkv[:, heads + own :].transpose(0, 1)
-        seats.store(index, keys, values)
+        attention.store(index, keys, values)
         return query_key[:, :heads]
-
-
-def _look_back(buffer: Tensor, num_kv_heads: int, rows: Rows, query: Tensor) -> Tensor:
-    keys, values = buffer[None, :, rows.seen].chunk(2, 1)
-    return attend(query, (keys, values), rows.self_mask, num_kv_heads)
-
-
-def _look_across(index: int, num_kv_heads: int, rows: Rows, query: Tensor) -> Tensor:
-    if not rows.target_kv:
-        return query.new_zeros(query.shape).flatten(1)
-    return attend(query, rows.target_kv[index], rows.cross_mask, num_kv_heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,50 +244,19 @@ class GlideParts:
     layers: Sequence[PackedLayer]
     norm: PackedNorm
     head: DraftLinear
-    rotation: Rotation
+    rotation: RotaryFactors
 
 
-def by_session(
-    parts: Sequence[Rows], query: Tensor, look: Callable[[Rows, Tensor], Tensor]
-) -> Tensor:
-    """Attention of all kept rows [R, H, hd] -> [R, H * hd], each session's by `look`."""
-    queries = query.split([rows.num_kept for rows in parts])
-    pairs = zip(parts, queries, strict=True)
-    return torch.cat([look(rows, own) for rows, own in pairs if rows.num_kept])
-
-
-def turn(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotary embedding of x [R, heads, head_dim]; dimensions beyond rotary_dim pass unchanged."""
+def rotate_heads(x: Tensor, rotation: RotaryFactors) -> Tensor:
+    """Return x [R, heads, head_dim] rotated; dimensions beyond rotary_dim pass unchanged."""
     width = rotation.cos.shape[-1]
     part = x if width == x.shape[-1] else x[..., :width]
     turned = torch.addcmul(part * rotation.cos, part.roll(width // 2, -1), rotation.sin)
     return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
 
-def attend(
-    query: Tensor, kv: tuple[Tensor, Tensor], mask: Tensor | None, num_kv_heads: int
-) -> Tensor:
-    """Grouped attention: query [R, H, hd], kv [1, kv_heads, S, hd] -> [R, H * hd].
-
-    The query heads of a group become rows beside each other, so keys are never repeated.
-    """
-    count, heads, width = query.shape
-    group = heads // num_kv_heads
-    if count == 1:
-        grouped = query.reshape(1, num_kv_heads, group, width)
-        out = F.scaled_dot_product_attention(grouped, *kv, attn_mask=mask)
-        return out.reshape(1, heads * width)
-    grouped = query.view(count, num_kv_heads, group, width).transpose(0, 1)
-    grouped = grouped.reshape(1, num_kv_heads, count * group, width)
-    if mask is not None:
-        mask = mask.repeat_interleave(group, dim=0)
-    out = F.scaled_dot_product_attention(grouped, *kv, attn_mask=mask)
-    out = out.view(num_kv_heads, count, group, width).transpose(0, 1)
-    return out.reshape(count, heads * width)
-
-
 def _packed(linears: Sequence[torch.nn.Linear], dtype: torch.dtype) -> DraftLinear:
-    """Several products of one input as one."""
+    """Return several linears of one input as one."""
     weight = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
     biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
     return DraftLinear(weight, torch.cat(biases).to(dtype) if biases else None)

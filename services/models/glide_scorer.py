@@ -14,14 +14,13 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
 from slipstream.models.glide_packed import GlideParts
-from slipstream.models.glide_state import GlideState, Turn, check_ask, num_same
-from slipstream.models.glide_target import TargetParts
+from slipstream.models.glide_state import GlideState, SessionStep, check_ask, num_same
 from slipstream.models.glide_torch import TorchGlide
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
+from slipstream.models.target_parts import TargetParts
 
 _LOG = logging.getLogger("slipstream.models")
 
@@ -81,7 +80,7 @@ class GlideScorer:
         if capacity < 1:
             raise InvalidRequest(f"capacity is {capacity}, it must be at least 1")
         if pool is None:
-            pool = self.pool(round_up(capacity, KEY_BLOCK) // KEY_BLOCK)
+            pool = self.pool(round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE)
         cache = KvCache(pool, limit=capacity)
         cache.reserve(capacity)
         if capacity > self._length:
@@ -118,7 +117,7 @@ class GlideScorer:
         """
         for ask in asks:
             self.check(ask)
-        return self._pass.scores([self._turn(ask) for ask in asks])
+        return self._pass.scores([self._step(ask) for ask in asks])
 
     def num_bytes(self, state: GlideState) -> int:
         """See `Scorer.num_bytes`; what is read of the target is the target's."""
@@ -129,16 +128,16 @@ class GlideScorer:
         state.cache.close()
         state.tokens, state.target_kv, state.capacity = [], (), 0
 
-    def _turn(self, ask: Ask) -> Turn:
+    def _step(self, ask: Ask) -> SessionStep:
         state, count = ask.state, len(ask.tokens)
         if isinstance(ask, Grow):
             base, old = len(state.tokens), state.append(ask.parents)
             positions = [base - 1 + depth for depth in state.depths[old:]]
-            return Turn(state, ask.tokens, positions, base + old, count)
+            return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens)
         state.target_kv = self._visible(ask.view, count)
         tokens = state.tokens[start:]
-        return Turn(state, tokens, range(start, count), start, int(ask.is_scored))
+        return SessionStep(state, tokens, range(start, count), start, int(ask.is_scored))
 
     def _visible(self, view: KvView | None, count: int) -> list[tuple[Tensor, Tensor]]:
         """The view's positions before `count`, per target layer in the config's order."""

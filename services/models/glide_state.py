@@ -45,7 +45,7 @@ class GlideState:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionStep:
     """What a pass does for one session: new tokens at their positions.
 
     Their keys come to places `start`, `start` + 1, ...: the prefix has the first ones, the tree's

@@ -1,4 +1,4 @@
-"""A GliDe draft's pass in torch, over packed layers: which rows see what, as slots and masks."""
+"""A GliDe draft's pass in torch, over packed layers: what tokens see, as slots and masks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -9,25 +9,24 @@ from torch import Tensor
 from slipstream.core.mask import SlicedMasks
 from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
-from slipstream.models.glide_linear import DraftLinear
 from slipstream.models.glide_packed import (
-    Batch,
+    DraftTokens,
     GlideParts,
     PackedLayer,
     PackedNorm,
-    Rotation,
-    Rows,
+    PooledAttention,
+    RotaryFactors,
     Slots,
 )
-from slipstream.models.glide_state import GlideState, Turn
-from slipstream.models.glide_target import TargetParts, rotary_tables
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.glide_state import GlideState, SessionStep
+from slipstream.models.linears import DraftLinear
+from slipstream.models.pool import KvLayout
 from slipstream.models.scorer import Scores
+from slipstream.models.target_parts import TargetParts, rotary_tables
 
 
 class TorchGlide:
-    """Layers and head of one draft. All rows of a pass share every product, and a single one is
-    multiplied with 8-bit weights. `weight_bytes` is what its weights take."""
+    """Layers and head of one draft; `weight_bytes` is what its weights take."""
 
     engine = "torch"
 
@@ -42,13 +41,13 @@ class TorchGlide:
         self._norm = PackedNorm(model.norm, dtype)
         self._head, self._head_size = DraftLinear(head.to(dtype)), len(head)
         self._masks = SlicedMasks()
-        self._cos = self._sin = torch.empty(0)
+        self._rotary = RotaryFactors(torch.empty(0), torch.empty(0))
         weights = sum(weight.numel() for weight in model.parameters()) + head.numel()
         size = dtype.itemsize + 1  # 8-bit weights lie beside the others
         self.weight_bytes = weights * size + self._embeddings.nbytes
 
     def parts(self, length: int) -> GlideParts:
-        """What scores are computed with, for positions below `length`."""
+        """Return what scores are computed with, for positions below `length`."""
         return GlideParts(
             embeddings=self._embeddings,
             layers=self._layers,
@@ -59,44 +58,43 @@ class TorchGlide:
 
     def reach(self, length: int) -> None:
         """Have rotary factors of positions 0..length-1."""
-        tables = self._tables(length)
-        self._cos, self._sin = tables.cos, tables.sin
+        self._rotary = self._tables(length)
 
-    def scores(self, turns: Sequence[Turn]) -> Scores:
-        """Scores of the rows of the turns that go on, turn by turn."""
-        pool = turns[0].state.cache.pool
-        x = self._embed(list(chain.from_iterable(turn.tokens for turn in turns)))
-        parts = [self._last(turn) for turn in turns]
-        rotation = self._rotation(turns, parts[0])
+    def scores(self, steps: Sequence[SessionStep]) -> Scores:
+        """Return scores of the tokens that go on, step by step."""
+        pool = steps[0].state.cache.pool
+        x = self._embed(list(chain.from_iterable(step.tokens for step in steps)))
+        parts = [self._last(step) for step in steps]
+        rotation = self._rotation(steps, parts[0])
         *earlier, final = self._layers
         if earlier:
-            whole = [self._whole(*both) for both in zip(turns, parts, strict=True)]
+            whole = [self._whole(*both) for both in zip(steps, parts, strict=True)]
             for index, layer in enumerate(earlier):
-                x = layer(x, index, Batch(pool, whole, rotation))
-        batch = Batch(pool, parts, rotation, self._kept(parts))
+                x = layer(x, index, PooledAttention(pool, whole, rotation))
+        batch = PooledAttention(pool, parts, rotation, self._kept(parts))
         return self._scores(final(x, len(earlier), batch))
 
-    def _last(self, turn: Turn) -> Rows:
-        """A turn's rows in the last layer."""
-        state, count = turn.state, len(turn.tokens)
-        slots, seen = _places(state.cache, turn.start, turn.start + count)
-        if turn.first_node < 0:
-            return Rows(slots, seen, count, turn.num_kept, None, _before(state, 1), None)
+    def _last(self, step: SessionStep) -> DraftTokens:
+        """Return a step's tokens in the last layer."""
+        state, count = step.state, len(step.tokens)
+        slots, seen = _places(state.cache, step.start, step.start + count)
+        if step.first_node < 0:
+            return DraftTokens(slots, seen, count, step.num_kept, None, _before(state, 1), None)
         mask = None
         if not state.is_chain:
-            above = self._masks.rows(tuple(state.parents), turn.first_node)
+            above = self._masks.rows(tuple(state.parents), step.first_node)
             mask = _tree_mask(
                 above.to(self._embeddings.device), len(state.tokens), self._embeddings
             )
-        return Rows(slots, seen, count, count, mask, state.target_kv, None)
+        return DraftTokens(slots, seen, count, count, mask, state.target_kv, None)
 
-    def _whole(self, turn: Turn, last: Rows) -> Rows:
-        """A turn's rows in the layers before the last: all of them go on."""
-        if turn.first_node >= 0:
+    def _whole(self, step: SessionStep, last: DraftTokens) -> DraftTokens:
+        """Return a step's tokens in the layers before the last: all of them go on."""
+        if step.first_node >= 0:
             return last
-        own, cross = self._prefix_masks(turn)
-        kv = turn.state.target_kv
-        return Rows(last.slots, last.seen, last.count, last.count, own, kv, cross)
+        own, cross = self._prefix_masks(step)
+        kv = step.state.target_kv
+        return DraftTokens(last.slots, last.seen, last.count, last.count, own, kv, cross)
 
     def _scores(self, x: Tensor) -> Scores:
         if not x.size(0):
@@ -109,43 +107,44 @@ class TorchGlide:
             return self._embeddings[tokens[0] : tokens[0] + 1]
         return self._embeddings[torch.tensor(tokens, device=self._embeddings.device)]
 
-    def _prefix_masks(self, turn: Turn) -> tuple[Tensor, Tensor]:
-        """What a prefix's new rows see of their own and of the target's positions, in a layer whose
-        outputs the next layer's keys need."""
-        count, seen = len(turn.state.tokens), turn.num_read
-        own = torch.arange(turn.start, count, device=self._embeddings.device)[:, None]
+    def _prefix_masks(self, step: SessionStep) -> tuple[Tensor, Tensor]:
+        """Return masks of a prefix's new tokens over their own and the target's positions, in a
+        layer whose outputs the next layer's keys need."""
+        count, seen = len(step.state.tokens), step.num_read
+        own = torch.arange(step.start, count, device=self._embeddings.device)[:, None]
         cross = _additive(torch.arange(seen, device=own.device)[None] < own, self._embeddings)
         mask = _additive(torch.arange(count, device=own.device)[None] <= own, self._embeddings)
-        if turn.start == 0 and seen:
+        if step.start == 0 and seen:
             cross[0, 0] = 0  # position 0 has nothing before it; training lets it read itself
         return mask, cross
 
-    def _kept(self, parts: Sequence[Rows]) -> Slots | None:
-        """The rows of a pass that go on behind the last layer's keys."""
+    def _kept(self, parts: Sequence[DraftTokens]) -> Slots | None:
+        """Return which tokens of a pass go on behind the last layer's keys."""
         if all(rows.num_kept == rows.count for rows in parts):
             return None
         if len(parts) == 1:
             return slice(parts[0].count - parts[0].num_kept, None)
         return torch.tensor(list(_kept_rows(parts)), device=self._embeddings.device)
 
-    def _tables(self, length: int) -> Rotation:
+    def _tables(self, length: int) -> RotaryFactors:
         cos, sin = rotary_tables(self._target, length, dtype=self._dtype)
         half = sin.shape[-1] // 2
-        return Rotation(cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)[:, None])
+        return RotaryFactors(
+            cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)[:, None]
+        )
 
-    def _rotation(self, turns: Sequence[Turn], first: Rows) -> Rotation:
-        """Rotary factors of all rows."""
-        positions = list(chain.from_iterable(turn.positions for turn in turns))
+    def _rotation(self, steps: Sequence[SessionStep], first: DraftTokens) -> RotaryFactors:
+        """Return the rotary factors of all tokens."""
+        positions = list(chain.from_iterable(step.positions for step in steps))
         start, last = positions[0], positions[-1]
         is_run = last - start + 1 == len(positions) and first.self_mask is None
-        if len(turns) == 1 and is_run:
-            return Rotation(self._cos[start : last + 1], self._sin[start : last + 1])
-        at = torch.tensor(positions, device=self._embeddings.device)
-        return Rotation(self._cos[at], self._sin[at])
+        if len(steps) == 1 and is_run:
+            return self._rotary.at(slice(start, last + 1))
+        return self._rotary.at(torch.tensor(positions, device=self._embeddings.device))
 
 
 def _before(state: GlideState, back: int) -> Sequence[tuple[Tensor, Tensor]]:
-    """What the row `back` places before the end of the prefix may read: earlier positions."""
+    """Return what the token `back` places before the end of the prefix reads: earlier positions."""
     limit = len(state.tokens) - back
     if not state.target_kv or state.target_kv[0][0].shape[2] <= limit:
         return state.target_kv
@@ -154,7 +153,7 @@ def _before(state: GlideState, back: int) -> Sequence[tuple[Tensor, Tensor]]:
 
 
 def _places(cache: KvCache, start: int, stop: int) -> tuple[Slots, Slots]:
-    """Where positions start..stop-1 are in the pool, and all up to them."""
+    """Return where positions start..stop-1 are in the pool, and all up to them."""
     base = cache.base(stop)
     if base is not None:
         return slice(base + start, base + stop), slice(base, base + stop)
@@ -162,7 +161,7 @@ def _places(cache: KvCache, start: int, stop: int) -> tuple[Slots, Slots]:
     return table[start:], table
 
 
-def _kept_rows(parts: Sequence[Rows]) -> Iterator[int]:
+def _kept_rows(parts: Sequence[DraftTokens]) -> Iterator[int]:
     end = 0
     for rows in parts:
         end += rows.count
@@ -170,7 +169,7 @@ def _kept_rows(parts: Sequence[Rows]) -> Iterator[int]:
 
 
 def _tree_mask(seen: Tensor, base: int, like: Tensor) -> Tensor:
-    """[R, base + nodes], 0 where a node may look, else -inf; seen [R, nodes] of the tree."""
+    """Return [R, base + nodes], 0 where a node may look, else -inf; seen [R, nodes]."""
     mask = like.new_zeros(seen.shape[0], base + seen.shape[1])
     mask[:, base:].masked_fill_(~seen, float("-inf"))
     return mask

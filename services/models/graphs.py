@@ -20,7 +20,7 @@ _WARM_UP_CALLS = 2
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Capture:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     replay: Callable[[], None]
@@ -40,7 +40,7 @@ class Replay:
             raise ValueError(f"max_graphs is {max_graphs}, but must be at least 1")
         self._device = device
         self._max_graphs = max_graphs
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Capture] = OrderedDict()
         self._pool: Any = None
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Replay:
         entry.replay()
         return entry.outputs
 
-    def _make(self, body: Body, inputs: Sequence[Tensor]) -> _Entry:
+    def _make(self, body: Body, inputs: Sequence[Tensor]) -> _Capture:
         static = tuple(torch.empty_like(given, device=self._device) for given in inputs)
         for into, given in zip(static, inputs, strict=True):
             _send(given, into)
@@ -87,9 +87,9 @@ class Replay:
             for into, out in zip(outputs, body(*static), strict=True):
                 into.copy_(out)
 
-        return _Entry(static, outputs, replay, _size(static) + _size(outputs), body)
+        return _Capture(static, outputs, replay, _size(static) + _size(outputs), body)
 
-    def _capture(self, body: Body, static: tuple[Tensor, ...]) -> _Entry:
+    def _capture(self, body: Body, static: tuple[Tensor, ...]) -> _Capture:
         """Warm up beside the current stream, then record."""
         before = torch.cuda.memory_reserved(self._device)
         side = torch.cuda.Stream(self._device)
@@ -105,7 +105,7 @@ class Replay:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = body(*static)
         grown = max(torch.cuda.memory_reserved(self._device) - before, 0)
-        return _Entry(static, outputs, graph.replay, _size(static) + grown, body)
+        return _Capture(static, outputs, graph.replay, _size(static) + grown, body)
 
 
 def _send(source: Tensor, into: Tensor) -> None:

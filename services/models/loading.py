@@ -15,18 +15,16 @@ import torch
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.architecture import eos_ids
 from slipstream.models.dtypes import AUTO, choose_dtype
-from slipstream.models.kept_tokenizer import NumberedTokenizer, keep, read_kept
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, has_kernels, kernels
 from slipstream.models.native.source import WeightSource
-from slipstream.models.quiet import quiet_transformers
-from slipstream.models.store.folder import gguf_in
-from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
+from slipstream.models.store.folder import brief, gguf_in
+from slipstream.models.store.gguf import gguf_options, quiet_transformers, read_gguf_tokenizer
 from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
-from slipstream.models.store.hub import brief
-from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.store.wheel import Progress
+from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")

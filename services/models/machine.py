@@ -1,4 +1,4 @@
-"""What was measured of this machine, kept in the cache directory from one start to the next.
+"""Measurements of this machine, kept in the cache directory from one start to the next.
 
 There is one JSON file for each combination of processor, instruction set limits, threads and
 versions: what one of them changes has to be measured again. Every entry can be measured anew, so
@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from slipstream import __version__
 from slipstream.config import instruction_limits, measurements_dir
+from slipstream.core.timing import Clock
 
 _LOG = logging.getLogger("slipstream.models")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -106,3 +108,27 @@ def _processor() -> str:
     told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
     name = told.get("model name", platform.machine())
     return "\n".join([name, *(told[key] for key in _TOLD if key in told)])
+
+
+_PASSES = 6
+
+
+def best_seconds(
+    alternatives: Sequence[Callable[[], object]],
+    *,
+    passes: int = _PASSES,
+    clock: Clock = time.perf_counter,
+) -> list[float]:
+    """Return the shortest time of each alternative, in seconds.
+
+    They run in turn, `passes` times after a first one that warms up: what else the machine does
+    only ever adds to a time, and hardly to every one of them.
+    """
+    best = [float("inf")] * len(alternatives)
+    for number in range(passes + 1):
+        for index, run in enumerate(alternatives):
+            start = clock()
+            run()
+            if number:
+                best[index] = min(best[index], clock() - start)
+    return best

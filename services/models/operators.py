@@ -54,6 +54,45 @@ def plain_attention(
     return torch.exp(scores - mass.unsqueeze(-1)) @ values.float(), mass
 
 
+def together(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return attention of r rows [r, kv_heads, group, d], and its log masses [r, kv_heads, group].
+
+    Keys and values are [1, kv_heads, width, d]. The rows of mask [1, 1, m * group, width] behind
+    the query's own, if m is above r, are those of padding.
+    """
+    num_rows, num_kv, group, dim = query.shape
+    padding = mask.shape[2] // group - num_rows
+    if padding:
+        query = torch.cat([query, query[:1].expand(padding, -1, -1, -1)])
+    stacked = query.transpose(0, 1).reshape(1, num_kv, -1, dim)
+    out, mass = _kernel(stacked, keys, values, mask, scale)
+    past = out.view(num_kv, -1, group, dim).transpose(0, 1)[:num_rows]
+    return past, mass.view(num_kv, -1, group).transpose(0, 1)[:num_rows]
+
+
+def apart(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return what `together` does, every row computed on its own; mask [r, 1, group, width].
+
+    Slower for many rows, and a row's bits can't depend on how many there are.
+    """
+    num_rows = len(query)
+    keys, values = keys.expand(num_rows, -1, -1, -1), values.expand(num_rows, -1, -1, -1)
+    return _kernel(query, keys, values, mask, scale)
+
+
+def _kernel(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attention [b, kv, m, d] and the log of its softmax denominators [b, kv, m]."""
+    has_flash = query.device.type == "cpu" and has_flash_attention(query.dtype)
+    attention = flash_attention if has_flash else plain_attention
+    return attention(query, keys, values, mask, scale)
+
+
 @cache
 def has_packed_linear(dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies by weights of this dtype that were packed once."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from slipstream.core.errors import ModelError
 from slipstream.models.architecture import EMBEDDING, served_positions
 from slipstream.models.dtypes import dtype_name
-from slipstream.models.kv_layout import KvLayout
 from slipstream.models.native.source import WeightSource
+from slipstream.models.pool import KvLayout
 from slipstream.models.ranks import Ranks
 
 if TYPE_CHECKING:

@@ -57,8 +57,8 @@ class Ranks:
         pairs = [part.unflatten(0, (2, -1)) for part in parts]
         return torch.cat(pairs, 1).flatten(0, 1)
 
-    def told(self, value: Tensor) -> Tensor:
-        """Rank 0's `value`; the others' is overwritten with it."""
+    def broadcast(self, value: Tensor) -> Tensor:
+        """Return rank 0's `value`, with which the others' is overwritten."""
         value = value.contiguous()
         dist.broadcast(value, src=0)
         return value

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import KvLayout, KvPool
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """A decoder's forward in torch: transformers' modelling code over our cache, many sessions.
 
 Weights, configuration and modelling code are transformers' own; the cache, the attention
-kernel and (see `surgery.py`) the form of its products are ours. Any processor, any architecture.
+kernel and the form of its linear layers (`fast_modules.py`) are ours. Any processor, any
+architecture.
 """
 
 from collections.abc import Sequence
@@ -13,18 +14,15 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.models.attention import attend
-from slipstream.models.blocks import FastAttention, Rotation, write
-from slipstream.models.invariance import Numerics
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.leading import Followers, Leader
-from slipstream.models.paged import Lanes
-from slipstream.models.pool import KvPool
-from slipstream.models.products import Products
-from slipstream.models.query_probe import query_rule
+from slipstream.models.batched_tokens import BatchedTokens, BatchPlanner, Part
+from slipstream.models.fast_modules import FastAttention, RotaryTables, patch_modules, write
+from slipstream.models.invariance import Numerics, query_rule
+from slipstream.models.linears import Linears
+from slipstream.models.paged import PagedTokens
+from slipstream.models.pool import KvLayout, KvPool
 from slipstream.models.ranks import Ranks
-from slipstream.models.rows import Part, RowPlanner, Rows
 from slipstream.models.shards import localise, own_bytes
-from slipstream.models.surgery import operate
+from slipstream.models.tensor_parallel import TensorParallelDriver, Workers
 
 _ATTENTION = "slipstream"
 
@@ -60,48 +58,50 @@ class TorchDecoder:
         self.weight_bytes = own_bytes(model)
         if ranks.size > 1:
             localise(model, ranks, in_order=is_invariant)
-        products, self._body = Products(is_invariant=is_invariant), model.base_model
-        self.head = products.make([model.get_output_embeddings()])
-        operate(self._body, products, Rotation())
+        linears, self._body = Linears(is_invariant=is_invariant), model.base_model
+        self.head = linears.make([model.get_output_embeddings()])
+        patch_modules(self._body, linears, RotaryTables())
         count = sum(isinstance(module, FastAttention) for module in self._body.modules())
         assert count in (0, layout.num_layers), "attention blocks of one form"
-        products.rule = self.rule = ranks.meet(products.rule, model.device)
+        linears.rule = self.rule = ranks.meet(linears.rule, model.device)
         model.config._attn_implementation = _ATTENTION
         self._ranks = ranks
-        self._leader: Leader | None = None
+        self._driver: TensorParallelDriver | None = None
         self.group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
         rule = query_rule(layout, self.group, is_invariant=is_invariant)
-        self._planner = RowPlanner(layout, self.group, is_invariant=is_invariant, rule=rule)
+        self._planner = BatchPlanner(layout, self.group, is_invariant=is_invariant, rule=rule)
 
-    def lead(self, followers: Followers) -> None:
-        """Have the other ranks follow this one, rank 0, from now on."""
-        self._leader = Leader(self._ranks, followers)
+    def drive(self, workers: Workers) -> None:
+        """Have the other ranks compute with this one, rank 0, from now on."""
+        self._driver = TensorParallelDriver(self._ranks, workers)
 
     def open(self, pool: KvPool) -> None:
         """Have the other ranks make the same pool."""
-        if self._leader is not None:
-            self._leader.open(pool)
+        if self._driver is not None:
+            self._driver.open(pool)
 
     def forward(
         self, pool: KvPool, parts: Sequence[Part]
     ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
         """Hidden states [rows, d] part by part, and the rows' slots by part."""
         rows = self._planner.plan(parts)
-        if self._leader is None:
+        if self._driver is None:
             hidden = self._forward(pool, rows)
         else:
-            hidden = self._leader.forward(pool, parts, lambda: self._forward(pool, rows))
+            hidden = self._driver.forward(pool, parts, lambda: self._forward(pool, rows))
         if rows.order != tuple(range(len(rows))):
             hidden = hidden[list(rows.order)]
         return hidden, rows.places
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
-        if self._leader is not None:
-            return self._leader.logits(hidden, self.head)
+        if self._driver is not None:
+            return self._driver.logits(hidden, self.head)
         return self.head(hidden)
 
-    def run(self, tokens: Tensor, positions: Tensor, rows: Rows | Lanes, pool: KvPool) -> Tensor:
+    def run(
+        self, tokens: Tensor, positions: Tensor, rows: BatchedTokens | PagedTokens, pool: KvPool
+    ) -> Tensor:
         """The body alone: hidden states [rows, d] in the order of `rows`."""
         out = self._body(
             input_ids=tokens[None],
@@ -113,5 +113,5 @@ class TorchDecoder:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _forward(self, pool: KvPool, rows: Rows) -> Tensor:
+    def _forward(self, pool: KvPool, rows: BatchedTokens) -> Tensor:
         return self.run(rows.tokens, rows.positions, rows, pool)

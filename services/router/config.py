@@ -14,7 +14,7 @@ from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.interceptors import CallLimits
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
-from slipstream.rpc.service_options import ListenOptions, PeerOptions, TlsOptions
+from slipstream.rpc.service_options import ListenOptions, PeerTlsOptions, TlsOptions
 from slipstream.state.claims import KeepRules
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
@@ -139,7 +139,7 @@ class RouterConfig:
         "Longest time for requests on a connection of that age; more than any request takes.",
     )
     tls: TlsOptions = group(TlsOptions, "tls_")
-    peer: PeerOptions = group(PeerOptions, "peer_")
+    peer: PeerTlsOptions = group(PeerTlsOptions, "peer_")
     peer_target_name: str | None = option(
         None, "Name that targets' certificates must carry; unset, that of the address."
     )

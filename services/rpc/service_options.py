@@ -35,7 +35,7 @@ class TlsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerOptions:
+class PeerTlsOptions:
     """TLS of a service's own calls to replicas."""
 
     ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")

@@ -25,7 +25,7 @@ from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
-from slipstream.target.tensor_parallel import TensorParallelDriver, rank_threads, start_workers
+from slipstream.target.tensor_parallel import WorkerProcesses, rank_threads, start_workers
 from slipstream.telemetry.sampling import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -46,7 +46,7 @@ async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
 
 
 async def _serve_with(
-    driver: TensorParallelDriver | None, config: TargetConfig, telemetry: Telemetry
+    driver: WorkerProcesses | None, config: TargetConfig, telemetry: Telemetry
 ) -> None:
     servicer = _load(config, driver, telemetry)
     try:
@@ -88,7 +88,7 @@ def _lost(reason: str, is_input: bool) -> None:
 
 
 def _load(
-    config: TargetConfig, driver: TensorParallelDriver | None, telemetry: Telemetry
+    config: TargetConfig, driver: WorkerProcesses | None, telemetry: Telemetry
 ) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
         team = driver.join() if driver else None

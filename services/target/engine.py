@@ -16,10 +16,11 @@ from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.walk import Walk
 from slipstream.engine.failures import internal_errors
+from slipstream.models.batched_tokens import Drawn
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
+from slipstream.models.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.target.decision import Batch, Decision, forward
 from slipstream.target.grammars import Grammars, constraint_of
@@ -218,7 +219,7 @@ class LocalTarget:
         num_output = len(request.tokens) - session.num_prompt_tokens
         final, reason = finish(session, num_output, tokens)
         request.cache.keep([*pending, *(nodes[node] for node in walk.nodes[: len(final)])])
-        if request.cache.count // KEY_BLOCK > request.num_cached // KEY_BLOCK:
+        if request.cache.count // BLOCK_SIZE > request.num_cached // BLOCK_SIZE:
             self.memory.remember(request.cache, request.tokens)
         held.synced.tokens += final
         held.roots = walk.roots if reason is None else ()

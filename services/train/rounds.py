@@ -25,12 +25,11 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.slots import law_entropy
+from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.pool import KvPool
-from slipstream.models.rows import Part
+from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scores, Sync
 from slipstream.train.records import Records, joined, no_records
@@ -99,7 +98,7 @@ class Recorder:
         self._draft = LocalDraft(
             self._scorer,
             Feed(engine.target, scorer.config.target_layers),
-            pool=scorer.pool(round_up(longest, KEY_BLOCK) // KEY_BLOCK),
+            pool=scorer.pool(round_up(longest, BLOCK_SIZE) // BLOCK_SIZE),
         )
         self._facts = DraftFacts("glide", Profile(), max_lag=scorer.max_lag)
         self._speculation = SpeculationOptions(

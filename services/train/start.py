@@ -18,9 +18,9 @@ from slipstream.models.glide_init import (
     init_from_target,
     trimmed_vocab,
 )
-from slipstream.models.glide_target import rotary_tables, target_parts
 from slipstream.models.glide_weights import load_weights
 from slipstream.models.loading import LoadedModel
+from slipstream.models.target_parts import rotary_tables, target_parts
 from slipstream.train.data import DataFile, token_counts
 from slipstream.train.glide import Frozen
 

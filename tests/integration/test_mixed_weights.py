@@ -7,7 +7,7 @@ from fleet import num_ready, routed, running, target_worker
 from redis_server import RedisServer
 from slipstream.client import SamplingParams
 from slipstream.core.errors import Unavailable
-from slipstream.models.weights_digest import weights_digest
+from slipstream.models.store.digests import weights_digest
 
 NUM_TOKENS = 200
 SAMPLED = {"max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=0.9, seed=11)}

@@ -17,7 +17,7 @@ from slipstream.client import (
     StopPolicy,
     Verification,
 )
-from slipstream.models.weights_digest import weights_digest
+from slipstream.models.store.digests import weights_digest
 from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig

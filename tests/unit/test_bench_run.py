@@ -12,6 +12,7 @@ from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify import choose
+from slipstream.models.batched_tokens import Part
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
 from slipstream.models.rows import Part

@@ -12,13 +12,13 @@ from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify import verify
-from slipstream.models.blocks import FastNorm
+from slipstream.models.batched_tokens import Part
 from slipstream.models.bucketed import Draw, buckets_for
+from slipstream.models.buckets import pack
 from slipstream.models.causal import CausalModel
+from slipstream.models.fast_modules import FastNorm
 from slipstream.models.invariance import RowRule
-from slipstream.models.lanes import pack
-from slipstream.models.paged import Attention, attend_lanes, unpack
-from slipstream.models.rows import Part
+from slipstream.models.paged import PagedAttention, attend_paged, unpack
 
 
 def chain_of(seed, size):
@@ -127,7 +127,7 @@ def test_a_forward_looks_at_no_value():
     parts = parts_on_scattered_pages(model, [tree_of(seed, 6) for seed in range(len(LENGTHS))])
     model.draw(parts, [Draw(0, 0.9, (1, 2))])
     packed = model._shaped.pack(parts[0].cache.pool, parts, [Draw(0, 0.9, (1, 2))])
-    attention = Attention(2, torch.float32, 9999, attend_lanes)
+    attention = PagedAttention(2, torch.float32, 9999, attend_paged)
     device_only.check(
         lambda values: tuple(
             part

@@ -39,7 +39,7 @@ def test_powers_end_with_the_limit():
 
 def test_a_shape_holds_what_is_asked_for_and_no_more_than_the_next_step():
     buckets = Buckets((1, 4, 16), (1, 2), (1, 8), (128, 256))
-    asked = ForwardShape(rows=5, lanes=2, lane_rows=4, width=129, line=3, draws=0)
+    asked = ForwardShape(rows=5, segments=2, segment_size=4, width=129, path=3, draws=0)
     assert buckets.shape(asked) == ForwardShape(16, 2, 8, 256, 16, 0)
 
 

@@ -8,7 +8,7 @@ import torch
 import tiny
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.models.rows import Part
+from slipstream.models.batched_tokens import Part
 
 CASES = [("llama", torch.bfloat16), ("qwen2", torch.bfloat16), ("qwen3", torch.float32)]
 STARTS = [1, 5, 100, 121, 126, 127, 128, 129, 250, 256]

@@ -16,7 +16,7 @@ from slipstream.draft.config import DraftConfig
 from slipstream.draft.engine import NO_ROOM
 from slipstream.draft.memory import ByteBudget, DraftMemory, Needs
 from slipstream.draft.mirror import KvMirror
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.pool import KvLayout
 from slipstream.options import build
 
 LAYOUT = KvLayout(1, 3, 64, torch.bfloat16, torch.device("cpu"))

@@ -22,11 +22,10 @@ from slipstream.core.types import Plan, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftTarget, build_drafter
 from slipstream.models.glide_export import export_hf
 from slipstream.models.glide_init import GlideShape, config_for_target
-from slipstream.models.glide_loading import load_glide
-from slipstream.models.glide_weights import save_glide
+from slipstream.models.glide_weights import load_glide, save_glide
 from slipstream.models.loading import load_target_parts
-from slipstream.models.parts import load_parts
 from slipstream.models.scorer import Sync
+from slipstream.models.target_parts import load_parts
 
 TARGETS = {
     "llama": tiny.llama,

@@ -16,8 +16,8 @@ from slipstream.models.glide_init import (
     init_from_target,
     trimmed_vocab,
 )
-from slipstream.models.glide_linear import DraftLinear, quantize
-from slipstream.models.glide_target import rotary_tables, rotate, target_parts
+from slipstream.models.linears import DraftLinear, quantize
+from slipstream.models.target_parts import rotary_tables, rotate, target_parts
 from slipstream.text.tokenizer import vocab_hash
 
 

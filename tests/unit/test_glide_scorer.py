@@ -9,10 +9,9 @@ import tiny_glide as tiny
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.glide_config import CONFIG_NAME, WEIGHTS_NAME
-from slipstream.models.glide_loading import check_target, load_glide
-from slipstream.models.glide_target import target_parts
-from slipstream.models.glide_weights import save_glide
+from slipstream.models.glide_weights import check_target, load_glide, save_glide
 from slipstream.models.scorer import Grow, Sync
+from slipstream.models.target_parts import target_parts
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
 TARGETS = {

@@ -3,7 +3,7 @@
 import torch
 
 from slipstream.models.invariance import RowRule, probe_rows, tiled
-from slipstream.models.linear import PackedLinear
+from slipstream.models.linears import PackedLinear
 
 EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 

@@ -9,12 +9,20 @@ import device_only
 import tiny
 from scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
 from slipstream.core.errors import ModelError
+from slipstream.models.attention_kernels import (
+    _CANDIDATES,
+    _SHAPES,
+    FlexKernel,
+    Trial,
+    block_mask,
+    choose_kernel,
+    fastest,
+    seen_slots,
+)
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
-from slipstream.models.flex import FlexKernel, block_mask, seen_slots
-from slipstream.models.kernels import _CANDIDATES, _SHAPES, Trial, choose_kernel, fastest
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.paged import Attention, attend_lanes, unpack
-from slipstream.models.rows import Part
+from slipstream.models.paged import PagedAttention, attend_paged, unpack
+from slipstream.models.pool import KvLayout
 
 LAYOUT = KvLayout(1, 2, 16, torch.float32, torch.device("cpu"))
 
@@ -36,12 +44,12 @@ def test_flex_attention_sees_what_rows_of_trees_on_scattered_pages_do(flex):
         model._make_room(part)
     pool = parts[0].cache.pool
     packed = model._shaped.pack(pool, parts)
-    attention = Attention(2, torch.float32, pool.scratch.stop, flex)
-    lanes = unpack(torch.tensor(packed.values), packed.shape, attention).lanes
+    attention = PagedAttention(2, torch.float32, pool.scratch.stop, flex)
+    segments = unpack(torch.tensor(packed.values), packed.shape, attention).segments
     noise = torch.Generator().manual_seed(0)
     layer = torch.randn(4, pool.scratch.stop, 16, generator=noise)
     query = torch.randn(packed.shape.rows, 4, 16, generator=noise)
-    found, expected = (kernel(query, layer, lanes, 0.2) for kernel in (flex, attend_lanes))
+    found, expected = (kernel(query, layer, segments, 0.2) for kernel in (flex, attend_paged))
     # What is behind them is padding: in a forward it repeats the first row.
     torch.testing.assert_close(found[: packed.num_rows], expected[: packed.num_rows])
 
@@ -63,7 +71,7 @@ def test_only_pages_that_are_seen_are_read():
 
 def test_a_row_sees_its_own_past_and_itself():
     trial = Trial(LAYOUT, 2)
-    seen = seen_slots(trial._lanes(attend_lanes, _SHAPES[0]))
+    seen = seen_slots(trial._batch(attend_paged, _SHAPES[0]))
     assert seen.sum(1).tolist() == [201] * 16
     device_only.check(lambda given: (block_mask(given).kv_num_blocks,), seen)
 
@@ -72,16 +80,16 @@ def test_a_row_sees_its_own_past_and_itself():
 def test_kernels_agree(name, flex):
     trial = Trial(LAYOUT, 2)
     for shape in _SHAPES:
-        expected = trial._run(attend_lanes, shape)
+        expected = trial._run(attend_paged, shape)
         torch.testing.assert_close(trial._run(_CANDIDATES[name], shape), expected)
         torch.testing.assert_close(trial._run(flex, shape), expected)
 
 
 def test_a_kernel_whose_bits_depend_on_the_shape_is_not_steady():
-    def drifting(query, layer, lanes, scale):
-        return attend_lanes(query, layer, lanes, scale) * (1 + len(lanes) * 1e-6)
+    def drifting(query, layer, segments, scale):
+        return attend_paged(query, layer, segments, scale) * (1 + len(segments) * 1e-6)
 
-    def constant(query, layer, lanes, scale):
+    def constant(query, layer, segments, scale):
         return query.flatten(1)
 
     trial = Trial(LAYOUT, 2)
@@ -104,7 +112,7 @@ def test_the_fastest_that_works_is_taken():
 
 
 def test_on_a_cpu_there_is_nothing_to_choose():
-    assert choose_kernel(LAYOUT, 2, is_invariant=True) is attend_lanes
+    assert choose_kernel(LAYOUT, 2, is_invariant=True) is attend_paged
 
 
 @pytest.mark.gpu

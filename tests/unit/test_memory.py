@@ -5,7 +5,6 @@ import torch
 
 import tiny
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.models.kv_layout import KvLayout
 from slipstream.models.memory import (
     MemoryPlan,
     budget_bytes,
@@ -14,6 +13,7 @@ from slipstream.models.memory import (
     num_pages,
     shown,
 )
+from slipstream.models.pool import KvLayout
 from slipstream.target.build import TargetLimits, plan_memory
 
 CPU = torch.device("cpu")

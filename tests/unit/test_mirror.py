@@ -5,7 +5,7 @@ import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.draft.mirror import KvMirror
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.pool import KvLayout
 
 LAYERS = (5, 2)
 LAYOUT = KvLayout(2, 3, 4, torch.float32, torch.device("cpu"))

@@ -16,10 +16,10 @@ from instruction_sets import available
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import TokenTree
+from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 from slipstream.models.native import library
 from slipstream.models.native.library import NotNative, kernels
-from slipstream.models.rows import Part
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType, quants
 from instruction_sets import available
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.native import library, weights
-from slipstream.models.native.library import Shape
+from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel
 from slipstream.models.native.weights import Weights
 
@@ -44,7 +44,7 @@ TOKENS[4] *= 1e20
 
 def product_with(name):
     """The head of a model that consists of nothing else."""
-    shape = Shape(0, INPUTS, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
+    shape = NativeShape(0, INPUTS, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
     model = NativeModel(shape, weights.plain(torch.zeros(1, INPUTS)))
     head = Weights(getattr(weights, name), torch.from_numpy(BLOCKS[name]))
     model.set_head(torch.ones(INPUTS), head)

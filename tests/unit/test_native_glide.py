@@ -13,10 +13,10 @@ from instruction_sets import available
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.glide_init import GlideShape, config_for_target
 from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_target import target_parts
 from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
+from slipstream.models.target_parts import target_parts
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
 LAYERS = [(), (2,), (0, 1, 3), (3, 0, 4, 1, 2)]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from slipstream.models import operators
 from slipstream.models.attention import together
-from slipstream.models.linear import PackedLinear
+from slipstream.models.linears import PackedLinear
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}

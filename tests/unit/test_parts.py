@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM
 import tiny
 import tiny_checkpoint
 from slipstream.core.errors import ModelMismatch, WeightsError
-from slipstream.models import parts as module
-from slipstream.models.glide_target import rotary_tables, target_parts
+from slipstream.models import target_parts as module
 from slipstream.models.loading import load_target_parts
-from slipstream.models.parts import load_parts
+from slipstream.models.target_parts import load_parts, rotary_tables, target_parts
 
 RENAMED = "gpt-neox"
 """Its files name the head otherwise than the model does."""

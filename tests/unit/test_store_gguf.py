@@ -11,8 +11,7 @@ from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
-from slipstream.models.store.gguf import convert
-from slipstream.models.store.gguf_tokenizer import read_tokenizer
+from slipstream.models.store.gguf import convert, read_tokenizer
 from tiny_checkpoint import SPECIAL, tiny_llama
 from tiny_gguf import write_gguf
 

@@ -15,8 +15,7 @@ from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.glide_loading import load_glide
-from slipstream.models.glide_weights import save_glide
+from slipstream.models.glide_weights import load_glide, save_glide
 from slipstream.models.loading import load_target_parts
 from slipstream.train.decision import DecisionSettings
 from slipstream.train.decision_run import (

@@ -9,8 +9,7 @@ import torch
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide_config import read_config
-from slipstream.models.glide_loading import load_glide
-from slipstream.models.glide_weights import load_weights, read_tensors
+from slipstream.models.glide_weights import load_glide, load_weights, read_tensors
 from slipstream.models.loading import load_target_parts
 from slipstream.models.scorer import Sync
 from slipstream.train.config import Schedule, TrainSettings

@@ -4,7 +4,7 @@ import hashlib
 import os
 
 from slipstream.models.machine import Measurements
-from slipstream.models.weights_digest import hub_commit, weights_digest
+from slipstream.models.store.digests import hub_commit, weights_digest
 
 LARGE = 17 << 20
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from slipstream.models.glide import GlideModel
-from slipstream.models.glide_linear import SMALL
-from slipstream.models.glide_state import GlideState, Turn
-from slipstream.models.glide_target import TargetParts, rotary_tables
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.native.library import NotNative, Shape
-from slipstream.models.native.model import NativeModel, Rows
+from slipstream.models.glide_state import GlideState, SessionStep
+from slipstream.models.linears import SMALL
+from slipstream.models.native.library import NativeShape, NotNative
+from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.weights import (
     BlockWeights,
     Weights,
@@ -28,7 +26,9 @@ from slipstream.models.native.weights import (
     plain,
     stacked,
 )
+from slipstream.models.pool import KvLayout
 from slipstream.models.scorer import Scores
+from slipstream.models.target_parts import TargetParts, rotary_tables
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
@@ -60,38 +60,38 @@ class NativeGlide:
         tables = rotary_tables(self._target, length, dtype=torch.float32)
         self._model.set_rotary(*(table[:, : self._layout.head_dim // 2] for table in tables))
 
-    def scores(self, turns: Sequence[Turn]) -> Scores:
-        """Scores of the rows of the turns that go on, turn by turn; `hidden` is float32."""
-        rows, kept = Rows(), sum(turn.num_kept for turn in turns)
-        dense = [_dense(turn.state.target_kv) for turn in turns]
+    def scores(self, steps: Sequence[SessionStep]) -> Scores:
+        """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
+        rows, kept = NativeTokens(), sum(step.num_kept for step in steps)
+        dense = [_dense(step.state.target_kv) for step in steps]
         others = [_others(kv, self._num_others) if any(dense) else [] for kv in dense]
-        splits = [len(turn.tokens) - turn.num_kept for turn in turns]
-        for turn, split, own in zip(turns, splits, others, strict=True):
-            _add(rows, turn, range(split, len(turn.tokens)), own)
-        for turn, split, own in zip(turns, splits, others, strict=True):
-            _add(rows, turn, range(split), own)
-        hidden = self._model.forward(turns[0].state.cache.pool, rows.batch(kept))
+        splits = [len(step.tokens) - step.num_kept for step in steps]
+        for step, split, own in zip(steps, splits, others, strict=True):
+            _add(rows, step, range(split, len(step.tokens)), own)
+        for step, split, own in zip(steps, splits, others, strict=True):
+            _add(rows, step, range(split), own)
+        hidden = self._model.forward(steps[0].state.cache.pool, rows.batch(kept))
         return Scores(logits=self._model.logits(hidden), hidden=hidden)
 
 
-def _add(rows: Rows, turn: Turn, chosen: range, others: Sequence[int]) -> None:
-    """Some of a turn's rows."""
-    state, cache = turn.state, turn.state.cache
+def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
+    """Some of a step's rows."""
+    state, cache = step.state, step.state.cache
     table = cache.table(cache.num_slots).data_ptr()
     for at in chosen:
-        place = turn.start + at
-        rows.tokens.append(turn.tokens[at])
-        rows.positions.append(turn.positions[at])
+        place = step.start + at
+        rows.tokens.append(step.tokens[at])
+        rows.positions.append(step.positions[at])
         rows.slots.append(cache.slot(place))
         rows.tables.append(table)
-        if turn.first_node < 0 or state.is_chain:
+        if step.first_node < 0 or state.is_chain:
             rows.in_table.append(place + 1)
             rows.add_line()
         else:
             base = len(state.tokens)
             rows.in_table.append(base)
-            rows.add_line(cache.slot(base + node) for node in _line(state, turn.first_node + at))
-        rows.in_others.append(_num_read(turn, at))
+            rows.add_line(cache.slot(base + node) for node in _line(state, step.first_node + at))
+        rows.in_others.append(_num_read(step, at))
         rows.others += others
 
 
@@ -103,13 +103,13 @@ def _line(state: GlideState, node: int) -> list[int]:
     return line[::-1]
 
 
-def _num_read(turn: Turn, at: int) -> int:
+def _num_read(step: SessionStep, at: int) -> int:
     """Positions of the target that a row sees: of a prefix those before its own. Position 0 has
     none and reads itself, as in training, unless it is the last one, whose view may lack it."""
-    if turn.first_node >= 0:
-        return turn.num_read
-    place, is_kept = turn.start + at, at >= len(turn.tokens) - turn.num_kept
-    return min(turn.num_read, place if place or is_kept else 1)
+    if step.first_node >= 0:
+        return step.num_read
+    place, is_kept = step.start + at, at >= len(step.tokens) - step.num_kept
+    return min(step.num_read, place if place or is_kept else 1)
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -126,7 +126,7 @@ def _dense(pairs: Pairs) -> Pairs:
 
 
 def _others(pairs: Pairs, count: int) -> list[int]:
-    """What `Rows.others` takes of one row; nothing may be read without pairs."""
+    """What `NativeTokens.others` takes of one row; nothing may be read without pairs."""
     if not pairs:
         return [0, 0, 0] * count
     return [
@@ -146,9 +146,9 @@ def _check(target: TargetParts, layout: KvLayout) -> None:
         raise NotNative(f"{width} of a head's {layout.head_dim} elements are rotated")
 
 
-def _shape(model: GlideModel, layout: KvLayout) -> Shape:
+def _shape(model: GlideModel, layout: KvLayout) -> NativeShape:
     at = model.config
-    return Shape(
+    return NativeShape(
         layers=at.num_layers,
         hidden=at.hidden_size,
         heads=at.num_heads,

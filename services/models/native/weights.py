@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slipstream.models.linear import stacked_bias
+from slipstream.models.linears import stacked_bias
 from slipstream.models.store.gguf_file import TYPES
 
 BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)

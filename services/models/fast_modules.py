@@ -1,7 +1,9 @@
-"""The usual parts of a decoder layer as few, packed operations on [rows, width] tensors.
+"""The usual parts of a decoder layer as few, packed operations, patched into a transformers model.
 
-Each takes over the weights of a transformers module of the usual form and computes the same
-function. At one row a small operation costs as much as its launch, so their number counts.
+What has the usual form (separate q, k, v, o projections with rotary embedding by halves, gated
+MLP, RMS norms) is replaced by a module here that computes the same function on [rows, width]
+tensors; everything else keeps transformers' module. At one row a small operation costs as much as
+its launch, so their number counts. `causal.py` compares the model's output before and after.
 """
 
 import math
@@ -12,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.models.attention import attend
-from slipstream.models.paged import Lanes
+from slipstream.models.batched_tokens import BatchedTokens
+from slipstream.models.linears import Linears
+from slipstream.models.paged import PagedTokens
 from slipstream.models.pool import KvPool
-from slipstream.models.products import Products
-from slipstream.models.rows import Rows
 
 Tables = tuple[Tensor, Tensor]
 
@@ -23,10 +25,10 @@ Tables = tuple[Tensor, Tensor]
 class FastLinear(nn.Module):
     """An `nn.Linear` with its weight packed."""
 
-    def __init__(self, linear: nn.Linear, products: Products) -> None:
+    def __init__(self, linear: nn.Linear, linears: Linears) -> None:
         super().__init__()
         self.in_features = linear.in_features
-        self._product = products.make([linear])
+        self._product = linears.make([linear])
 
     def forward(self, x: Tensor) -> Tensor:
         return self._product(x.reshape(-1, self.in_features)).view(*x.shape[:-1], -1)
@@ -59,13 +61,13 @@ class FastNorm(nn.Module):
 class FastMlp(nn.Module):
     """A gated MLP with gate and up projection as one product."""
 
-    def __init__(self, mlp: nn.Module, products: Products) -> None:
+    def __init__(self, mlp: nn.Module, linears: Linears) -> None:
         super().__init__()
         gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
         assert isinstance(gate, nn.Linear)
         self._width = gate.out_features
-        self._wide = products.make([gate, up])
-        self._down = products.make([down])
+        self._wide = linears.make([gate, up])
+        self._down = linears.make([down])
         self._act: Callable[[Tensor], Tensor] = mlp.act_fn  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ class FastMlp(nn.Module):
         return self._down(self._act(gate).mul_(up)).view(x.shape)
 
 
-class Rotation:
+class RotaryTables:
     """Rotary tables of the running forward in the form we want, made once for all layers."""
 
     def __init__(self) -> None:
@@ -93,7 +95,7 @@ class Rotation:
 class FastAttention(nn.Module):
     """Attention of the usual form over our cache, with q, k and v as one product."""
 
-    def __init__(self, block: nn.Module, products: Products, rotation: Rotation) -> None:
+    def __init__(self, block: nn.Module, linears: Linears, rotation: RotaryTables) -> None:
         super().__init__()
         q, k, v, o = block.q_proj, block.k_proj, block.v_proj, block.o_proj
         assert isinstance(q, nn.Linear)
@@ -103,13 +105,15 @@ class FastAttention(nn.Module):
         self._num_rotated = self._num_heads + k.out_features // self._dim
         self._scale: float = block.scaling  # type: ignore[assignment]
         self.layer_idx: int = block.layer_idx  # type: ignore[assignment]
-        self._qkv = products.make([q, k, v])
-        self._out = products.make([o])
+        self._qkv = linears.make([q, k, v])
+        self._out = linears.make([o])
         self._rotation = rotation
         norms = (getattr(block, "q_norm", None), getattr(block, "k_norm", None))
         self._norms = tuple(FastNorm(norm) for norm in norms if norm is not None)
 
-    def run(self, x: Tensor, tables: Tables, rows: Rows | Lanes, pool: KvPool) -> Tensor:
+    def run(
+        self, x: Tensor, tables: Tables, rows: BatchedTokens | PagedTokens, pool: KvPool
+    ) -> Tensor:
         """Attention of [rows, width]; the rows' keys and values go into the cache."""
         heads = self._qkv(x).view(len(rows), -1, self._dim)
         self._rotate(heads[:, : self._num_rotated], self._rotation.tables(tables))
@@ -132,7 +136,7 @@ class FastAttention(nn.Module):
         hidden_states: Tensor,
         position_embeddings: Tables,
         *,
-        slip_rows: Rows | Lanes,
+        slip_rows: BatchedTokens | PagedTokens,
         slip_pool: KvPool,
         **_: object,
     ) -> tuple[Tensor, None]:
@@ -157,7 +161,7 @@ class FastLayer(nn.Module):
         hidden_states: Tensor,
         *,
         position_embeddings: Tables,
-        slip_rows: Rows | Lanes,
+        slip_rows: BatchedTokens | PagedTokens,
         slip_pool: KvPool,
         **_: object,
     ) -> Tensor:
@@ -169,10 +173,66 @@ class FastLayer(nn.Module):
         return self._mlp.forward(normed).add_(x).unsqueeze(0)
 
 
-def write(layer: Tensor, fresh: Tensor, rows: Rows | Lanes) -> None:
+def write(layer: Tensor, fresh: Tensor, rows: BatchedTokens | PagedTokens) -> None:
     """Put the rows' keys and values [R, 2 * kv_heads, d] into their slots."""
     if rows.write_start is None:
         layer.index_copy_(1, rows.slots, fresh.transpose(0, 1))
     else:
         start = rows.write_start
         layer[:, start : start + len(rows)] = fresh.transpose(0, 1)
+
+
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LAYER = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+
+
+def patch_modules(model: nn.Module, linears: Linears, rotation: RotaryTables) -> None:
+    """Swap every part of `model` that has an equal, faster form, from the leaves up."""
+    for name, child in list(model.named_children()):
+        swapped = _swapped(child, linears, rotation)
+        if swapped is None:
+            patch_modules(child, linears, rotation)
+            swapped = _layer(child) or child
+        setattr(model, name, swapped)
+
+
+def _swapped(module: nn.Module, linears: Linears, rotation: RotaryTables) -> nn.Module | None:
+    if _is_usual_attention(module):
+        return FastAttention(module, linears, rotation)
+    if _has_linears(module, _MLP) and callable(getattr(module, "act_fn", None)):
+        return FastMlp(module, linears)
+    if isinstance(module, nn.Linear):
+        return FastLinear(module, linears)
+    return FastNorm(module) if is_usual_norm(module) else None
+
+
+def _has_linears(module: nn.Module, names: tuple[str, ...]) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Linear) for name in names)
+
+
+def is_usual_norm(module: object) -> bool:
+    """Return whether a module is an RMS norm of the usual form."""
+    return type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+
+
+def _is_usual_attention(module: nn.Module) -> bool:
+    norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
+    return (
+        _has_linears(module, _ATTENTION)
+        and hasattr(module, "scaling")
+        and (norms == (None, None) or all(map(is_usual_norm, norms)))
+    )
+
+
+def _layer(module: nn.Module) -> FastLayer | None:
+    """A layer out of exactly the four parts of a pre-norm one, each swapped already."""
+    parts = dict(module.named_children())
+    if parts.keys() != set(_LAYER):
+        return None
+    first, attention, second, mlp = (parts[name] for name in _LAYER)
+    if not isinstance(first, FastNorm) or not isinstance(second, FastNorm):
+        return None
+    if not isinstance(attention, FastAttention) or not isinstance(mlp, FastMlp):
+        return None
+    return FastLayer((first, second), attention, mlp)
