@@ -14,9 +14,8 @@ from slipstream.core.draws import draw_keys, fits_device, walk_drawn
 from slipstream.core.tree import EMPTY, ROOT
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
+from slipstream.models.batched_tokens import Draw, Part
 from slipstream.models.causal import CausalModel
-from slipstream.models.draws import Draw
-from slipstream.models.rows import Part
 from slipstream.target.request import TargetRequest
 from slipstream.target.schedule import ScheduledRequest
 

@@ -16,7 +16,6 @@ from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.walk import Walk
 from slipstream.engine.failures import internal_errors
-from slipstream.models.batched_tokens import Drawn
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside

@@ -22,7 +22,6 @@ from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_target_parts
-from slipstream.models.rows import Part
 from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 
 LIMIT_S = 60
