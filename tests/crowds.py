@@ -12,10 +12,10 @@ from random import Random
 
 from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.cost_curve import CostCurve
-from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.row_costs import Offer
 from slipstream.core.settings import resolve
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
 from slipstream.target.meter import LoadMeter, StepCost

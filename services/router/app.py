@@ -13,13 +13,13 @@ from itertools import product
 from slipstream.core.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.access import Access
-from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
+from slipstream.router.discovery import Sources
 from slipstream.router.fleet import DrafterDefaults, Fleet
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
-from slipstream.router.limits import KeyLimits
+from slipstream.router.limits import Admission, KeyLimits
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
@@ -27,7 +27,6 @@ from slipstream.router.request_runner import RequestRunner, RouterState, Timeout
 from slipstream.router.request_telemetry import RouterTelemetry
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream.router.shadow import Shadow
-from slipstream.router.sources import Sources
 from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server

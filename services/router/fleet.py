@@ -15,7 +15,7 @@ from slipstream.core.ngram_draft import NGRAM
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.breaker import Breakers
-from slipstream.router.epoch import Epoch
+from slipstream.router.heartbeat import Epoch
 from slipstream.router.placement import (
     KINDS,
     TargetView,

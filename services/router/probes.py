@@ -16,11 +16,10 @@ from slipstream.core.request import DraftFacts, ModelFacts
 from slipstream.core.server_info import ReplicaRole
 from slipstream.router.placement import DraftView, Layout, TargetView
 from slipstream.router.replica import Replica
-from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
 from slipstream.rpc.convert_facts import check_identity, draft_facts_from_pb, model_facts_from_pb
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
-from slipstream.rpc.unary import call_unary
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.text.tokenizer import TextTokenizer
 

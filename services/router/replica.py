@@ -15,11 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable
-from slipstream.core.printable import printable
+from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
-from slipstream.router.epoch import Epoch
-from slipstream.router.heartbeat import Heartbeat, while_both
+from slipstream.router.heartbeat import Epoch, Heartbeat, while_both
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named

@@ -15,12 +15,12 @@ from slipstream.core.request import DraftFacts, Generation, Request
 from slipstream.core.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores
-from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
+from slipstream.router.limits import Admission
 from slipstream.router.probes import TargetModel
 from slipstream.router.request_replicas import ReplicaOptions, RequestReplicas, free_parked
 from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry

@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.core.ending import Ending
 from slipstream.core.errors import SessionError, SessionTaken, SlipstreamError, Unavailable
+from slipstream.core.journal import Ending
 from slipstream.core.results import Continuity
 from slipstream.state.record import Claim, Grant, Lease, News, Opening
 from slipstream.state.store import SessionStore

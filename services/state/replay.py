@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from slipstream.core.ending import Ending
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.journal import Ending
 from slipstream.core.request import Generation
 from slipstream.core.results import Chunk, PromptInfo
 from slipstream.core.text import Piece, TextStream, joined

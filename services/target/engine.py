@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
-from slipstream.core.finish import finish
-from slipstream.core.offer import Offer
 from slipstream.core.proposal_check import check_proposal, check_tokens
-from slipstream.core.sequence import TokenSequence
+from slipstream.core.row_costs import Offer
+from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.walk import Walk

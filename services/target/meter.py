@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.load import Allowance, Crowd, Waits, Yield
-from slipstream.core.offer import Offer
+from slipstream.core.row_costs import Offer
 
 _LOG = logging.getLogger("slipstream.target")
 

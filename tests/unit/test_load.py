@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.load import Allowance, Crowd, Probes, Waits, Yield
-from slipstream.core.offer import Offer
+from slipstream.core.row_costs import Offer
 from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
 
 TILE = 32

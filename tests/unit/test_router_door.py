@@ -9,9 +9,9 @@ from slipstream.core.errors import (
     Unavailable,
 )
 from slipstream.options import build
-from slipstream.router.admission import Admission
 from slipstream.router.config import RouterConfig
 from slipstream.router.fields import refuse_unknown
+from slipstream.router.limits import Admission
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.core.offer import Offer
+from slipstream.core.row_costs import Offer
 from slipstream.core.types import FinishReason, Proposal, ReplyTiming, Verdict
 from slipstream.telemetry import catalog
 from slipstream.telemetry.gain import Gain
