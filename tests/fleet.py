@@ -13,6 +13,7 @@ from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.servicer import SERVICE as DRAFT
 from slipstream.draft.servicer import register as register_draft
+from slipstream.engine.thread import EngineThread
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
@@ -23,6 +24,7 @@ from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.build import build_target
 from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE as TARGET
@@ -112,7 +114,7 @@ def target_servicer(
     about = describe(loaded, built, max_sessions=64)
     if digest is not None:
         about.identity.weights_digest = digest
-    return TargetServicer(built.target, about, LeaseLimits())
+    return TargetServicer(BatchedTarget(built.target, EngineThread("target")), about, LeaseLimits())
 
 
 def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = None) -> Worker:

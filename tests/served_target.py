@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny
 from slipstream.core.types import Proposal, Session
+from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.convert import delta_to_pb, proposal_to_pb, session_to_pb
@@ -23,6 +24,7 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.tensors import torch_dtype, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.description import layout_to_pb
 from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
@@ -244,7 +246,8 @@ async def served_target(
         context_length=model.context_length,
         tokenizer=target_pb2.Tokenizer(json=b"{}"),
     )
-    servicer = TargetServicer(engine, about, limits or LeaseLimits(), telemetry=telemetry)
+    target = BatchedTarget(engine, EngineThread("target"))
+    servicer = TargetServicer(target, about, limits or LeaseLimits(), telemetry)
     try:
         async with (
             serving({SERVICE: register(servicer)}) as address,

@@ -58,7 +58,7 @@ class Engine:
             kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
-        self.model, self.target, self.rows = built.model, built.target, built.rows
+        self.model, self.target, self.budget = built.model, built.target, built.budget
         self.facts: ModelFacts = built.facts
         store = store_named(options.ngrams, loaded.tokenizer_hash, vocab_size=self.facts.vocab_size)
         self.sources = NgramSources(store)

@@ -20,7 +20,7 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
 from slipstream.state.announcement import Announcement
 from slipstream.state.announcing import announced_in
-from slipstream.target.batcher import BatchLimits
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.description import describe
@@ -108,15 +108,8 @@ def _load(
     )
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
-    batch = BatchLimits(built.rows, config.max_waiting)
-    return TargetServicer(
-        built.target,
-        about,
-        config.sessions.lease_limits(),
-        thread=thread,
-        batch=batch,
-        telemetry=telemetry,
-    )
+    target = BatchedTarget(built.target, thread, built.budget, max_waiting=config.max_waiting)
+    return TargetServicer(target, about, config.sessions.lease_limits(), telemetry)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class BuiltTarget:
     model: CausalModel
     facts: ModelFacts
     memory: MemoryPlan
-    rows: StepBudget
+    budget: StepBudget
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from slipstream.core.errors import (
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal
 from slipstream.engine.failures import MAX_FAILED_STEPS
-from slipstream.target.batcher import BatchLimits
 from slipstream.target.schedule import StepBudget
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -72,8 +71,8 @@ async def test_verdicts_are_those_of_a_target_of_ones_own(dtype):
         await alone.release(f"s{number}")
         drafted.append(await conversation(alone.verify, number, prompt, plain[-1]))
         await alone.release(f"s{number}")
-    limits = BatchLimits(StepBudget(max_tokens=48, tile=16))
-    async with batched(tiny.local_target(model), limits) as (target, _):
+    budget = StepBudget(max_tokens=48, tile=16)
+    async with batched(tiny.local_target(model), budget) as (target, _):
         together = await asyncio.gather(
             *(
                 conversation(target.verify, number, prompt, plain[number])
@@ -100,8 +99,8 @@ async def test_sessions_share_their_steps(model):
 
 
 async def test_a_prompt_and_running_sessions_go_on_side_by_side(model):
-    limits = BatchLimits(StepBudget(max_tokens=32, tile=8))
-    async with batched(tiny.local_target(model), limits) as (target, _):
+    budget = StepBudget(max_tokens=32, tile=8)
+    async with batched(tiny.local_target(model), budget) as (target, _):
         running = asyncio.ensure_future(
             conversation(target.verify, 0, tuple(tiny.tokens(8)), known=())
         )
@@ -217,8 +216,8 @@ async def test_who_stops_waiting_is_not_computed_for(model):
 
 
 async def test_a_prompt_is_dropped_between_its_chunks(model):
-    limits = BatchLimits(StepBudget(max_tokens=8, tile=8))
-    async with batched(tiny.local_target(model), limits) as (target, _):
+    budget = StepBudget(max_tokens=8, tile=8)
+    async with batched(tiny.local_target(model), budget) as (target, _):
         prompt = tuple(tiny.tokens(400))
         asked = asyncio.ensure_future(
             target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())

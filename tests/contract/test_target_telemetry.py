@@ -247,7 +247,8 @@ async def test_a_target_waits_while_a_running_session_is_between_two_rounds(mode
     clock, steps = HandClock(0.0), []
     thread = EngineThread("target", clock=clock)
     engine = Slow(tiny.local_target(model), clock)
-    target = BatchedTarget(engine, thread, clock=clock, on_step=steps.append)
+    target = BatchedTarget(engine, thread, clock=clock)
+    target.on_step = steps.append
     clock.now += 7
     sequence = TokenSequence(SESSION, PROMPT)
     for _ in range(3):
