@@ -56,7 +56,7 @@ class SyncedTokens:
         """
         same = self.num_same(sequence)
         self.tokens[same:] = sequence.tokens[same:]
-        self._sequence, self._num_read = sequence, len(sequence)
+        self._sequence, self._num_read = sequence, len(self.tokens)
         return same
 
 

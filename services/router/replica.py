@@ -1,7 +1,7 @@
-"""One replica: reached, asked what it is, followed by its health and its answers, lost and found.
+"""One replica: reached, described, followed by its health and its answers, lost and found.
 
 It is lost when its connection breaks, or when it is silent for too long: a stopped process keeps
-its connections. Knows nothing of what it is asked for. Whoever runs `follow` owns it.
+its connections.
 """
 
 import asyncio
@@ -82,12 +82,11 @@ class Probe(Protocol[D_co]):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Who is told of a replica's changes."""
+    """Called after a change of a replica's state, and when its address is another process, or
+    gone, so that what was known of it is to be forgotten."""
 
     on_change: Callable[[], None] = lambda: None
-    """Called after every change of its state."""
     forget: Callable[[str], None] = lambda address: None
-    """Called when what was known of an address holds no longer: it was met anew, or is gone."""
 
 
 class Replica(Generic[D]):
@@ -138,7 +137,7 @@ class Replica(Generic[D]):
 
     @property
     def peer(self) -> Peer:
-        """Return how the replica is reached; who uses it is counted."""
+        """Return how the replica is reached; its users are counted."""
         return Peer(self.name, self.channel, self.used)
 
     @property

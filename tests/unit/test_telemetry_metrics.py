@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 
 from listening import Listener
+from slipstream.core.errors import Unavailable
 from slipstream.core.types import Proposal, Verdict
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Kind, Metric, no_instruments
@@ -197,17 +197,18 @@ def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
     assert counts(heard, catalog.ROUNDS) == {"prefill": 1, "plain": 2}
 
 
-def test_rounds_that_nobody_reads_of_cost_nothing_and_ones_without_a_verdict_do_not_count():
+def test_rounds_whose_metrics_are_not_exported_are_not_counted():
     metrics = RoundMetrics(no_instruments())
     request = Watched(Telemetry(), NONE)
     request.runs([Script(None, depth=0)])
-    metrics.seen(request.seen[0])
-    heard = Listener()
-    read = RoundMetrics(heard.telemetry.instruments)
-    read.seen(replace(request.seen[0], verdict=None))
-    for each in (metrics, read):
-        each.tell()
-    assert heard.points(catalog.ROUNDS) == {}
+    metrics.record(request.seen[0])
+    assert metrics._counts == {}
+
+
+def test_a_round_without_a_verdict_is_not_recorded():
+    request = Watched(Telemetry(), NONE)
+    request.runs([Script(None, depth=0), Script(target_error=Unavailable("gone"))])
+    assert len(request.seen) == 1
 
 
 async def test_how_things_are_is_told_at_once_and_at_the_end():
