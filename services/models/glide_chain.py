@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.core.candidates import top_by_key
 from slipstream.core.draws import perturbed
-from slipstream.models.chain_stop import ChainEnds, ChainSlot, Confidence, Rules
+from slipstream.models.chain_stop import ChainEnds, ChainScores, Confidence, Rules
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, device_stats
 from slipstream.models.glide_packed import GlideParts, RotaryFactors
 from slipstream.models.paged import additive, attend_each, gather, page_slots
@@ -233,7 +233,7 @@ class ChainBody:
             kept=at.kept,
         )
 
-    def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainSlot:
+    def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:
         """Return the slot behind states [B, d]."""
         shape, model = self._shape, self._model
         logits = model.parts.head(hidden).float()
@@ -251,7 +251,7 @@ class ChainBody:
             chances = model.score(hidden, stats).double()
             own = torch.where(heat == 0, chances[:, GREEDY], chances[:, SAMPLED])
             scores = torch.where(given.asks_score > 0, own, scores)
-        return ChainSlot(
+        return ChainScores(
             tokens=model.vocab[columns],
             probs=log_probs.gather(1, columns).exp(),
             entropies=entropies.double(),
