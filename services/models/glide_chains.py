@@ -144,7 +144,7 @@ class GlideChains:
         )
 
     def _stage(self, shape: ChainShape) -> list[Tensor]:
-        """Return where a shape's chains read the target's keys: a graph needs them to stay there."""
+        """Return where a shape's chains read the target's keys: graphs need it to stay."""
         key = (shape.sessions, shape.seen)
         if key not in self._stages:
             heads, dim = self._kv_shape
