@@ -13,13 +13,13 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
+from slipstream.models.architecture import outline_of
 from slipstream.models.batched_tokens import Draw, Drawn, Part
 from slipstream.models.cache import KvCache
 from slipstream.models.invariance import Numerics, RowRule
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NoLibrary, NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.outline import outline_of
 from slipstream.models.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
@@ -64,7 +64,7 @@ class CausalModel:
         this cache can't serve.
         """
         self.numerics = numerics
-        at = outline_of(model, ranks)
+        at = model.outline() if isinstance(model, WeightSource) else outline_of(model, ranks)
         self.layout, self.embedding = at.layout, at.embedding
         self.hidden_size, self._mlp_size = at.hidden_size, at.mlp_size
         self.vocab_size, self.context_length = at.vocab_size, at.context_length

@@ -45,11 +45,9 @@ class CausalScorer:
         self.layout: KvLayout = model.layout
 
     def pool(self, num_pages: int) -> KvPool:
-        """See `Scorer.pool`."""
         return self._model.pool(num_pages)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> CausalState:
-        """See `Scorer.open`."""
         if pool is None:
             pool = self.pool(round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE)
         cache = KvCache(pool, limit=capacity)
@@ -61,7 +59,6 @@ class CausalScorer:
         return common_prefix(state.tokens, tokens)
 
     def check(self, ask: Ask) -> None:
-        """See `Scorer.check`."""
         state: CausalState = ask.state
         end = len(ask.tokens)
         if isinstance(ask, Grow):
@@ -94,7 +91,6 @@ class CausalScorer:
         return state.cache.num_bytes
 
     def close(self, state: CausalState) -> None:
-        """See `Scorer.close`."""
         state.cache.close()
 
     def _known(self, part: Part) -> Part:

@@ -92,11 +92,9 @@ class DenseAttention:
 
     @property
     def num_kept(self) -> int:
-        """See `DraftAttention`."""
         return self.columns.numel() if self.kept is None else len(self.kept)
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """See `DraftAttention`."""
         fresh = torch.cat([keys, values])
         dense, (num, count) = self.own[index], self.columns.shape
         by_session = fresh.view(len(fresh), num, count, -1).transpose(0, 1)
@@ -107,11 +105,9 @@ class DenseAttention:
             pool.layer(index).index_copy_(1, slots, fresh)
 
     def attend_own(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
         return attend_each(query, self.own[index].chunk(2, 1), self.own_mask)
 
     def attend_target(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
         seen = attend_each(query, self.others[index].chunk(2, 1), self.others_mask)
         return torch.where(self.reading, seen, 0.0)
 

@@ -99,16 +99,13 @@ class PooledAttention:
 
     @property
     def num_kept(self) -> int:
-        """See `DraftAttention`."""
         return sum(part.num_kept for part in self.parts)
 
     @property
     def reads_target(self) -> bool:
-        """See `DraftAttention`."""
         return any(part.target_kv for part in self.parts)
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """See `DraftAttention`."""
         buffer, own, at = self.pool.layer(index), keys.size(0), 0
         for part in self.parts:
             end = at + part.count
@@ -117,7 +114,6 @@ class PooledAttention:
             at = end
 
     def attend_own(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
         buffer = self.pool.layer(index)
 
         def attend(part: DraftTokens, own: Tensor) -> Tensor:
@@ -127,7 +123,6 @@ class PooledAttention:
         return self._by_session(query, attend)
 
     def attend_target(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
 
         def attend(part: DraftTokens, own: Tensor) -> Tensor:
             if not part.target_kv:

@@ -72,11 +72,9 @@ class GlideScorer:
         return num_rows * 4 * (width + 4 * len(self.vocab))
 
     def pool(self, num_pages: int) -> KvPool:
-        """See `Scorer.pool`."""
         return KvPool(self.layout, num_pages, scratch_rows=0)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
-        """See `Scorer.open`."""
         if capacity < 1:
             raise InvalidRequest(f"capacity is {capacity}, it must be at least 1")
         if pool is None:
@@ -98,7 +96,6 @@ class GlideScorer:
         return num_same(state.tokens, tokens)
 
     def check(self, ask: Ask) -> None:
-        """See `Scorer.check`."""
         check_ask(ask)
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
             wanted, seen = self.config.target_layers, ask.view.layers

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.models.architecture import EMBEDDING, HEAD
+from slipstream.models.architecture import EMBEDDING, HEAD, context_length
 from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.loading import (
     find_source,
@@ -27,7 +27,6 @@ from slipstream.models.loading import (
 )
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.outline import context_length
 from slipstream.models.store.gguf import quiet_transformers
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.safetensors_file import Safetensors

@@ -81,7 +81,6 @@ class GgufSource(WeightSource):
         self.rotary = Rotary(frequencies, own.attention_scaling)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """See `WeightSource.shape`."""
         found = self._file.tensors.get(_gguf_name(name))
         return None if found is None else found.shape
 
@@ -90,7 +89,6 @@ class GgufSource(WeightSource):
         return self._tensor(name).type
 
     def matrix(self, name: str) -> Weights:
-        """See `WeightSource.matrix`."""
         return _packed(self._rows(name))
 
     def vector(self, name: str) -> Tensor:
@@ -98,15 +96,12 @@ class GgufSource(WeightSource):
         return self._rows(name).values.float().contiguous()
 
     def dense(self, name: str) -> Tensor:
-        """See `WeightSource.dense`."""
         return self._table if name == EMBEDDING else _dense(self._rows(name), self.dtype)
 
     def embedding(self) -> Weights:
-        """See `WeightSource.embedding`."""
         return self.matrix(EMBEDDING)
 
     def reference(self) -> "PreTrainedModel":
-        """See `WeightSource.reference`."""
         from transformers import AutoConfig
 
         from slipstream.models.reference import lent_model
@@ -121,7 +116,6 @@ class GgufSource(WeightSource):
         return model
 
     def identity(self) -> str:
-        """See `WeightSource.identity`."""
         from slipstream.models.store.digests import weights_digest
 
         return weights_digest(self.path)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.architecture import EMBEDDING, HEAD, NORM, Architecture
+from slipstream.models.architecture import EMBEDDING, HEAD, NORM, Architecture, Outline
 from slipstream.models.dtypes import dtype_name
 from slipstream.models.native.weights import (
     BFLOAT16,
@@ -20,6 +20,7 @@ from slipstream.models.native.weights import (
     in_turn,
     plain,
 )
+from slipstream.models.pool import KvLayout
 from slipstream.models.rope import Rotary
 
 if TYPE_CHECKING:
@@ -75,6 +76,21 @@ class WeightSource(ABC):
     def vector(self, name: str) -> Tensor:
         """Return a norm or a bias, rounded to `dtype`, as float32."""
         return self.dense(name).float().contiguous()
+
+    def outline(self) -> Outline:
+        """Return the sizes of the model, as everything that serves it needs them."""
+        at = self.architecture
+        cpu = torch.device("cpu")
+        return Outline(
+            self.name,
+            at.hidden,
+            at.mlp,
+            at.vocab_size,
+            at.context_length,
+            KvLayout(at.num_layers, at.num_kv_heads, at.head_dim, self.dtype, cpu),
+            self.dense(EMBEDDING),
+            self.weights_type(),
+        )
 
     def has(self, name: str) -> bool:
         """Return whether there is a tensor of a name."""
