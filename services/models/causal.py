@@ -1,7 +1,7 @@
 """A causal language model over our own cache: many sessions, trees of rows.
 
 The forward is native code where there are kernels for model and processor (`native/`), else torch
-(`torch_decoder.py`), in fixed shapes on CUDA (`bucketed.py`). Knows no sessions or laws.
+(`torch_decoder.py`), in fixed shapes on CUDA (`bucketed.py`).
 """
 
 import logging
@@ -145,7 +145,7 @@ class CausalModel:
         """Final hidden states [rows, d] part by part, pending tokens before nodes, and the rows'
         slots by part.
 
-        The parts' caches are different ones of one pool. Nothing becomes final: the caller tells
+        The parts' caches are different ones of one pool. Nothing becomes final: the caller sets
         each cache which slots to `keep`. Raises `ModelError` for a position past the context,
         `CapacityError` for rows that find no room.
         """

@@ -55,7 +55,6 @@ class CausalScorer:
         return CausalState(cache)
 
     def num_same(self, state: CausalState, tokens: Sequence[int]) -> int:
-        """See `Scorer.num_same`."""
         return common_prefix(state.tokens, tokens)
 
     def check(self, ask: Ask) -> None:
@@ -87,7 +86,6 @@ class CausalScorer:
         return Scores(logits.float(), hidden.float())
 
     def num_bytes(self, state: CausalState) -> int:
-        """See `Scorer.num_bytes`."""
         return state.cache.num_bytes
 
     def close(self, state: CausalState) -> None:
@@ -122,7 +120,7 @@ def _part(ask: Ask) -> Part:
 def _synced(ask: Sync) -> Part:
     state: CausalState = ask.state
     same = common_prefix(state.tokens, ask.tokens)
-    # The last token is processed again, if need be: its row is what is asked for.
+    # The last token is processed again, if need be: its scores are wanted.
     state.cache.truncate(min(same, len(ask.tokens) - 1))
     state.tokens = list(ask.tokens)
     state.num_synced = len(ask.tokens)

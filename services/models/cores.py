@@ -1,4 +1,4 @@
-"""Which thread of a process computes, on which cores. Knows torch's thread pools, no engines."""
+"""The thread of a process that computes, and the cores of its pools."""
 
 import os
 import threading

@@ -16,9 +16,10 @@ from slipstream.core.candidates import top_by_key
 from slipstream.core.draws import perturbed
 from slipstream.models.chain_stop import ChainEnds, ChainScores, Confidence, Rules
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, device_stats
-from slipstream.models.glide_packed import GlideParts, RotaryFactors
+from slipstream.models.glide_packed import GlideParts
 from slipstream.models.paged import additive, attend_each, gather, page_slots
 from slipstream.models.pool import BLOCK_SIZE, KvPool
+from slipstream.models.rope import RotaryFactors
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""
@@ -244,8 +245,8 @@ class ChainBody:
         scores = torch.full_like(heat, float("nan"))
         if shape.is_scored and model.score is not None:
             stats = device_stats(tops, entropies, given.lags + (depth - 1))
-            chances = model.score(hidden, stats).double()
-            own = torch.where(heat == 0, chances[:, GREEDY], chances[:, SAMPLED])
+            probs = model.score(hidden, stats).double()
+            own = torch.where(heat == 0, probs[:, GREEDY], probs[:, SAMPLED])
             scores = torch.where(given.asks_score > 0, own, scores)
         return ChainScores(
             tokens=model.vocab[columns],

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.sequence import common_prefix
 from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
 from slipstream.models.glide_packed import GlideParts
-from slipstream.models.glide_state import GlideState, SessionStep, check_ask, num_same
+from slipstream.models.glide_state import GlideState, SessionStep, check_ask
 from slipstream.models.glide_torch import TorchGlide
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
@@ -66,7 +67,7 @@ class GlideScorer:
         return self._pass.weight_bytes
 
     def workspace_bytes(self, num_rows: int) -> int:
-        """Bytes that a pass of so many rows needs besides, at most: states, scores and laws."""
+        """Bytes that a pass of so many rows needs besides, at most: states and scores."""
         at = self.config
         width = 6 * at.hidden_size + 3 * at.intermediate_size
         return num_rows * 4 * (width + 4 * len(self.vocab))
@@ -92,8 +93,7 @@ class GlideScorer:
         return self._pass.parts(length)
 
     def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
-        """See `Scorer.num_same`."""
-        return num_same(state.tokens, tokens)
+        return common_prefix(state.tokens, list(tokens))
 
     def check(self, ask: Ask) -> None:
         check_ask(ask)

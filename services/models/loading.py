@@ -58,8 +58,7 @@ def load_model(
     num_ranks: int = 1,
 ) -> LoadedModel:
     """Load a model to serve, by alias, path or hub id: a source of weights for native code where
-    that computes it, without transformers; else as `load_target_parts` does, which says what is
-    raised."""
+    that computes it, without transformers; else as `load_target_parts` does, which lists errors."""
     choose_dtype(dtype, parse_device(device), native=has_kernels())
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
@@ -172,9 +171,7 @@ class Numbered(Protocol):
         ...
 
     @property
-    def tokenizer_hash(self) -> str | None:
-        """See `LoadedModel.tokenizer_hash`."""
-        ...
+    def tokenizer_hash(self) -> str | None: ...
 
 
 def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:

@@ -47,7 +47,7 @@ ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 class TorchDecoder:
     """The forward and the head of one model, on this rank.
 
-    `rule` says which numbers of rows are computed together, `weight_bytes` what its weights take.
+    `rule`: numbers of tokens that are computed together, `weight_bytes` what its weights take.
     """
 
     def __init__(

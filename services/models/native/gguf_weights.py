@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "qwen2", "qwen3")
 _ROTARY_IN_PAIRS = "llama"
 """The family whose queries and keys lie in pairs of rows that are rotated together."""
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
+_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -110,10 +106,11 @@ class GgufSource(WeightSource):
             config = AutoConfig.for_model(**self._config)
         except (ValueError, TypeError, ZeroDivisionError) as error:
             raise WeightsError(f"{self.name} does not describe a model ({error})") from error
-        model: PreTrainedModel = lent_model(self, config)
+        model = lent_model(self, config)
         if self._rope_factors is not None:
             model.base_model.rotary_emb.inv_freq /= self._rope_factors
-        return model
+        found: PreTrainedModel = model
+        return found
 
     def identity(self) -> str:
         from slipstream.models.store.digests import weights_digest
@@ -211,13 +208,13 @@ class GgufSource(WeightSource):
     def _number(self, name: str, default: int | None = None) -> int:
         value: int = self._field(name, int, default)
         if value < 1:
-            raise WeightsError(f"{self.name} says that its {name} is {value}")
+            raise WeightsError(f"{self.name} has a field {name} of {value}")
         return value
 
     def _field(self, name: str, kind: type, default: Any = None) -> Any:
         value = self._file.fields.get(f"{self._family}.{name}", default)
         if not isinstance(value, kind):
-            raise WeightsError(f"{self.name} says that its {name} is {value!r}")
+            raise WeightsError(f"{self.name} has a field {name} of {value!r}")
         return value
 
 

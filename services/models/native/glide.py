@@ -1,7 +1,7 @@
 """A GliDe draft's pass in native code, over the same pool of keys and values as torch's.
 
 Large matrices are kept in 8 bits: a draft's scores only propose, and a step reads every weight.
-What a row may see is said by positions and slots, without masks.
+What a token may see is given by positions and slots, without masks.
 """
 
 from collections.abc import Iterable, Sequence

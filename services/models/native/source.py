@@ -33,7 +33,7 @@ class WeightSource(ABC):
     """The weights of one decoder.
 
     `name` is what messages call it, `dtype` that of keys, values and dense tensors; `rotary` are
-    the frequencies of positions; `is_tied` says that the embedding is the head as well.
+    the frequencies of positions; `is_tied`: the embedding is the head as well.
     """
 
     name: str
@@ -59,7 +59,7 @@ class WeightSource(ABC):
         """Return a transformers model of these weights, to compare the forward with."""
 
     def identity(self) -> str | None:
-        """Return what tells these weights from all others, by their files; None in memory."""
+        """Return the identity of the weights, by their files; None in memory."""
         return None
 
     def weights_type(self) -> str:

@@ -35,7 +35,8 @@ class Safetensors:
         self._open: dict[Path, Any] = {}
         try:
             for path in _paths(folder):
-                file = self._open[path] = safe_open(path, framework="pt")
+                file: Any = safe_open(path, framework="pt")
+                self._open[path] = file
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
                     at = file.get_slice(name)
                     self._paths[name] = path
