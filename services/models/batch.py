@@ -104,7 +104,7 @@ class BatchModel:
     """A causal model that continues B conversations, a token of each per step."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Takes the model over; ModelError where it has no language-model head."""
+        """Take the model over; ModelError where it has no language-model head."""
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ModelError(f"{type(model).__name__} has no language-model head")

@@ -83,7 +83,7 @@ class KvCache:
                 self._measure()
 
     def slot(self, position: int) -> int:
-        """Where a position is in the pool's buffers."""
+        """Return where a position is in the pool's buffers."""
         return self.pages[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
     def base(self, width: int) -> int | None:

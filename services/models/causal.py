@@ -57,7 +57,7 @@ class CausalModel:
         ranks: Ranks = ALONE,
         engine: Engine | None = None,
     ) -> None:
-        """Takes the model over: its modules are swapped in place. All `ranks` do so together.
+        """Take the model over: its modules are swapped in place. All `ranks` do so together.
 
         `engine` None is the fastest that there is; a source of weights has native code only.
         Raises `ModelError` for one that can't be used, and when the architecture has parts that
@@ -77,12 +77,12 @@ class CausalModel:
 
     @property
     def is_native(self) -> bool:
-        """Whether native code computes; else it is torch."""
+        """Return whether native code computes; else it is torch."""
         return isinstance(self._decoder, NativeDecoder)
 
     @property
     def engine(self) -> str:
-        """What computes: torch, shaped, or native with the name of its kernels."""
+        """Return what computes: torch, shaped, or native with the name of its kernels."""
         if isinstance(self._decoder, NativeDecoder):
             return f"native {self._decoder.kernels}"
         return "torch" if self._shaped is None else "shaped"
@@ -99,7 +99,7 @@ class CausalModel:
 
     @property
     def has_shapes(self) -> bool:
-        """Whether forwards over an engine's pool come in fixed shapes."""
+        """Return whether forwards over an engine's pool come in fixed shapes."""
         return self._shaped is not None
 
     def workspace_bytes(self, num_rows: int) -> int:

@@ -71,7 +71,7 @@ class Confidence(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """What is known of B chains after a token was appended: [B] float64 each.
+    """Numbers of B chains after a token was appended: [B] float64 each.
 
     `scores` are nan without a decision model; `probs` are those that the token is kept,
     `path_probs` that its whole path is.

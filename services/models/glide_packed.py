@@ -59,7 +59,7 @@ class DraftAttention(Protocol):
 
     @property
     def reads_target(self) -> bool:
-        """Whether any of them reads the target."""
+        """Return whether any of them reads the target."""
         ...
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:

@@ -58,7 +58,7 @@ class GlideScorer:
 
     @property
     def engine(self) -> str:
-        """What computes: torch, or native with the name of its kernels."""
+        """Return what computes: torch, or native with the name of its kernels."""
         return self._pass.engine
 
     @property
@@ -88,7 +88,7 @@ class GlideScorer:
         return GlideState(cache, capacity)
 
     def parts(self, length: int) -> GlideParts:
-        """What torch computes scores with, for positions below `length`."""
+        """Return what torch computes scores with, for positions below `length`."""
         assert isinstance(self._pass, TorchGlide), "native code has no such parts"
         return self._pass.parts(length)
 

@@ -61,7 +61,7 @@ class SessionStep:
 
     @property
     def first_node(self) -> int:
-        """Which node of the tree the first token is; below 0 for tokens of the prefix."""
+        """Return which node of the tree the first token is; below 0 for tokens of the prefix."""
         return self.start - len(self.state.tokens)
 
     @property

@@ -93,7 +93,7 @@ def _join_of(linears: Sequence[Any]) -> Join | None:
 
 
 def _rule(weight: Tensor, bias: Tensor | None) -> RowRule:
-    """What was found of products of this form on this machine, or is now.
+    """Return what was found of products of this form on this machine, or is now.
 
     A bias may bring another kernel. One of zeros hides nothing of the order of additions.
     """

@@ -49,7 +49,7 @@ class MemoryPlan:
 
 
 def check_budget(budget: str) -> None:
-    """Raises `InvalidRequest` unless it is "auto", a share of what is free, or a size."""
+    """Raise `InvalidRequest` unless it is "auto", a share of what is free, or a size."""
     if budget != AUTO:
         _parse(budget)
 
@@ -124,7 +124,7 @@ def _available() -> int:
 
 
 def _group_bytes() -> int:
-    """What the process's control group leaves, where there is a limit."""
+    """Return what the process's control group leaves, where there is a limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()

@@ -132,7 +132,7 @@ class Scorer(Protocol):
 
 
 def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:
-    """Raises `InvalidRequest` for nodes that don't fit below a tree with these `parents`."""
+    """Raise `InvalidRequest` for nodes that don't fit below a tree with these `parents`."""
     if not ask.tokens or len(ask.tokens) != len(ask.parents):
         raise InvalidRequest(
             f"{len(ask.tokens)} tokens with {len(ask.parents)} parents: give one parent per token,"

@@ -54,7 +54,7 @@ class ShardedEmbedding(nn.Module):
 
 
 def require_split(config: Any, num_ranks: int, *, name: str) -> None:
-    """Raises `InvalidRequest` where a model of this configuration can't be split so many ways."""
+    """Raise `InvalidRequest` where a model of this configuration can't be split so many ways."""
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     split = {path.rpartition(".")[2] for path, style in plan.items() if style == "colwise"}

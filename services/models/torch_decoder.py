@@ -53,7 +53,7 @@ class TorchDecoder:
     def __init__(
         self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks
     ) -> None:
-        """Takes the model over: its modules are swapped in place. All `ranks` do so together."""
+        """Take the model over: its modules are swapped in place. All `ranks` do so together."""
         is_invariant = numerics == "invariant"
         self.weight_bytes = own_bytes(model)
         if ranks.size > 1:

@@ -32,7 +32,7 @@ class Checkpoint(WeightSource):
     """A directory with config.json and safetensors in the names of transformers."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, *, has_layers: bool = True) -> None:
-        """Checks that all is there; `has_layers` False leaves the layers out.
+        """Check that all is there; `has_layers` False leaves the layers out.
 
         Raises `NotNative` for a model of another form, `WeightsError` for files that are broken
         or not of the model's shape.
@@ -127,7 +127,7 @@ class InMemory(WeightSource):
     """A transformers model; its layers are empty once they have been released."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
-        """Raises `NotNative` for a model that is not a decoder of the usual form."""
+        """Raise `NotNative` for a model that is not a decoder of the usual form."""
         self._model: Any = model
         if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
             raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")

@@ -60,7 +60,7 @@ class GgufSource(WeightSource):
     """The weights of a GGUF file, by transformers' names."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
-        """Checks that all is there. Raises `WeightsError` for a broken file, `NotNative` for one
+        """Check that all is there. Raises `WeightsError` for a broken file, `NotNative` for one
         that native code can't read."""
         self._file = GgufFile(path)
         self.path, self.name, self.dtype = path, path.name, dtype

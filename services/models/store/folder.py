@@ -20,7 +20,7 @@ _PARTIAL = ".partial-"
 
 
 def missing_part(folder: Path) -> str | None:
-    """What a directory lacks to be a loadable model, or None when it is complete."""
+    """Return what a directory lacks to be a loadable model, or None when it is complete."""
     if gguf_in(folder) is not None:
         return None  # the file has all of it
     if not (folder / "config.json").is_file():
@@ -138,7 +138,7 @@ def cached_snapshot(name: str) -> Path | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form of a hub repository, OWNER/NAME or OWNER/NAME@REVISION."""
+    """Return whether a name has the form of a hub repository, OWNER/NAME or OWNER/NAME@REVISION."""
     return _HUB_ID.fullmatch(name) is not None
 
 

@@ -81,7 +81,7 @@ class GgufFile:
     """A GGUF file: `fields` is its metadata, `tensors` says where weights are."""
 
     def __init__(self, path: Path) -> None:
-        """Reads all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
+        """Read all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
         self.path = path
         try:
             with path.open("rb") as file:

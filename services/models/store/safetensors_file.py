@@ -28,7 +28,7 @@ class Safetensors:
     """The tensors of a model directory by name, mapped into memory when they are read."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `WeightsError` for a file that is missing or broken."""
+        """Raise `WeightsError` for a file that is missing or broken."""
         self.folder = folder
         self._paths: dict[str, Path] = {}
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
