@@ -19,9 +19,9 @@ from slipstream.draft.slots import Score
 from slipstream.draft.trial import step_seconds
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.chaining import GlideChains
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.dtypes import dtype_name
+from slipstream.models.glide_chains import GlideChains
 from slipstream.models.glide_config import WEIGHTS_NAME
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.glide_weights import load_glide

@@ -10,7 +10,7 @@ from typing import Protocol
 from slipstream.core.stop import Stop
 from slipstream.core.types import SamplingParams
 from slipstream.draft.slots import Slot, no_law
-from slipstream.models.chaining import Follow, Found
+from slipstream.models.glide_chains import ChainPosition, ChainRequest
 
 
 class Chains(Protocol):
@@ -20,17 +20,17 @@ class Chains(Protocol):
         """Whether such a chain can be followed."""
         ...
 
-    def follow(self, asks: Sequence[Follow]) -> list[list[Found]]:
+    def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         """The slots of each ask's chain."""
         ...
 
 
-def followed_slots(chains: Chains, asks: Sequence[Follow]) -> list[list[Slot] | Exception]:
+def followed_slots(chains: Chains, asks: Sequence[ChainRequest]) -> list[list[Slot] | Exception]:
     """The chains as slots, each as long as its policy let it be, or the error of one."""
     return [_slots(chain) for chain in chains.follow(asks)]
 
 
-def _slots(chain: Sequence[Found]) -> list[Slot] | Exception:
+def _slots(chain: Sequence[ChainPosition]) -> list[Slot] | Exception:
     if any(math.isnan(one.top_prob) for one in chain):
         return no_law()
     return [Slot(one.tokens, one.probs, one.top_prob, one.entropy, one.score) for one in chain]

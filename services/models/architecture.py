@@ -1,17 +1,25 @@
-"""What a decoder of a family with a native forward is, by its config.json; no weights.
+"""Sizes and parts of decoders: by config.json for families with a native forward, else by a model.
 
-What config.json says otherwise than these families do is refused with a reason: transformers then
+What config.json has otherwise than these families is refused with a reason: transformers then
 loads the model, and torch computes it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
 
 from slipstream.core.errors import ModelError
+from slipstream.models.dtypes import dtype_name
 from slipstream.models.native.library import NotNative
+from slipstream.models.pool import KvLayout
+from slipstream.models.ranks import Ranks
 from slipstream.models.rope import STATIC, Rotary, is_number, lacking, rotary
 from slipstream.models.store.gguf_file import MAX_LAYERS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -80,6 +88,51 @@ class Architecture:
             yield f"{name}.weight", (self.hidden,)
         for name in ("q_norm", "k_norm") if self.has_head_norms else ():
             yield f"self_attn.{name}.weight", (self.head_dim,)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Sizes of any model that is served; `embedding` [V, d] has its tokens' embeddings,
+    `weights_type` is the weights' element type as results show it."""
+
+    name: str
+    hidden_size: int
+    mlp_size: int
+    vocab_size: int
+    context_length: int
+    layout: KvLayout
+    embedding: Tensor
+    weights_type: str
+
+
+def outline_of(model: "PreTrainedModel", ranks: Ranks) -> Outline:
+    """Return the outline of a model. Raises `ModelError` for attention that can't be cached."""
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no language-model head")
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return Outline(
+        type(model).__name__,
+        config.hidden_size,
+        getattr(config, "intermediate_size", 0),
+        head.weight.shape[0],
+        context_length(config),
+        KvLayout(config.num_hidden_layers, num_kv, dim, model.dtype, model.device, ranks.size),
+        model.get_input_embeddings().weight,  # type: ignore[arg-type]
+        dtype_name(model.dtype),
+    )
+
+
+def context_length(config: Any) -> int:
+    """Return the positions that a model can be served for, by its text configuration.
+
+    Raises `ModelError` for attention that the cache can't serve.
+    """
+    is_on = getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) if is_on else None
+    kinds = getattr(config, "layer_types", None)
+    return served_positions(int(config.max_position_embeddings), window, kinds)
 
 
 def parse(config: Mapping[str, Any]) -> Architecture:

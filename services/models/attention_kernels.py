@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from slipstream.core.errors import ModelError
-from slipstream.models.buckets import Fields, ForwardShape
+from slipstream.models.buckets import ForwardShape
 from slipstream.models.invariance import PAIRED, cancelling_keys
 from slipstream.models.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 from slipstream.models.pool import BLOCK_SIZE, KvLayout
@@ -116,35 +116,27 @@ class Trial:
 
     @torch.inference_mode()
     def _run(
-        self,
-        kernel: Kernel,
-        shape: ForwardShape,
-        seen: Sequence[int] | None = None,
-        first: int = 0,
+        self, kernel: Kernel, shape: ForwardShape, seen: Sequence[int] | None = None, first: int = 0
     ) -> Tensor:
         """Rows from `first` on, which look back on so many keys each, 200 by default."""
         query = self._query[first : first + shape.rows]
         return kernel(query, self._layer, self._batch(kernel, shape, seen, first), 0.1)
 
     def _batch(
-        self,
-        kernel: Kernel,
-        shape: ForwardShape,
-        seen: Sequence[int] | None = None,
-        first: int = 0,
+        self, kernel: Kernel, shape: ForwardShape, seen: Sequence[int] | None = None, first: int = 0
     ) -> PagedTokens:
-        fields, rows = Fields.of(shape), range(shape.rows)
+        rows = range(shape.rows)
         own = [(_NUM_PAGES - 1) * BLOCK_SIZE + first + row for row in rows]
         pages = [page % (_NUM_PAGES - 1) for page in range(shape.width // BLOCK_SIZE)]
         parts: Sequence[Sequence[int]] = (
-            [0] * fields.tokens,
-            seen or [_SEEN] * fields.positions,
+            [0] * shape.rows,
+            seen or [_SEEN] * shape.rows,
             own,
             rows,
             rows,
             rows,
             pages * shape.segments,
-            [0] * fields.path_starts,
+            [0] * shape.segments,
         )
         values = torch.tensor([value for part in parts for value in part])
         layout = self._layout

@@ -2,7 +2,7 @@
 
 Weights and modelling code are transformers' own; the cache and the attention over it are ours.
 Every row has its own length: keys sit at the slots of their positions, and a row sees its own
-slots only. Knows nothing of tokens' meaning: when a row ends is the caller's business.
+slots only. When a conversation ends is decided by the caller.
 """
 
 from collections.abc import Sequence
@@ -84,8 +84,8 @@ class BatchCache:
             return result
         grouped = query.view(num_rows, keys.shape[1], -1, dim)
         scores = torch.matmul(grouped, keys.transpose(-1, -2)).float().mul_(scale)
-        law = torch.softmax(scores + self._mask, -1).to(values.dtype)
-        return torch.matmul(law, values).view(num_rows, num_heads, 1, dim)
+        probs = torch.softmax(scores + self._mask, -1).to(values.dtype)
+        return torch.matmul(probs, values).view(num_rows, num_heads, 1, dim)
 
 
 def _attend_fused(query: Tensor, kv: tuple[Tensor, Tensor], mask: Tensor, scale: float) -> Tensor:
@@ -104,7 +104,7 @@ class BatchModel:
     """A causal model that continues B conversations, a token of each per step."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Takes the model over; ModelError where it has no language-model head."""
+        """Take the model over; ModelError where it has no language-model head."""
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ModelError(f"{type(model).__name__} has no language-model head")

@@ -1,8 +1,8 @@
 """A model's forward in a few fixed shapes, captured where the device can: one transfer a round.
 
 Everything between the integers that go in and the tokens that come out happens on the device:
-positions, masks, attention over the pool's pages, the head, and the draw of every row whose law
-fits. Knows no sessions, trees or verdicts.
+positions, masks, attention over the pool's pages, the head, and the draw of tokens where
+logits and a temperature give the distribution.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,11 +117,7 @@ class BucketedForward:
         return hidden[: packed.num_rows], tokens[: len(draws)]
 
     def _body(
-        self,
-        pool: KvPool,
-        shape: ForwardShape,
-        values: Tensor,
-        noise: tuple[Tensor, Tensor] | None,
+        self, pool: KvPool, shape: ForwardShape, values: Tensor, noise: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         model = self._model
         attention = PagedAttention(model.group, model.layout.dtype, pool.scratch.stop, model.kernel)

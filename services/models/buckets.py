@@ -1,6 +1,6 @@
 """Shapes that forwards of a device come in, and a forward as one vector of integers of a shape.
 
-A captured forward has fixed shapes, so what is asked for is padded to the next of a few sizes.
+A captured forward has fixed shapes, so a forward is padded to the next of a few sizes.
 Padding changes nothing: a padded token repeats the first one, a padded key is masked. Tokens that
 attend to the same keys make a group: one for the pending tokens and the first path of each
 session's tree, with everything that hangs beside it, and one for each branch whose ancestors are
@@ -70,6 +70,20 @@ class ForwardShape:
     path: int
     draws: int
 
+    def sizes(self) -> list[int]:
+        """Return the sizes of a vector's parts: tokens, positions, slots, order, places, rows of
+        the places, pages, path starts, paths, and the places of drawn tokens."""
+        pages = self.segments * (self.width // BLOCK_SIZE)
+        places = self.segments * self.segment_size
+        return [
+            *[self.rows] * 5,
+            places,
+            pages,
+            self.segments,
+            self.segments * self.path,
+            self.draws,
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
@@ -82,14 +96,14 @@ class Buckets:
     paths: tuple[int, ...] = (0, 16, 64, 128)
 
     def shape(self, asked: ForwardShape) -> ForwardShape:
-        """The smallest shape that holds what is asked for. `CapacityError` where none does."""
+        """Return the smallest shape that holds another. Raises `CapacityError` where none does."""
         return ForwardShape(
-            rows=fit(asked.rows, self.rows, what="rows of one forward"),
-            segments=fit(asked.segments, self.segments, what="groups of rows"),
-            segment_size=fit(asked.segment_size, self.segment_size, what="rows of one group"),
-            width=fit(asked.width, self.widths, what="keys to look back on"),
+            rows=fit(asked.rows, self.rows, what="tokens of one forward"),
+            segments=fit(asked.segments, self.segments, what="segments"),
+            segment_size=fit(asked.segment_size, self.segment_size, what="tokens of one segment"),
+            width=fit(asked.width, self.widths, what="keys to attend to"),
             path=fit(asked.path, self.paths, what="nodes above a node"),
-            draws=fit(asked.draws, (0, *self.rows), what="rows to draw from"),
+            draws=fit(asked.draws, (0, *self.rows), what="tokens to draw behind"),
         )
 
 
@@ -104,39 +118,6 @@ class PagedSegment:
     pages: Sequence[int]
     path_start: int
     path: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """Sizes of the parts of the vector, in their order; see `split` in `paged.py`."""
-
-    tokens: int
-    positions: int
-    slots: int
-    order: int
-    places: int
-    rows: int
-    pages: int
-    path_starts: int
-    paths: int
-    wanted: int
-
-    @classmethod
-    def of(cls, shape: ForwardShape) -> "Fields":
-        """The sizes that a shape has."""
-        rows, segments = shape.rows, shape.segments
-        return cls(
-            tokens=rows,
-            positions=rows,
-            slots=rows,
-            order=rows,
-            places=rows,
-            rows=segments * shape.segment_size,
-            pages=segments * (shape.width // BLOCK_SIZE),
-            path_starts=segments,
-            paths=segments * shape.path,
-            wanted=shape.draws,
-        )
 
 
 @dataclass(frozen=True, slots=True)

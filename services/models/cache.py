@@ -1,4 +1,4 @@
-"""Keys and values of one session: a table of pages. Knows positions and slots, not tokens or trees.
+"""Keys and values of one session: a table of pages.
 
 Slots are those of the pool's buffers; position i of the session sits at slot i % 128 of its page
 i // 128. A page that others use as well is copied before anything in it changes.
@@ -37,7 +37,7 @@ class KvCache:
 
     @classmethod
     def over(cls, pool: KvPool, pages: Sequence[int], *, limit: int, count: int) -> "KvCache":
-        """A table of pages whose users somebody else counts."""
+        """Return a cache over pages whose users the caller counts."""
         cache = cls(pool, limit=limit, count=count)
         cache.pages += pages
         cache._measure()
@@ -83,7 +83,7 @@ class KvCache:
                 self._measure()
 
     def slot(self, position: int) -> int:
-        """Where a position is in the pool's buffers."""
+        """Return where a position is in the pool's buffers."""
         return self.pages[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
 
     def base(self, width: int) -> int | None:

@@ -1,7 +1,7 @@
 """A causal language model over our own cache: many sessions, trees of rows.
 
 The forward is native code where there are kernels for model and processor (`native/`), else torch
-(`torch_decoder.py`), in fixed shapes on CUDA (`bucketed.py`). Knows no sessions or laws.
+(`torch_decoder.py`), in fixed shapes on CUDA (`bucketed.py`).
 """
 
 import logging
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.core.options import MAX_NODES
+from slipstream.models.architecture import outline_of
 from slipstream.models.batched_tokens import Draw, Drawn, Part
 from slipstream.models.cache import KvCache
 from slipstream.models.invariance import Numerics, RowRule
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NoLibrary, NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.outline import outline_of
 from slipstream.models.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.ranks import ALONE, Ranks
 from slipstream.models.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
@@ -57,14 +57,14 @@ class CausalModel:
         ranks: Ranks = ALONE,
         engine: Engine | None = None,
     ) -> None:
-        """Takes the model over: its modules are swapped in place. All `ranks` do so together.
+        """Take the model over: its modules are swapped in place. All `ranks` do so together.
 
         `engine` None is the fastest that there is; a source of weights has native code only.
         Raises `ModelError` for one that can't be used, and when the architecture has parts that
         this cache can't serve.
         """
         self.numerics = numerics
-        at = outline_of(model, ranks)
+        at = model.outline() if isinstance(model, WeightSource) else outline_of(model, ranks)
         self.layout, self.embedding = at.layout, at.embedding
         self.hidden_size, self._mlp_size = at.hidden_size, at.mlp_size
         self.vocab_size, self.context_length = at.vocab_size, at.context_length
@@ -77,12 +77,12 @@ class CausalModel:
 
     @property
     def is_native(self) -> bool:
-        """Whether native code computes; else it is torch."""
+        """Return whether native code computes; else it is torch."""
         return isinstance(self._decoder, NativeDecoder)
 
     @property
     def engine(self) -> str:
-        """What computes: torch, shaped, or native with the name of its kernels."""
+        """Return what computes: torch, shaped, or native with the name of its kernels."""
         if isinstance(self._decoder, NativeDecoder):
             return f"native {self._decoder.kernels}"
         return "torch" if self._shaped is None else "shaped"
@@ -99,7 +99,7 @@ class CausalModel:
 
     @property
     def has_shapes(self) -> bool:
-        """Whether forwards over an engine's pool come in fixed shapes."""
+        """Return whether forwards over an engine's pool come in fixed shapes."""
         return self._shaped is not None
 
     def workspace_bytes(self, num_rows: int) -> int:
@@ -145,7 +145,7 @@ class CausalModel:
         """Final hidden states [rows, d] part by part, pending tokens before nodes, and the rows'
         slots by part.
 
-        The parts' caches are different ones of one pool. Nothing becomes final: the caller tells
+        The parts' caches are different ones of one pool. Nothing becomes final: the caller sets
         each cache which slots to `keep`. Raises `ModelError` for a position past the context,
         `CapacityError` for rows that find no room.
         """

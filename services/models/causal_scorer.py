@@ -45,11 +45,9 @@ class CausalScorer:
         self.layout: KvLayout = model.layout
 
     def pool(self, num_pages: int) -> KvPool:
-        """See `Scorer.pool`."""
         return self._model.pool(num_pages)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> CausalState:
-        """See `Scorer.open`."""
         if pool is None:
             pool = self.pool(round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE)
         cache = KvCache(pool, limit=capacity)
@@ -57,11 +55,9 @@ class CausalScorer:
         return CausalState(cache)
 
     def num_same(self, state: CausalState, tokens: Sequence[int]) -> int:
-        """See `Scorer.num_same`."""
         return common_prefix(state.tokens, tokens)
 
     def check(self, ask: Ask) -> None:
-        """See `Scorer.check`."""
         state: CausalState = ask.state
         end = len(ask.tokens)
         if isinstance(ask, Grow):
@@ -90,11 +86,9 @@ class CausalScorer:
         return Scores(logits.float(), hidden.float())
 
     def num_bytes(self, state: CausalState) -> int:
-        """See `Scorer.num_bytes`."""
         return state.cache.num_bytes
 
     def close(self, state: CausalState) -> None:
-        """See `Scorer.close`."""
         state.cache.close()
 
     def _known(self, part: Part) -> Part:
@@ -126,7 +120,7 @@ def _part(ask: Ask) -> Part:
 def _synced(ask: Sync) -> Part:
     state: CausalState = ask.state
     same = common_prefix(state.tokens, ask.tokens)
-    # The last token is processed again, if need be: its row is what is asked for.
+    # The last token is processed again, if need be: its scores are wanted.
     state.cache.truncate(min(same, len(ask.tokens) - 1))
     state.tokens = list(ask.tokens)
     state.num_synced = len(ask.tokens)

@@ -71,7 +71,7 @@ class Confidence(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """What is known of B chains after a token was appended: [B] float64 each.
+    """Numbers of B chains after a token was appended: [B] float64 each.
 
     `scores` are nan without a decision model; `probs` are those that the token is kept,
     `path_probs` that its whole path is.
@@ -99,7 +99,7 @@ def should_stop(rules: Rules, signals: Signals, *, depth: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainSlot:
+class ChainScores:
     """One slot of B chains."""
 
     tokens: Tensor
@@ -127,7 +127,7 @@ class ChainEnds:
         self._limits, self._ends = limits, ends
         self._rules, self._confidence = rules, confidence
 
-    def count(self, slot: ChainSlot, depth: int) -> None:
+    def count(self, slot: ChainScores, depth: int) -> None:
         """Count the tokens at `depth`, which is kept in every chain that still goes on."""
         known = self._confidence.probability(slot.top_probs)
         probs = torch.where(slot.scores.isnan(), known, slot.scores)

@@ -1,4 +1,4 @@
-"""Which thread of a process computes, on which cores. Knows torch's thread pools, no engines."""
+"""The thread of a process that computes, and the cores of its pools."""
 
 import os
 import threading
@@ -33,7 +33,7 @@ class Cores:
 
 
 def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: Cores) -> T:
-    """What `load` makes, on the thread where `call` runs it, which is the one to compute.
+    """Return what `load` makes, on the thread where `call` runs it, which is the one to compute.
 
     Every thread that computes in parallel gets a pool of its own. With more pool threads than
     cores OpenMP stops spinning, and a round of a small model takes 1.5 times as long. So one

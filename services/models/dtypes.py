@@ -33,7 +33,7 @@ _COPIES = 4
 _CLEARLY = 1.1
 """How much faster float32 must be for twice the memory."""
 _SLOW = 1.5
-"""How many times slower in torch a dtype that was asked for may be before a warning says so. Native
+"""How many times slower in torch a configured dtype may be before a warning is logged. Native
 code multiplies either of `_CANDIDATES` as fast as memory allows."""
 
 

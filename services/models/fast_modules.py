@@ -18,6 +18,7 @@ from slipstream.models.batched_tokens import BatchedTokens
 from slipstream.models.linears import Linears
 from slipstream.models.paged import PagedTokens
 from slipstream.models.pool import KvPool
+from slipstream.models.rope import RotaryFactors
 
 Tables = tuple[Tensor, Tensor]
 
@@ -76,20 +77,16 @@ class FastMlp(nn.Module):
 
 
 class RotaryTables:
-    """Rotary tables of the running forward in the form we want, made once for all layers."""
+    """Rotary factors of the running forward, made once for all layers."""
 
     def __init__(self) -> None:
-        self._source: Tables | None = None
-        self._tables: Tables | None = None
+        self._made: tuple[Tables, RotaryFactors] | None = None
 
-    def tables(self, source: Tables) -> Tables:
-        """cos and signed sin, each [rows, 1, d], for transformers' pair of [1, rows, d]."""
-        if self._source is not source or self._tables is None:
-            cos, sin = (table[0].unsqueeze(1) for table in source)
-            half = sin.shape[-1] // 2
-            signed = torch.cat((sin[..., :half].neg(), sin[..., half:]), -1)
-            self._source, self._tables = source, (cos, signed)
-        return self._tables
+    def factors(self, source: Tables) -> RotaryFactors:
+        """Return the factors of transformers' pair of cos and sin, [1, rows, d] each."""
+        if self._made is None or self._made[0] is not source:
+            self._made = source, RotaryFactors.of(source[0][0], source[1][0])
+        return self._made[1]
 
 
 class FastAttention(nn.Module):
@@ -116,20 +113,18 @@ class FastAttention(nn.Module):
     ) -> Tensor:
         """Attention of [rows, width]; the rows' keys and values go into the cache."""
         heads = self._qkv(x).view(len(rows), -1, self._dim)
-        self._rotate(heads[:, : self._num_rotated], self._rotation.tables(tables))
+        self._rotate(heads[:, : self._num_rotated], self._rotation.factors(tables))
         query, fresh = heads[:, : self._num_heads], heads[:, self._num_heads :]
         layer = pool.layer(self.layer_idx)
         write(layer, fresh, rows)
         return self._out(attend(query, fresh, layer, rows, self._scale))
 
-    def _rotate(self, heads: Tensor, tables: Tables) -> None:
+    def _rotate(self, heads: Tensor, factors: RotaryFactors) -> None:
         if self._norms:
             query, key = heads[:, : self._num_heads], heads[:, self._num_heads :]
             query.copy_(self._norms[0](query))
             key.copy_(self._norms[1](key))
-        cos, sin = tables
-        turned = heads.roll(self._dim // 2, -1)
-        torch.addcmul(heads * cos, turned, sin, out=heads)
+        factors.rotate_(heads)
 
     def forward(
         self,

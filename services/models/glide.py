@@ -4,8 +4,6 @@ GliDe with a CaPE (ICML 2024), section 4.1, with three departures: each draft la
 configured list of target layers, one cross-attention sublayer each; the query is rotated with
 the target's own rotary parameters; and a pre-norm stands on the query path, because each
 query projection starts from the target layer it reads, which was trained behind such a norm.
-
-Knows nothing of embeddings, heads, losses or caches: embeddings in, final-normed states out.
 """
 
 from collections.abc import Sequence

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from slipstream.core.candidates import top_by_key
 from slipstream.core.draws import perturbed
-from slipstream.models.chain_stop import ChainEnds, ChainSlot, Confidence, Rules
+from slipstream.models.chain_stop import ChainEnds, ChainScores, Confidence, Rules
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, device_stats
-from slipstream.models.glide_packed import GlideParts, RotaryFactors
+from slipstream.models.glide_packed import GlideParts
 from slipstream.models.paged import additive, attend_each, gather, page_slots
 from slipstream.models.pool import BLOCK_SIZE, KvPool
+from slipstream.models.rope import RotaryFactors
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""
@@ -92,11 +93,9 @@ class DenseAttention:
 
     @property
     def num_kept(self) -> int:
-        """See `DraftAttention`."""
         return self.columns.numel() if self.kept is None else len(self.kept)
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """See `DraftAttention`."""
         fresh = torch.cat([keys, values])
         dense, (num, count) = self.own[index], self.columns.shape
         by_session = fresh.view(len(fresh), num, count, -1).transpose(0, 1)
@@ -107,11 +106,9 @@ class DenseAttention:
             pool.layer(index).index_copy_(1, slots, fresh)
 
     def attend_own(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
         return attend_each(query, self.own[index].chunk(2, 1), self.own_mask)
 
     def attend_target(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
         seen = attend_each(query, self.others[index].chunk(2, 1), self.others_mask)
         return torch.where(self.reading, seen, 0.0)
 
@@ -233,7 +230,7 @@ class ChainBody:
             kept=at.kept,
         )
 
-    def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainSlot:
+    def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:
         """Return the slot behind states [B, d]."""
         shape, model = self._shape, self._model
         logits = model.parts.head(hidden).float()
@@ -248,10 +245,10 @@ class ChainBody:
         scores = torch.full_like(heat, float("nan"))
         if shape.is_scored and model.score is not None:
             stats = device_stats(tops, entropies, given.lags + (depth - 1))
-            chances = model.score(hidden, stats).double()
-            own = torch.where(heat == 0, chances[:, GREEDY], chances[:, SAMPLED])
+            probs = model.score(hidden, stats).double()
+            own = torch.where(heat == 0, probs[:, GREEDY], probs[:, SAMPLED])
             scores = torch.where(given.asks_score > 0, own, scores)
-        return ChainSlot(
+        return ChainScores(
             tokens=model.vocab[columns],
             probs=log_probs.gather(1, columns).exp(),
             entropies=entropies.double(),

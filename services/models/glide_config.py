@@ -1,7 +1,4 @@
-"""What a set of GliDe weights is: shapes, the target it belongs to, the lag it was trained for.
-
-Knows nothing of tensors; reads and writes one JSON file.
-"""
+"""What a set of GliDe weights is: shapes, the target it belongs to, the lag it was trained for."""
 
 import json
 import os

@@ -2,7 +2,7 @@
 
 Such a draft is a short model of its target's own kind (the "vanilla" draft of GliDe with a CaPE,
 figure 4), with the target's embeddings and whole head. Refuses drafts that read the target: no
-other system has such a layer. Knows nothing of training.
+other system has such a layer.
 """
 
 import copy
@@ -120,7 +120,7 @@ def _tensors(model: GlideModel, parts: TargetParts) -> dict[str, Tensor]:
 def _compare(model: GlideModel, loaded: LoadedParts, folder: Path) -> None:
     """ModelMismatch unless transformers computes of the checkpoint what we do of the draft.
 
-    Names alone do not tell: other kinds of model scale embeddings, residuals or scores.
+    Names alone prove nothing: other kinds of model scale embeddings, residuals or scores.
     """
     parts = loaded.parts
     written = load_target_parts(str(folder), dtype="float32").model

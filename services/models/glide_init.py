@@ -1,7 +1,4 @@
-"""A GliDe draft that starts from its target: shapes, weights, trimmed vocabulary.
-
-Knows nothing of training; reads a plain transformers causal LM with Llama-like layers.
-"""
+"""A GliDe draft that starts from its target, a transformers causal LM with Llama-like layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

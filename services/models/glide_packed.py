@@ -16,22 +16,10 @@ from slipstream.models.glide import GlideCrossAttention, GlideLayer, RmsNorm
 from slipstream.models.linears import DraftLinear
 from slipstream.models.paged import attend_each
 from slipstream.models.pool import KvPool
+from slipstream.models.rope import RotaryFactors
 
 Slots = slice | Tensor
 """Places in a pool's buffers: neighbours, or [n] int64."""
-
-
-@dataclass(frozen=True, slots=True)
-class RotaryFactors:
-    """cos of R tokens [R, 1, rotary_dim], and sin with its first half negated, so that rotating is
-    two products and a roll."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def at(self, chosen: Slots | None) -> "RotaryFactors":
-        """Return the factors of some tokens; None is all."""
-        return self if chosen is None else RotaryFactors(self.cos[chosen], self.sin[chosen])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +59,7 @@ class DraftAttention(Protocol):
 
     @property
     def reads_target(self) -> bool:
-        """Whether any of them reads the target."""
+        """Return whether any of them reads the target."""
         ...
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
@@ -99,16 +87,13 @@ class PooledAttention:
 
     @property
     def num_kept(self) -> int:
-        """See `DraftAttention`."""
         return sum(part.num_kept for part in self.parts)
 
     @property
     def reads_target(self) -> bool:
-        """See `DraftAttention`."""
         return any(part.target_kv for part in self.parts)
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """See `DraftAttention`."""
         buffer, own, at = self.pool.layer(index), keys.size(0), 0
         for part in self.parts:
             end = at + part.count
@@ -117,7 +102,6 @@ class PooledAttention:
             at = end
 
     def attend_own(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
         buffer = self.pool.layer(index)
 
         def attend(part: DraftTokens, own: Tensor) -> Tensor:
@@ -127,7 +111,6 @@ class PooledAttention:
         return self._by_session(query, attend)
 
     def attend_target(self, index: int, query: Tensor) -> Tensor:
-        """See `DraftAttention`."""
 
         def attend(part: DraftTokens, own: Tensor) -> Tensor:
             if not part.target_kv:
@@ -187,7 +170,7 @@ class PackedCross:
         if self._query_norm is not None:
             query = self._query_norm(query)
         # The output has no bias, so that nothing is added where nothing is read.
-        return self._out(keys.attend_target(index, rotate_heads(query, at)))
+        return self._out(keys.attend_target(index, at.rotate(query)))
 
 
 class PackedLayer:
@@ -230,7 +213,7 @@ class PackedLayer:
         if self._query_norm is not None and self._key_norm is not None:
             query = self._query_norm(query_key[:, :heads])
             query_key = torch.cat((query, self._key_norm(query_key[:, heads:])), dim=1)
-        query_key = rotate_heads(query_key, attention.rotation)
+        query_key = attention.rotation.rotate(query_key)
         keys, values = query_key[:, heads:].transpose(0, 1), qkv[:, heads + own :].transpose(0, 1)
         attention.store(index, keys, values)
         return query_key[:, :heads]
@@ -245,14 +228,6 @@ class GlideParts:
     norm: PackedNorm
     head: DraftLinear
     rotation: RotaryFactors
-
-
-def rotate_heads(x: Tensor, rotation: RotaryFactors) -> Tensor:
-    """Return x [R, heads, head_dim] rotated; dimensions beyond rotary_dim pass unchanged."""
-    width = rotation.cos.shape[-1]
-    part = x if width == x.shape[-1] else x[..., :width]
-    turned = torch.addcmul(part * rotation.cos, part.roll(width // 2, -1), rotation.sin)
-    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
 
 
 def _packed(linears: Sequence[torch.nn.Linear], dtype: torch.dtype) -> DraftLinear:

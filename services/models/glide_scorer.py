@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.sequence import common_prefix
 from slipstream.models.cache import KvCache
 from slipstream.models.glide import GlideModel
 from slipstream.models.glide_packed import GlideParts
-from slipstream.models.glide_state import GlideState, SessionStep, check_ask, num_same
+from slipstream.models.glide_state import GlideState, SessionStep, check_ask
 from slipstream.models.glide_torch import TorchGlide
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
@@ -57,7 +58,7 @@ class GlideScorer:
 
     @property
     def engine(self) -> str:
-        """What computes: torch, or native with the name of its kernels."""
+        """Return what computes: torch, or native with the name of its kernels."""
         return self._pass.engine
 
     @property
@@ -66,17 +67,15 @@ class GlideScorer:
         return self._pass.weight_bytes
 
     def workspace_bytes(self, num_rows: int) -> int:
-        """Bytes that a pass of so many rows needs besides, at most: states, scores and laws."""
+        """Bytes that a pass of so many rows needs besides, at most: states and scores."""
         at = self.config
         width = 6 * at.hidden_size + 3 * at.intermediate_size
         return num_rows * 4 * (width + 4 * len(self.vocab))
 
     def pool(self, num_pages: int) -> KvPool:
-        """See `Scorer.pool`."""
         return KvPool(self.layout, num_pages, scratch_rows=0)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
-        """See `Scorer.open`."""
         if capacity < 1:
             raise InvalidRequest(f"capacity is {capacity}, it must be at least 1")
         if pool is None:
@@ -89,16 +88,14 @@ class GlideScorer:
         return GlideState(cache, capacity)
 
     def parts(self, length: int) -> GlideParts:
-        """What torch computes scores with, for positions below `length`."""
+        """Return what torch computes scores with, for positions below `length`."""
         assert isinstance(self._pass, TorchGlide), "native code has no such parts"
         return self._pass.parts(length)
 
     def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
-        """See `Scorer.num_same`."""
-        return num_same(state.tokens, tokens)
+        return common_prefix(state.tokens, list(tokens))
 
     def check(self, ask: Ask) -> None:
-        """See `Scorer.check`."""
         check_ask(ask)
         if isinstance(ask, Sync) and ask.view is not None and ask.view.count:
             wanted, seen = self.config.target_layers, ask.view.layers

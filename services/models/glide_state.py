@@ -1,5 +1,4 @@
-"""One session of a GliDe draft: what it holds, what can be asked of it, what a pass does for it. No
-arithmetic."""
+"""One session of a GliDe draft: what it holds, and what a pass does for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.sequence import common_prefix
 from slipstream.models.cache import KvCache
 from slipstream.models.scorer import Ask, Grow, check_nodes
 
@@ -30,8 +30,9 @@ class GlideState:
     def begin(self, tokens: Sequence[int]) -> int:
         """Hold `tokens` without a tree; how many of them are computed already, all but the last
         at most."""
-        start = min(num_same(self.tokens, tokens), len(tokens) - 1)
-        self.tokens = list(tokens)
+        tokens = list(tokens)
+        start = min(common_prefix(self.tokens, tokens), len(tokens) - 1)
+        self.tokens = tokens
         self.parents, self.depths, self.is_chain = [], [], True
         return start
 
@@ -60,7 +61,7 @@ class SessionStep:
 
     @property
     def first_node(self) -> int:
-        """Which node of the tree the first token is; below 0 for tokens of the prefix."""
+        """Return which node of the tree the first token is; below 0 for tokens of the prefix."""
         return self.start - len(self.state.tokens)
 
     @property
@@ -70,16 +71,8 @@ class SessionStep:
         return pairs[0][0].shape[2] if pairs else 0
 
 
-def num_same(old: Sequence[int], new: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    size = min(len(old), len(new))
-    if list(old[:size]) == list(new[:size]):
-        return size
-    return next(index for index in range(size) if old[index] != new[index])
-
-
 def check_ask(ask: Ask) -> None:
-    """Raises `InvalidRequest` or `CapacityError` for an ask that can't be."""
+    """Raise `InvalidRequest` or `CapacityError` for a request that can't be served."""
     state: GlideState = ask.state
     needed = len(ask.tokens)
     if isinstance(ask, Grow):

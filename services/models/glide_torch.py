@@ -15,12 +15,12 @@ from slipstream.models.glide_packed import (
     PackedLayer,
     PackedNorm,
     PooledAttention,
-    RotaryFactors,
     Slots,
 )
 from slipstream.models.glide_state import GlideState, SessionStep
 from slipstream.models.linears import DraftLinear
 from slipstream.models.pool import KvLayout
+from slipstream.models.rope import RotaryFactors
 from slipstream.models.scorer import Scores
 from slipstream.models.target_parts import TargetParts, rotary_tables
 
@@ -127,11 +127,7 @@ class TorchGlide:
         return torch.tensor(list(_kept_rows(parts)), device=self._embeddings.device)
 
     def _tables(self, length: int) -> RotaryFactors:
-        cos, sin = rotary_tables(self._target, length, dtype=self._dtype)
-        half = sin.shape[-1] // 2
-        return RotaryFactors(
-            cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)[:, None]
-        )
+        return RotaryFactors.of(*rotary_tables(self._target, length, dtype=self._dtype))
 
     def _rotation(self, steps: Sequence[SessionStep], first: DraftTokens) -> RotaryFactors:
         """Return the rotary factors of all tokens."""

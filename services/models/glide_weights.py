@@ -15,12 +15,7 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.glide import GlideModel
-from slipstream.models.glide_config import (
-    WEIGHTS_NAME,
-    GlideConfig,
-    read_config,
-    write_config,
-)
+from slipstream.models.glide_config import WEIGHTS_NAME, GlideConfig, read_config, write_config
 from slipstream.models.glide_scorer import GlideScorer
 from slipstream.models.target_parts import TargetParts, target_parts
 

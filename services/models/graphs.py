@@ -2,7 +2,7 @@
 
 A body is a function of tensors that looks at no value on the host. On CUDA each key's body is
 captured as one graph, so that replaying it costs one launch; elsewhere it is called as it is.
-Static inputs and outputs are the same in both. Knows nothing of what a body computes.
+Static inputs and outputs are the same in both.
 """
 
 from collections import OrderedDict

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.core.errors import ModelError
 from slipstream.models.invariance import ANY_ROWS, RowRule, cancelling, probe_rows, tiled
 from slipstream.models.machine import best_seconds, this_machine
 from slipstream.models.operators import (
@@ -16,7 +17,9 @@ from slipstream.models.operators import (
     pack_weight,
     packed_linear,
 )
-from slipstream.models.shards import join_of
+
+Join = Callable[[Tensor], Tensor]
+"""Makes a layer's output of the products of all ranks."""
 
 
 class PackedLinear:
@@ -65,7 +68,7 @@ class Linears:
 
         Of a layer that is split among ranks, each multiplies its part, and all have the output.
         """
-        own, join = self._own(linears), join_of(linears)
+        own, join = self._own(linears), _join_of(linears)
         return own if join is None else lambda x: join(own(x))
 
     def _own(self, linears: Sequence[Any]) -> Callable[[Tensor], Tensor]:
@@ -81,8 +84,16 @@ class Linears:
         return lambda x: tiled(packed, x, self.rule)
 
 
+def _join_of(linears: Sequence[Any]) -> Join | None:
+    """Return what makes whole outputs of the parts' products; None where nothing is to be done."""
+    joins = [getattr(linear, "join", None) for linear in linears]
+    if len(joins) > 1 and any(joins):
+        raise ModelError("layers that read the same input are split differently, so none can stack")
+    return joins[0]
+
+
 def _rule(weight: Tensor, bias: Tensor | None) -> RowRule:
-    """What was found of products of this form on this machine, or is now.
+    """Return what was found of products of this form on this machine, or is now.
 
     A bias may bring another kernel. One of zeros hides nothing of the order of additions.
     """

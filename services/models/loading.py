@@ -58,8 +58,7 @@ def load_model(
     num_ranks: int = 1,
 ) -> LoadedModel:
     """Load a model to serve, by alias, path or hub id: a source of weights for native code where
-    that computes it, without transformers; else as `load_target_parts` does, which says what is
-    raised."""
+    that computes it, without transformers; else as `load_target_parts` does, which lists errors."""
     choose_dtype(dtype, parse_device(device), native=has_kernels())
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
@@ -164,7 +163,7 @@ def _generation_eos(folder: Path) -> frozenset[int]:
 
 
 class Numbered(Protocol):
-    """What numbers its tokens in a known way; a hash of None is not compared."""
+    """Model with a known numbering of tokens; a hash of None is not compared."""
 
     @property
     def model_id(self) -> str:
@@ -172,9 +171,7 @@ class Numbered(Protocol):
         ...
 
     @property
-    def tokenizer_hash(self) -> str | None:
-        """See `LoadedModel.tokenizer_hash`."""
-        ...
+    def tokenizer_hash(self) -> str | None: ...
 
 
 def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
@@ -188,7 +185,7 @@ def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
 
 
 def parse_device(name: str) -> torch.device:
-    """Raises `InvalidRequest` for one that is not here."""
+    """Raise `InvalidRequest` for one that is not here."""
     if not _DEVICE.fullmatch(name):
         raise InvalidRequest(f"the device is {name!r}, but must be cpu, cuda or cuda:N")
     device = torch.device(name)
@@ -232,7 +229,7 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: 
 
 
 def check_ranks(path: Path, num_ranks: int) -> None:
-    """Raises `InvalidRequest` unless the model in a directory can be split so many ways."""
+    """Raise `InvalidRequest` unless the model in a directory can be split so many ways."""
     from slipstream.models.shards import require_split
 
     folder, gguf = find_sources(path)
@@ -280,7 +277,7 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
 
 
 def require_same_vocabulary(path: Path, num_ids: int, vocab_size: int) -> None:
-    """Raises `ModelMismatch` for a tokenizer with ids past the model's."""
+    """Raise `ModelMismatch` for a tokenizer with ids past the model's."""
     if not 0 < num_ids <= vocab_size:
         raise ModelMismatch(
             f"the tokenizer in {path} goes up to id {num_ids - 1}, "

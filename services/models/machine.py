@@ -24,15 +24,15 @@ from slipstream.core.timing import Clock
 
 _LOG = logging.getLogger("slipstream.models")
 _CPUINFO = Path("/proc/cpuinfo")
-_TOLD = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
-"""Lines of /proc/cpuinfo that tell one kind of processor from another, on x86-64 and ARM."""
+_CPU_FIELDS = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
+"""Lines of /proc/cpuinfo that differ between kinds of processors, on x86-64 and ARM."""
 
 
 class Measurements:
     """Values by name, JSON all of them, in one file; in memory alone where `path` is None."""
 
     def __init__(self, path: Path | None, machine: Mapping[str, Any] | None = None) -> None:
-        """`machine` is what the file says it is of, for people to read."""
+        """`machine` describes the file's contents to its readers."""
         self._path = path
         self._machine = dict(machine or {})
         self._values = self._read()
@@ -100,14 +100,16 @@ def _measurements(num_threads: int) -> Measurements:
 
 @cache
 def _processor() -> str:
-    """The processor's name, and on the following lines what else tells it from others."""
+    """The processor's name, and on the following lines what else distinguishes it."""
     try:
         first = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return f"{platform.processor() or platform.machine()}"
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
-    name = told.get("model name", platform.machine())
-    return "\n".join([name, *(told[key] for key in _TOLD if key in told)])
+    found = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)
+    }
+    name = found.get("model name", platform.machine())
+    return "\n".join([name, *(found[key] for key in _CPU_FIELDS if key in found)])
 
 
 _PASSES = 6

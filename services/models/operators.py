@@ -1,6 +1,6 @@
 """Which of torch's private CPU operators this build and this processor have, found by trying them.
 
-Whether an operator exists says nothing: oneDNN's packed product of bfloat16, for one, is there on
+That an operator exists proves nothing: oneDNN's packed product of bfloat16, for one, is there on
 every x86-64 build and raises where the processor lacks AVX-512. So each is run once on a small
 input and compared with torch's public operator; where it fails, callers use the public one.
 """

@@ -7,7 +7,6 @@ in whatever tree, slot or company it is computed: the columns between are whole 
 No value is read on the host.
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.models.buckets import Fields, ForwardShape
+from slipstream.models.buckets import ForwardShape
 from slipstream.models.pool import BLOCK_SIZE, round_up
 
 _OWN_BLOCK = 16
@@ -80,8 +79,7 @@ class PagedAttention:
 
 def unpack(values: Tensor, shape: ForwardShape, attention: PagedAttention) -> PagedForward:
     """Return the forward that `buckets.pack` made of its parts. `values` int64, on the device."""
-    fields = Fields.of(shape)
-    parts = values.split(list(dataclasses.astuple(fields)))
+    parts = values.split(shape.sizes())
     tokens, positions, slots, order, places, rows, pages, starts, paths, wanted = parts
     num = shape.segments
     keys = _columns(pages.view(num, -1), starts, paths.view(num, -1))

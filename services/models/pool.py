@@ -132,7 +132,7 @@ class KvPool:
     """Pages of `BLOCK_SIZE` slots in buffers [2 * kv_heads, slots, head_dim], one a layer.
 
     A page may have several users; who wants to write to one needs it alone. Behind the pages lie
-    scratch slots for the rows of one forward that become nobody's, or not in place. Memory is
+    scratch slots for tokens of one forward that are not kept, or not in place. Memory is
     reserved at once, but pages are cleared when they are first handed out: what is masked must be
     a finite number, and an untouched page of a CPU costs nothing.
     """
@@ -158,7 +158,7 @@ class KvPool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody uses."""
+        """Pages without a user."""
         return len(self._free)
 
     @property
@@ -168,7 +168,7 @@ class KvPool:
 
     @property
     def num_used_bytes(self) -> int:
-        """Bytes of the pages in use. Any thread may ask."""
+        """Bytes of the pages in use, for any thread."""
         return (self.num_pages - self.num_free) * self.layout.bytes_per_page
 
     def layer(self, index: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The processes that share one model, as one of them sees it: sums, parts side by side, agreement.
 
-Knows no models and no messages. Every collective call must be made by all ranks, in the same order.
+Every collective call must be made by all ranks, in the same order.
 """
 
 from dataclasses import dataclass

@@ -33,7 +33,7 @@ class ReferenceCheck:
     """Whether our forward of a model gives what transformers' does."""
 
     def __init__(self, model: "WeightSource | PreTrainedModel") -> None:
-        """Computes transformers' hidden states, before anything of the model is changed; not where
+        """Compute transformers' hidden states, before anything of the model is changed; not where
         an earlier start has compared the same weights."""
         self._mark = _mark(model)
         self._expected: Tensor | None = None

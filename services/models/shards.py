@@ -7,16 +7,15 @@ in other ways (experts, say) keeps transformers' module.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slipstream.core.errors import InvalidRequest, ModelError
+from slipstream.models.linears import Join
 from slipstream.models.ranks import Ranks
-
-Join = Callable[[Tensor], Tensor]
 
 _GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
 _KEYS = frozenset({"k_proj", "qkv_proj", "query_key_value"})
@@ -55,7 +54,7 @@ class ShardedEmbedding(nn.Module):
 
 
 def require_split(config: Any, num_ranks: int, *, name: str) -> None:
-    """Raises `InvalidRequest` where a model of this configuration can't be split so many ways."""
+    """Raise `InvalidRequest` where a model of this configuration can't be split so many ways."""
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
     split = {path.rpartition(".")[2] for path, style in plan.items() if style == "colwise"}
@@ -127,11 +126,3 @@ def _own(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, or the whole where it is not split."""
     own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return own.detach()
-
-
-def join_of(linears: Any) -> Join | None:
-    """What makes whole outputs of the parts' products; None where nothing is to be done."""
-    joins = [getattr(linear, "join", None) for linear in linears]
-    if len(joins) > 1 and any(joins):
-        raise ModelError("layers that read the same input are split differently, so none can stack")
-    return joins[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.models.architecture import EMBEDDING, HEAD
+from slipstream.models.architecture import EMBEDDING, HEAD, context_length
 from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.loading import (
     find_source,
@@ -27,7 +27,6 @@ from slipstream.models.loading import (
 )
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.outline import context_length
 from slipstream.models.store.gguf import quiet_transformers
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.safetensors_file import Safetensors
@@ -155,8 +154,8 @@ def load_parts(
         source = find_source(folder, gguf, dtype, device, has_layers=False)
         return _of_source(source, name, folder, gguf)
     torch_dtype = choose_dtype(dtype, parse_device(device))
-    if gguf is None and (found := _read(folder, torch_dtype, device)):
-        return found.named(name)
+    if gguf is None and (found := _read(folder, torch_dtype, device, name)):
+        return found
     loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
     parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
     length = context_length(loaded.model.config.get_text_config())
@@ -170,19 +169,8 @@ def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None)
     return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, at.context_length)
 
 
-@dataclass(frozen=True, slots=True)
-class _PartsInFiles:
-    parts: TargetParts
-    context_length: int
-
-    def named(self, name: str) -> LoadedParts:
-        tokenizer_hash = self.parts.tokenizer_hash
-        assert tokenizer_hash is not None
-        return LoadedParts(self.parts, short_name(name), tokenizer_hash, self.context_length)
-
-
-def _read(folder: Path, dtype: torch.dtype, device: str) -> _PartsInFiles | None:
-    """The parts by their names in the files; None where they are not plain tensors there."""
+def _read(folder: Path, dtype: torch.dtype, device: str, name: str) -> LoadedParts | None:
+    """Return the parts by their names in the files; None where they are not plain tensors there."""
     config = require_causal(folder)
     if getattr(config, "quantization_config", None) is not None:
         return None
@@ -201,7 +189,7 @@ def _read(folder: Path, dtype: torch.dtype, device: str) -> _PartsInFiles | None
     # Every number but the table sizes comes from the configuration: that of all the layers.
     skeleton.config = config
     parts = target_parts(skeleton, tokenizer_hash=tokenizer.vocab_hash)
-    return _PartsInFiles(parts, context_length(text))
+    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, context_length(text))
 
 
 def _ends(model: Any) -> tuple[nn.Module, nn.Module]:

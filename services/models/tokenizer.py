@@ -104,7 +104,7 @@ def keep(tokenizer: Any, folder: Path, gguf: Path | None) -> NumberedTokenizer:
     found = NumberedTokenizer.of(tokenizer)
     try:
         text = text_tokenizer(tokenizer)
-    except SlipstreamError:  # those who read texts say so
+    except SlipstreamError:  # readers of texts raise it
         return found
     parts = text.parts()
     kept = {
@@ -142,7 +142,7 @@ def _path(folder: Path, gguf: Path | None) -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files of a model directory that may say something about its tokenizer."""
+    """Yield the files of a model directory that its tokenizer may depend on."""
     found = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
     for path in sorted(found):
         if path.suffix in _SUFFIXES and not path.name.endswith(_INDEX) and path.is_file():

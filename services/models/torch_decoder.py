@@ -47,13 +47,13 @@ ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 class TorchDecoder:
     """The forward and the head of one model, on this rank.
 
-    `rule` says which numbers of rows are computed together, `weight_bytes` what its weights take.
+    `rule`: numbers of tokens that are computed together, `weight_bytes` what its weights take.
     """
 
     def __init__(
         self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks
     ) -> None:
-        """Takes the model over: its modules are swapped in place. All `ranks` do so together."""
+        """Take the model over: its modules are swapped in place. All `ranks` do so together."""
         is_invariant = numerics == "invariant"
         self.weight_bytes = own_bytes(model)
         if ranks.size > 1:

@@ -19,7 +19,7 @@ from slipstream.core.types import (
 )
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.causal import CausalModel
-from slipstream.models.chaining import GlideChains
+from slipstream.models.glide_chains import GlideChains
 from slipstream.models.graphs import Replay
 from slipstream.target.request import TargetRequest
 from slipstream.target.schedule import ScheduledRequest

@@ -13,9 +13,8 @@ from transformers import (
 )
 
 from slipstream.core.errors import ModelError
-from slipstream.models.architecture import HEAD, parse
+from slipstream.models.architecture import HEAD, context_length, parse
 from slipstream.models.native.library import NotNative
-from slipstream.models.outline import context_length
 
 SIZES = {
     "vocab_size": 48,

@@ -118,7 +118,7 @@ def test_too_many_rows_are_named():
     cache = model.open_in(model.pool(1))
     cache.reserve(9)
     buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
-    with pytest.raises(CapacityError, match="9 rows of one forward are needed"):
+    with pytest.raises(CapacityError, match="9 tokens of one forward are needed"):
         pack([Part(cache, tiny.tokens(9), EMPTY)], [], buckets)
 
 

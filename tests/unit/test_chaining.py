@@ -21,8 +21,8 @@ from slipstream.core.types import (
     Verification,
 )
 from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.models.chaining import Follow, GlideChains
 from slipstream.models.decision import DecisionModel
+from slipstream.models.glide_chains import ChainRequest, GlideChains
 from slipstream.models.graphs import Replay
 from slipstream.models.scorer import Grow, KvView, Sync
 
@@ -187,7 +187,7 @@ def test_a_tree_can_be_grown_behind_a_followed_prefix():
     for is_followed in (True, False):
         state = scorer.open(60)
         if is_followed:
-            ask = Follow(state, text, view, SamplingParams(), FixedStop(3), 3, 1)
+            ask = ChainRequest(state, text, view, SamplingParams(), FixedStop(3), 3, 1)
             chains.follow([ask])
         scorer.score([Sync(state, [*text, 9], view)])
         scores.append(scorer.score([Grow(state, [4], [-1])]).logits)
@@ -251,7 +251,7 @@ def test_a_captured_chain_never_waits_for_the_host():
     state = scorer.open(60)
     found = []
     for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
-        ask = Follow(state, text, None, sampling, FixedStop(3), 3, 4)
+        ask = ChainRequest(state, text, None, sampling, FixedStop(3), 3, 4)
         chains.follow([ask])  # reads the text
         found.append(chains.follow([ask]))  # captures the shape of a text that was read
         assert chains.follow([ask]) == found[-1]

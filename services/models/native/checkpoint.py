@@ -32,7 +32,7 @@ class Checkpoint(WeightSource):
     """A directory with config.json and safetensors in the names of transformers."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, *, has_layers: bool = True) -> None:
-        """Checks that all is there; `has_layers` False leaves the layers out.
+        """Check that all is there; `has_layers` False leaves the layers out.
 
         Raises `NotNative` for a model of another form, `WeightsError` for files that are broken
         or not of the model's shape.
@@ -49,22 +49,18 @@ class Checkpoint(WeightSource):
         self.rotary = self.architecture.rotary()
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """See `WeightSource.shape`."""
         return self._files.shape(self._stored(name))
 
     def matrix(self, name: str) -> Weights:
-        """See `WeightSource.matrix`."""
         stored = self._files.tensor(self._stored(name))
         if stored.dtype == torch.bfloat16:  # which loses nothing in float32 either
             return Weights(BFLOAT16, stored)
         return exact(stored.to(self.dtype), None)
 
     def dense(self, name: str) -> Tensor:
-        """See `WeightSource.dense`."""
         return self._table if self._stored(name) == self._embedding else self._dense(name)
 
     def reference(self) -> "PreTrainedModel":
-        """See `WeightSource.reference`."""
         from transformers import AutoConfig
 
         from slipstream.models.reference import lent_model
@@ -75,14 +71,12 @@ class Checkpoint(WeightSource):
         return model
 
     def identity(self) -> str:
-        """See `WeightSource.identity`."""
         from slipstream.models.store.digests import weights_digest
 
         config = json.dumps(self.config, sort_keys=True).encode()
         return f"{weights_digest(self.folder)} {bytes_digest(config)}"
 
     def release(self, layer: int) -> None:
-        """See `WeightSource.release`."""
         self._files.release(name for name, _ in self.architecture.layer(layer))
 
     @cached_property
@@ -133,7 +127,7 @@ class InMemory(WeightSource):
     """A transformers model; its layers are empty once they have been released."""
 
     def __init__(self, model: "PreTrainedModel") -> None:
-        """Raises `NotNative` for a model that is not a decoder of the usual form."""
+        """Raise `NotNative` for a model that is not a decoder of the usual form."""
         self._model: Any = model
         if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
             raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")
@@ -146,27 +140,22 @@ class InMemory(WeightSource):
         self.is_tied = ends[0].weight is ends[1].weight
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """See `WeightSource.shape`."""
         found = self._find(name)
         return None if found is None else tuple(found.shape)
 
     def matrix(self, name: str) -> Weights:
-        """See `WeightSource.matrix`."""
         return exact(self.dense(name), None)
 
     def dense(self, name: str) -> Tensor:
-        """See `WeightSource.dense`."""
         weight = self._find(name)
         assert weight is not None
         return weight.detach()
 
     def reference(self) -> "PreTrainedModel":
-        """See `WeightSource.reference`."""
         model: PreTrainedModel = self._model
         return model
 
     def release(self, layer: int) -> None:
-        """See `WeightSource.release`."""
         self._model.base_model.layers[layer] = nn.Identity()
 
     def _find(self, name: str) -> Tensor | None:

@@ -27,7 +27,7 @@ class NativeDecoder:
     rule = ANY_ROWS
 
     def __init__(self, source: WeightSource, layout: KvLayout) -> None:
-        """Copies the weights; the source's layers are released.
+        """Copy the weights; the source's layers are released.
 
         Raises `NotNative` for a machine that native code can't serve.
         """

@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "qwen2", "qwen3")
 _ROTARY_IN_PAIRS = "llama"
 """The family whose queries and keys lie in pairs of rows that are rotated together."""
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
+_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -64,7 +60,7 @@ class GgufSource(WeightSource):
     """The weights of a GGUF file, by transformers' names."""
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
-        """Checks that all is there. Raises `WeightsError` for a broken file, `NotNative` for one
+        """Check that all is there. Raises `WeightsError` for a broken file, `NotNative` for one
         that native code can't read."""
         self._file = GgufFile(path)
         self.path, self.name, self.dtype = path, path.name, dtype
@@ -81,7 +77,6 @@ class GgufSource(WeightSource):
         self.rotary = Rotary(frequencies, own.attention_scaling)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """See `WeightSource.shape`."""
         found = self._file.tensors.get(_gguf_name(name))
         return None if found is None else found.shape
 
@@ -90,7 +85,6 @@ class GgufSource(WeightSource):
         return self._tensor(name).type
 
     def matrix(self, name: str) -> Weights:
-        """See `WeightSource.matrix`."""
         return _packed(self._rows(name))
 
     def vector(self, name: str) -> Tensor:
@@ -98,15 +92,12 @@ class GgufSource(WeightSource):
         return self._rows(name).values.float().contiguous()
 
     def dense(self, name: str) -> Tensor:
-        """See `WeightSource.dense`."""
         return self._table if name == EMBEDDING else _dense(self._rows(name), self.dtype)
 
     def embedding(self) -> Weights:
-        """See `WeightSource.embedding`."""
         return self.matrix(EMBEDDING)
 
     def reference(self) -> "PreTrainedModel":
-        """See `WeightSource.reference`."""
         from transformers import AutoConfig
 
         from slipstream.models.reference import lent_model
@@ -115,13 +106,13 @@ class GgufSource(WeightSource):
             config = AutoConfig.for_model(**self._config)
         except (ValueError, TypeError, ZeroDivisionError) as error:
             raise WeightsError(f"{self.name} does not describe a model ({error})") from error
-        model: PreTrainedModel = lent_model(self, config)
+        model = lent_model(self, config)
         if self._rope_factors is not None:
             model.base_model.rotary_emb.inv_freq /= self._rope_factors
-        return model
+        found: PreTrainedModel = model
+        return found
 
     def identity(self) -> str:
-        """See `WeightSource.identity`."""
         from slipstream.models.store.digests import weights_digest
 
         return weights_digest(self.path)
@@ -217,13 +208,13 @@ class GgufSource(WeightSource):
     def _number(self, name: str, default: int | None = None) -> int:
         value: int = self._field(name, int, default)
         if value < 1:
-            raise WeightsError(f"{self.name} says that its {name} is {value}")
+            raise WeightsError(f"{self.name} has a field {name} of {value}")
         return value
 
     def _field(self, name: str, kind: type, default: Any = None) -> Any:
         value = self._file.fields.get(f"{self._family}.{name}", default)
         if not isinstance(value, kind):
-            raise WeightsError(f"{self.name} says that its {name} is {value!r}")
+            raise WeightsError(f"{self.name} has a field {name} of {value!r}")
         return value
 
 

@@ -1,7 +1,7 @@
 """A GliDe draft's pass in native code, over the same pool of keys and values as torch's.
 
 Large matrices are kept in 8 bits: a draft's scores only propose, and a step reads every weight.
-What a row may see is said by positions and slots, without masks.
+What a token may see is given by positions and slots, without masks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ class NativeGlide:
     def __init__(
         self, model: GlideModel, head: Tensor, target: TargetParts, layout: KvLayout
     ) -> None:
-        """Copies the weights; `head` [V_d, d] gives the scores. Raises `NotNative`."""
+        """Copy the weights; `head` [V_d, d] gives the scores. Raises `NotNative`."""
         _check(target, layout)
         self._target, self._layout = target, layout
         self._num_others = len(model.config.target_layers)
@@ -126,7 +126,7 @@ def _dense(pairs: Pairs) -> Pairs:
 
 
 def _others(pairs: Pairs, count: int) -> list[int]:
-    """What `NativeTokens.others` takes of one row; nothing may be read without pairs."""
+    """Return what `NativeTokens.others` takes of one row; nothing may be read without pairs."""
     if not pairs:
         return [0, 0, 0] * count
     return [

@@ -17,11 +17,11 @@ PATH = Path(__file__).parent / "lib" / "libslipstream_native.so"
 
 
 class NotNative(Exception):
-    """Why native code can't be used, as a reason for logs."""
+    """Native code can't be used, with a reason for logs."""
 
 
 class NoLibrary(NotNative):
-    """There is no library: whoever installs a compiler can have one."""
+    """There is no library, for want of a C++ compiler."""
 
 
 class NativeShape(ctypes.Structure):

