@@ -15,7 +15,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.sizing.formula import KNEE, Pools, drafts_needed, estimate, mean_round
 from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording
 from slipstream.sizing.traces import recording_of
-from slipstream.telemetry.read_traces import read_spans
+from slipstream.telemetry.traces import read_spans
 
 _FREE_ROWS, _MOST_ROWS = 32, 256
 _RANDOM_REQUESTS = 16

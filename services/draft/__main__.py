@@ -13,7 +13,7 @@ from slipstream.rpc.server import Server
 from slipstream.state.announcement import Announcement
 from slipstream.state.announcing import announced_in
 from slipstream.state.options import store_options
-from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 

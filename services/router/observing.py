@@ -13,7 +13,6 @@ from slipstream.core.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
-from slipstream.telemetry.failures import CANCELLED, GIVEN_UP
 from slipstream.telemetry.genai import (
     input_content,
     operation_attributes,
@@ -27,6 +26,7 @@ from slipstream.telemetry.metric import Attributes, Instruments
 from slipstream.telemetry.request_span import RequestSpan, request_span
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundWatch
+from slipstream.telemetry.spans import CANCELLED, GIVEN_UP
 from slipstream.telemetry.telemetry import Telemetry
 
 ENTER = "enter"
@@ -180,7 +180,7 @@ class Observing:
 
     def tell(self) -> None:
         """Tell the instruments what rounds have come to."""
-        self._rounds.tell()
+        self._rounds.publish()
 
 
 def _carrier(metadata: Metadata | None) -> Carrier | None:

@@ -27,7 +27,7 @@ from slipstream.target.config import TargetConfig
 from slipstream.target.crew import Crew, rank_threads, start_crew
 from slipstream.target.describe import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
-from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.target")

@@ -29,7 +29,7 @@ from slipstream.target.served import Served, ServedSessions
 from slipstream.target.telling import Telling, tell_load
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.TargetService"

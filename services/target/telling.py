@@ -20,10 +20,9 @@ from slipstream.target.kv_streams import Snapshot
 from slipstream.target.pending import Verified
 from slipstream.target.works import Step
 from slipstream.telemetry import catalog
-from slipstream.telemetry.kv_spans import KvSpans
 from slipstream.telemetry.metric import Attributes, Instruments, Value
-from slipstream.telemetry.replies import Replies, Reply
 from slipstream.telemetry.round_seen import decided_attributes
+from slipstream.telemetry.spans import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 VERIFY = "target.verify"
@@ -35,7 +34,7 @@ class Telling:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)
-        self._kv = KvSpans(telemetry.tracer, first=telemetry.bounds.first)
+        self._num_first = telemetry.bounds.first
         self._instruments = telemetry.instruments
         self._is_measured = telemetry.instruments.are_exported
 
@@ -57,7 +56,7 @@ class Telling:
         if reply is not None:
             reply.part("engine.queue", done.began - done.queue_s, done.began)
             reply.part("engine.run", done.began, done.step.ended)
-            reply.say(_attributes(done, num_nodes, is_first))
+            reply.set(_attributes(done, num_nodes, is_first))
 
     @contextmanager
     def streaming(
@@ -70,12 +69,14 @@ class Telling:
             "slipstream.kv.encoding": _encoding(request),
         }
         carrier = trace_from_pb(request.trace)
-        with self._kv.streaming(STREAM_KV, carrier, said, status_of=_status_name) as stream:
+        with self._replies.streaming(
+            STREAM_KV, carrier, said, status_of=_status_name, first=self._num_first
+        ) as stream:
 
             def sent(snapshot: Snapshot) -> None:
                 if self._is_measured:
                     self._instruments.record(catalog.SNAPSHOT_SIZE, snapshot.num_bytes)
-                stream.sent(
+                stream.record_snapshot(
                     cast(Reply | None, snapshot.verified),
                     (snapshot.began, snapshot.ended),
                     num_bytes=snapshot.num_bytes,

@@ -13,7 +13,6 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, use_span
 
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Delta, Plan, Proposal, Session, Verdict
-from slipstream.telemetry.failures import failed
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_seen import (
     RoundSeen,
@@ -22,6 +21,7 @@ from slipstream.telemetry.round_seen import (
     round_attributes,
     verdict_attributes,
 )
+from slipstream.telemetry.spans import record_error
 from slipstream.telemetry.telemetry import TraceBounds
 
 FIRST, SLOWEST, REJECTED = "first", "slowest", "rejected"
@@ -119,8 +119,8 @@ class RoundWatch:
 
     def _fail(self, at: RoundSeen, span: Span, error: BaseException) -> None:
         at.error = error
-        failed(span, error)
-        failed(self._span, error)
+        record_error(span, error)
+        record_error(self._span, error)
 
     def _begin(self, name: str, start_s: float) -> Span:
         """A span that goes with messages; one that says nothing where the round has none."""

@@ -17,8 +17,7 @@ from slipstream.cli.trace_summary import summary
 from slipstream.cli.trace_text import show
 from slipstream.cli.up import KeepFlags, StackFlags
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.read_traces import read_spans
-from slipstream.telemetry.traces import last_trace
+from slipstream.telemetry.traces import last_trace, read_spans
 
 EVIL = "</script><script>alert(1)</script>\" onload='x' \x1b[31m\u202e & <img src=http://evil>"
 
