@@ -20,9 +20,8 @@ from slipstream.core.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
 from slipstream.draft.build import Drafter
-from slipstream.state.claims import Taken
 from slipstream.state.record import Opening, Record
-from slipstream.state.replay import replayed
+from slipstream.state.session_leases import AcquiredSession, replayed
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 
@@ -94,7 +93,7 @@ class EmbeddedSession:
         if self._answer is not None:
             raise SessionBusy(f"session {self.session_id} is busy with another request")
 
-    def turn(self, call: Call, taken: Taken, *, is_last: bool = False) -> Answer:
+    def turn(self, call: Call, taken: AcquiredSession, *, is_last: bool = False) -> Answer:
         """Run one request. Bad input raises here, before the first chunk is asked for.
 
         The caches are freed with the end of the last turn, and parked with that of any other.

@@ -32,9 +32,9 @@ from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
-from slipstream.state.claims import Claims
-from slipstream.state.opening import open_quotas, open_store
+from slipstream.state.factory import open_quotas, open_store
 from slipstream.state.options import store_options
+from slipstream.state.session_leases import SessionLeases
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.telemetry import Telemetry
@@ -154,7 +154,7 @@ class Router:
 
     def _make_turns(self) -> Turns:
         config = self._config
-        claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
+        claims = SessionLeases(self._store, config.keep_rules(), next_fence=self._next_fence)
         return Turns(
             self._fleet,
             Memory(claims, self._journals, NgramStores(config.ngrams), self._learner),

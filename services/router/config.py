@@ -15,9 +15,9 @@ from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.interceptors import CallLimits
 from slipstream.rpc.security import peer_tls, server_tls
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
-from slipstream.state.claims import KeepRules
 from slipstream.state.options import store_options
 from slipstream.state.record import Bounds
+from slipstream.state.session_leases import KeepRules
 
 _POSITIVE = (
     "target_round_timeout_s",

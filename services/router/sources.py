@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from slipstream.core.server_info import ReplicaRole
 from slipstream.router.discovery import REGISTRY, Addresses, Source, parse_source
-from slipstream.state.opening import open_registry
+from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
 
 

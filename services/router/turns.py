@@ -34,10 +34,9 @@ from slipstream.router.probes import TargetModel
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.router.upkeep import Upkeep, Whereabouts
 from slipstream.rpc.exchange import Terms
-from slipstream.state.claims import Claims, check_received
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
-from slipstream.state.replay import replayed
+from slipstream.state.session_leases import SessionLeases, check_received, replayed
 from slipstream.text.tokenizer import TextTokenizer
 
 INVARIANT = "invariant"
@@ -64,7 +63,7 @@ class Patience:
 class Memory:
     """What a router remembers requests with, and what n-gram stores it has."""
 
-    claims: Claims
+    claims: SessionLeases
     upkeep: Upkeep
     stores: NgramStores
     learner: TrafficLearner
@@ -115,7 +114,7 @@ class Turns:
             watch.named(asked.ask.request_id)
             watch.span.ends(ENTER)
             with watch.span.stage("acquire"):
-                taking = self._memory.claims.take(asked, owner, self._model(asked))
+                taking = self._memory.claims.acquire(asked, owner, self._model(asked))
                 taken = await self._memory.upkeep.taken(taking)
             watch.span.begins("between")
             watch.holds(taken.record.session_id)

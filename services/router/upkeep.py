@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import Unavailable
-from slipstream.state.claims import Taken
 from slipstream.state.journal import StoreJournal
+from slipstream.state.session_leases import AcquiredSession
 
 BEAT_S = 0.5
 _LOG = logging.getLogger("slipstream.router")
@@ -48,7 +48,7 @@ class Upkeep:
         self._late: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
 
-    async def taken(self, taking: Coroutine[Any, Any, Taken]) -> Taken:
+    async def taken(self, taking: Coroutine[Any, Any, AcquiredSession]) -> AcquiredSession:
         """What taking a session gives; a caller that leaves meanwhile leaves no lease behind."""
         task = asyncio.get_running_loop().create_task(taking)
         try:
@@ -97,7 +97,7 @@ class Upkeep:
     def _forget_late(self, num_bytes: int) -> None:
         self._num_late_bytes -= num_bytes
 
-    async def _give_back(self, task: asyncio.Task[Taken]) -> None:
+    async def _give_back(self, task: asyncio.Task[AcquiredSession]) -> None:
         """Give back what nobody is there to use."""
         await asyncio.wait({task})
         if task.cancelled() or task.exception() is not None:

@@ -18,9 +18,9 @@ from slipstream.models.loading import load_model, parse_device
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
-from slipstream.state.announcement import Announcement
-from slipstream.state.announcing import announced_in
+from slipstream.state.factory import announced_in
 from slipstream.state.options import store_options
+from slipstream.state.registry import Announcement
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig

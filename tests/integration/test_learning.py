@@ -14,7 +14,7 @@ from slipstream.client import AsyncClient, SamplingParams
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram_sources import LATEST
 from slipstream.router.config import RouterConfig
-from slipstream.state.packing import packed
+from slipstream.state.scripts import packed
 from slipstream.telemetry import catalog
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
