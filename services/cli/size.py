@@ -16,7 +16,7 @@ from slipstream.sizing.formula import KNEE, Pools, drafts_needed, estimate, mean
 from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording
 from slipstream.sizing.simulator import Fleet, Load, SimResult, simulate
 from slipstream.sizing.traces import recording_of
-from slipstream.telemetry.read_traces import read_spans
+from slipstream.telemetry.traces import read_spans
 
 _FREE_TOKENS, _MOST_TOKENS = 32, 256
 """Tokens that a round verifies in the time of one, and the most that are known."""

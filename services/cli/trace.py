@@ -62,8 +62,7 @@ def trace(flags: TraceFlags) -> None:
 
 
 def _found(flags: TraceFlags) -> "Trace":
-    from slipstream.telemetry.read_traces import read_spans
-    from slipstream.telemetry.traces import last_trace, trace_of
+    from slipstream.telemetry.traces import last_trace, read_spans, trace_of
 
     directory, wanted = flags.dir or traces_dir(), flags.request_id
     if not directory.is_dir():
@@ -131,14 +130,13 @@ def show(trace: "Trace", console: "Console") -> None:
 
 def _json_values(trace: "Trace") -> dict[str, Any]:
     from slipstream.cli.trace_summary import summary
-    from slipstream.telemetry.explained import orphans
 
     found = summary(trace)
     values: dict[str, Any] = _plain(
         {
             "trace_id": trace.request.trace_id,
             "request_span": trace.request.span_id,
-            "orphans": [span.span_id for span in orphans(trace)],
+            "orphans": [span.span_id for span in trace.orphans()],
             **asdict(found),
             "facts": dict(found.facts),
             "spans": [asdict(span) for span in trace.spans],

@@ -31,8 +31,8 @@ from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
-from slipstream.state.claims import Claims
-from slipstream.state.opening import open_quotas, open_store
+from slipstream.state.factory import open_quotas, open_store
+from slipstream.state.session_leases import SessionLeases
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.telemetry import Telemetry
@@ -152,7 +152,7 @@ class Router:
 
     def _make_runner(self) -> RequestRunner:
         config = self._config
-        claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
+        claims = SessionLeases(self._store, config.keep_rules(), next_fence=self._next_fence)
         return RequestRunner(
             self._fleet,
             RouterState(claims, self._leases, NgramStores(config.ngrams), self._learner),

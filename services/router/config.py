@@ -15,9 +15,9 @@ from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.interceptors import CallLimits
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
 from slipstream.rpc.service_options import ListenOptions, PeerTlsOptions, TlsOptions
-from slipstream.state.claims import KeepRules
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
+from slipstream.state.session_leases import KeepRules
 
 _LONGEST_QUEUE_S = 86400.0
 MAX_FIELDS = 10_000

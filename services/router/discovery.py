@@ -17,7 +17,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.server_info import ReplicaRole
 from slipstream.core.timing import Clock
 from slipstream.rpc.channel import check_address
-from slipstream.state.opening import open_registry
+from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
 
 POLL_S = 1.0

@@ -15,7 +15,7 @@ from slipstream.core.ngram import MAX_TOKEN_ID
 from slipstream.core.ngram_sources import TextMemory
 from slipstream.ngrams.scopes import LearnedScopes
 from slipstream.router.probes import DescribedTarget
-from slipstream.state.opening import open_texts
+from slipstream.state.factory import open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.text_exchange import EVERY_S, MAX_TEXT_TOKENS, TextExchange
 from slipstream.telemetry import catalog

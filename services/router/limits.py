@@ -9,8 +9,8 @@ from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.request import Generation
 from slipstream.core.results import Chunk
 from slipstream.router.access import Key
-from slipstream.state.claims import request_name
 from slipstream.state.quotas import Quotas, Ticket
+from slipstream.state.session_leases import request_name
 
 LONGEST_S = 600.0
 """For how long a request that says nothing more counts as running, at most."""

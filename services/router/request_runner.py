@@ -26,10 +26,9 @@ from slipstream.router.request_replicas import RequestReplicaOptions, RequestRep
 from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.rpc.exchange import CallOptions
-from slipstream.state.claims import Claims, check_received
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
-from slipstream.state.replay import replayed
+from slipstream.state.session_leases import SessionLeases, check_received, replayed
 from slipstream.state.turn import turn_request
 from slipstream.text.tokenizer import TextTokenizer
 
@@ -57,7 +56,7 @@ class Timeouts:
 class RouterState:
     """Sessions, their leases, and the n-grams that requests copy from."""
 
-    claims: Claims
+    claims: SessionLeases
     leases: LeaseKeeper
     stores: NgramStores
     learner: TrafficLearner
@@ -108,7 +107,7 @@ class RequestRunner:
             recorder.record_id(asked.ask.request_id)
             recorder.span.ends(ENTER)
             with recorder.span.stage("acquire"):
-                taking = self._state.claims.take(asked, owner, self._model(asked))
+                taking = self._state.claims.acquire(asked, owner, self._model(asked))
                 taken = await self._state.leases.acquired(taking)
             recorder.span.begins("between")
             recorder.record_session(taken.record.session_id)

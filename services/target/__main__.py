@@ -18,15 +18,15 @@ from slipstream.models.loading import load_model, parse_device
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
-from slipstream.state.announcement import Announcement
-from slipstream.state.announcing import announced_in
+from slipstream.state.factory import announced_in
+from slipstream.state.registry import Announcement
 from slipstream.target.batcher import BatchedTarget
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 from slipstream.target.tensor_parallel import WorkerProcesses, rank_threads, start_workers
-from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.target")

@@ -24,7 +24,7 @@ from slipstream.rpc.v1 import target_pb2
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_sender import KvSender, KvSlice, check_layers
 from slipstream.target.verify_stream import KvReader, VerifyStream
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 
 SLICE_BYTES = 4 << 20
 """What a verification may have to wait for: one copy of about so many bytes, below a millisecond.

@@ -27,7 +27,7 @@ from slipstream.target.telemetry import TargetTelemetry, record_load
 from slipstream.target.verify_stream import VerifyStream
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.TargetService"

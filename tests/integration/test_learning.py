@@ -15,7 +15,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram_sources import LATEST
 from slipstream.options import build
 from slipstream.router.config import RouterConfig
-from slipstream.state.packing import packed
+from slipstream.state.scripts import packed
 from slipstream.telemetry import catalog
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"

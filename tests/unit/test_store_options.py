@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.state.address import Address, Kind, parse_address
-from slipstream.state.options import StoreOptions
+from slipstream.state.options import Address, StoreOptions, Topology, parse_address
 
 SECRET = "nobody must see this"
 
@@ -17,17 +16,20 @@ SECRET = "nobody must see this"
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("redis://a", Address(Kind.SINGLE, nodes=(("a", 6379),))),
-        ("redis://a:1/2", Address(Kind.SINGLE, nodes=(("a", 1),), db=2)),
-        ("rediss://[::1]:1/", Address(Kind.SINGLE, True, (("::1", 1),))),
-        ("unix:///a/b.sock?db=3", Address(Kind.UNIX, path="/a/b.sock", db=3)),
+        ("redis://a", Address(Topology.SINGLE, nodes=(("a", 6379),))),
+        ("redis://a:1/2", Address(Topology.SINGLE, nodes=(("a", 1),), db=2)),
+        ("rediss://[::1]:1/", Address(Topology.SINGLE, True, (("::1", 1),))),
+        ("unix:///a/b.sock?db=3", Address(Topology.UNIX, path="/a/b.sock", db=3)),
         (
             "redis+sentinel://a,b:2/main/1",
-            Address(Kind.SENTINEL, nodes=(("a", 26379), ("b", 2)), master="main", db=1),
+            Address(Topology.SENTINEL, nodes=(("a", 26379), ("b", 2)), master="main", db=1),
         ),
-        ("rediss+sentinel://a/main", Address(Kind.SENTINEL, True, (("a", 26379),), master="main")),
-        ("redis+cluster://a,b:2", Address(Kind.CLUSTER, nodes=(("a", 6379), ("b", 2)))),
-        ("rediss+cluster://a/", Address(Kind.CLUSTER, True, (("a", 6379),))),
+        (
+            "rediss+sentinel://a/main",
+            Address(Topology.SENTINEL, True, (("a", 26379),), master="main"),
+        ),
+        ("redis+cluster://a,b:2", Address(Topology.CLUSTER, nodes=(("a", 6379), ("b", 2)))),
+        ("rediss+cluster://a/", Address(Topology.CLUSTER, True, (("a", 6379),))),
     ],
 )
 def test_a_url_names_servers(url, address):
@@ -121,7 +123,7 @@ _WITHOUT_REDIS = """
 import sys, time
 sys.modules["redis"] = None  # as if it were not installed
 from slipstream.core.errors import InvalidRequest
-from slipstream.state.opening import open_store
+from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
 open_store(StoreOptions(), Bounds(), time.monotonic, next_fence=int)

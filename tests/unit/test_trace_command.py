@@ -16,8 +16,7 @@ from slipstream.cli.trace_summary import summary
 from slipstream.cli.trace_waterfall import printable, rows
 from slipstream.cli.up import StackFlags, traces_directory
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.read_traces import read_spans
-from slipstream.telemetry.traces import last_trace
+from slipstream.telemetry.traces import last_trace, read_spans
 
 EVIL = "</script><script>alert(1)</script>\" onload='x' \x1b[31m\u202e & <img src=http://evil>"
 

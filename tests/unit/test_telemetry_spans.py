@@ -9,7 +9,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from listening import Listener, parent_id, span_id
 from slipstream.core.errors import Unavailable
-from slipstream.telemetry.calls import calling, rpc_attributes, server_attributes
+from slipstream.telemetry.spans import client_span, rpc_attributes, server_attributes
 
 METHOD = "slipstream.rpc.v1.TargetService/StreamKv"
 
@@ -22,8 +22,8 @@ def test_a_call_is_a_child_of_its_parent_and_tells_whoever_is_called_its_own_pla
     heard = Listener()
     with heard.tracer.start_as_current_span("parent") as parent:
         pass
-    with calling(heard.tracer, METHOD, parent=parent) as call:
-        call.say({"size": 3})
+    with client_span(heard.tracer, METHOD, parent=parent) as call:
+        call.set({"size": 3})
         told = call.carrier
     span = heard.span(METHOD)
     assert span.kind is SpanKind.CLIENT
@@ -34,22 +34,22 @@ def test_a_call_is_a_child_of_its_parent_and_tells_whoever_is_called_its_own_pla
 
 def test_without_a_parent_a_call_is_a_child_of_what_is_current():
     heard = Listener()
-    with heard.caller() as at, calling(heard.tracer, "call"):
+    with heard.caller() as at, client_span(heard.tracer, "call"):
         pass
     assert parent_id(heard.span("call")) == span_id(at)
 
 
 def test_a_call_that_is_not_sampled_is_carried_nowhere():
     tracer = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False).get_tracer("test")
-    with calling(tracer, "call") as call:
+    with client_span(tracer, "call") as call:
         assert call.carrier is None
 
 
 def test_a_call_that_ends_well_says_so_only_where_the_wire_has_a_word_for_it():
     heard = Listener()
-    with calling(heard.tracer, "call"):
+    with client_span(heard.tracer, "call"):
         pass
-    with calling(heard.tracer, "rpc", status_of=status_of):
+    with client_span(heard.tracer, "rpc", status_of=status_of):
         pass
     assert dict(heard.span("call").attributes) == {}
     assert dict(heard.span("rpc").attributes) == {"rpc.response.status_code": "OK"}
@@ -64,7 +64,7 @@ def test_a_call_that_ends_well_says_so_only_where_the_wire_has_a_word_for_it():
 )
 def test_an_error_is_the_spans_status_and_only_our_own_are_quoted(error, said, text):
     heard = Listener()
-    with pytest.raises(type(error)), calling(heard.tracer, "call"):
+    with pytest.raises(type(error)), client_span(heard.tracer, "call"):
         raise error
     span = heard.span("call")
     assert dict(span.attributes) == said
@@ -74,7 +74,7 @@ def test_an_error_is_the_spans_status_and_only_our_own_are_quoted(error, said, t
 
 def test_an_error_of_the_wire_goes_by_its_status():
     heard = Listener()
-    with pytest.raises(ValueError), calling(heard.tracer, "call", status_of=status_of):
+    with pytest.raises(ValueError), client_span(heard.tracer, "call", status_of=status_of):
         raise ValueError("a secret")
     said = {"error.type": "LOST", "rpc.response.status_code": "LOST"}
     assert dict(heard.span("call").attributes) == said
@@ -83,7 +83,7 @@ def test_an_error_of_the_wire_goes_by_its_status():
 @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit])
 def test_a_call_that_is_given_up_has_not_failed(error):
     heard = Listener()
-    with pytest.raises(error), calling(heard.tracer, "call", status_of=status_of):
+    with pytest.raises(error), client_span(heard.tracer, "call", status_of=status_of):
         raise error
     span = heard.span("call")
     assert dict(span.attributes) == {"rpc.response.status_code": "CANCELLED"}

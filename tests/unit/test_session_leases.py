@@ -18,9 +18,9 @@ from slipstream.core.options import SpeculationOptions
 from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
 from slipstream.router.lease_keeper import LeaseKeeper
-from slipstream.state.claims import Claims, KeepRules, check_received, session_of
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds, Opening
+from slipstream.state.session_leases import KeepRules, SessionLeases, check_received, session_of
 
 ASKED = Generation("hello", Ask(request_id="r1"))
 IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
@@ -35,7 +35,7 @@ class Silent:
 
 def claims(store=None, **rules):
     store = store or MemoryStore(Bounds(), lambda: 1000.0, next_fence=count(1).__next__)
-    return Claims(store, KeepRules(**rules), next_fence=lambda: 7)
+    return SessionLeases(store, KeepRules(**rules), next_fence=lambda: 7)
 
 
 @pytest.mark.parametrize(
@@ -88,26 +88,26 @@ def test_requests_on_their_own_are_kept_by_owner_and_id():
 async def test_nobody_comes_to_a_request_on_its_own_by_the_name_of_a_session():
     place = session_of(ASKED, "alice")
     with pytest.raises(InvalidRequest, match="of this form"):
-        await claims().take(replace(ASKED, session=SessionRef(place)), "alice", "m")
+        await claims().acquire(replace(ASKED, session=SessionRef(place)), "alice", "m")
 
 
 async def test_another_request_under_the_id_is_refused_and_another_owner_s_is_none():
     door = claims()
-    taken = await door.take(ASKED, "alice", "m")
+    taken = await door.acquire(ASKED, "alice", "m")
     taken.journal.open((1, 2), Opening(2, "{}", "hash"))
     await taken.journal.keep([3], None)
     with pytest.raises(RequestExists):
-        await door.take(replace(ASKED, prompt="other"), "alice", "m")
-    assert (await door.take(replace(ASKED, prompt="other"), "bob", "m")).record.tokens == ()
+        await door.acquire(replace(ASKED, prompt="other"), "alice", "m")
+    assert (await door.acquire(replace(ASKED, prompt="other"), "bob", "m")).record.tokens == ()
 
 
 async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidden():
     for asked in (ASKED, IN_SESSION):
-        taken = await claims(Silent()).take(asked, "", "m")
+        taken = await claims(Silent()).acquire(asked, "", "m")
         assert taken.journal.is_behind
         assert taken.record.fence == 7
         with pytest.raises(Unavailable):
-            await claims(Silent(), allows_unkept=False).take(asked, "", "m")
+            await claims(Silent(), allows_unkept=False).acquire(asked, "", "m")
 
 
 class Slow(MemoryStore):
@@ -128,14 +128,14 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
     store = Slow()
     door, keeper = claims(store), LeaseKeeper(lease_s=15.0)
     store.answers.set()
-    first = (await door.take(IN_SESSION, "", "m")).journal
+    first = (await door.acquire(IN_SESSION, "", "m")).journal
     first.open((1, 2), Opening(2, "{}", "hash"))
     await first.keep([3], None)
     await first.close(target="t", draft="d")
     store.answers.clear()
     turn = replace(IN_SESSION, session=SessionRef("chat"), ask=Ask(request_id="r2"))
     store.is_claimed.clear()
-    leaves = asyncio.create_task(keeper.acquired(door.take(turn, "", "m")))
+    leaves = asyncio.create_task(keeper.acquired(door.acquire(turn, "", "m")))
     await store.is_claimed.wait()
     leaves.cancel()
     await asyncio.wait({leaves})
@@ -143,21 +143,21 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
     store.answers.set()
     await keeper.aclose()
     other = replace(turn, ask=Ask(request_id="r3"))
-    record = (await keeper.acquired(door.take(other, "", "m"))).record
+    record = (await keeper.acquired(door.acquire(other, "", "m"))).record
     assert (record.tokens, record.target, record.draft) == ((1, 2, 3), "t", "d")
-    assert (await door.take(replace(other), "", "m")).journal is not None
+    assert (await door.acquire(replace(other), "", "m")).journal is not None
 
 
 async def test_a_session_that_goes_on_needs_the_store():
     asked = replace(ASKED, session=SessionRef("chat"))
     with pytest.raises(Unavailable, match="session chat can't be looked up"):
-        await claims(Silent()).take(asked, "", "m")
+        await claims(Silent()).acquire(asked, "", "m")
     with pytest.raises(SessionNotFound):
-        await claims().take(asked, "", "m")
+        await claims().acquire(asked, "", "m")
 
 
 async def test_tokens_that_were_not_kept_are_made_again_only_where_they_come_out_the_same():
-    record = (await claims().take(ASKED, "", "m")).record
+    record = (await claims().acquire(ASKED, "", "m")).record
     held = replace(ASKED, num_received=3)
     check_received(held, record, is_repeatable=True)
     with pytest.raises(SessionOutOfSync, match="these numerics"):
