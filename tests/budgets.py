@@ -125,7 +125,7 @@ class Budget:
 
 BUDGETS = (
     Budget("lines of services/", 63_014, lambda: num_lines(SERVICES)),
-    Budget("lines of tests/", 58_648, lambda: num_lines(TESTS)),
+    Budget("lines of tests/", 58_649, lambda: num_lines(TESTS)),
     Budget("files of services/", 544, lambda: len(python_files(SERVICES))),
     Budget("files of the largest folder", 181, largest_folder),
     Budget("files executed, embedded", 103, lambda: len(executed_files("embedded"))),

@@ -16,30 +16,29 @@ import fleet
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
 
 PACKAGE = Path(__file__).resolve().parent.parent / ".dev" / "slipstream"
-FORCED = SpeculationOptions(mode=Mode.FORCED)
 
 
 class Recorder:
     """Records the files whose functions are called, in this thread and in later ones."""
 
     def __init__(self) -> None:
-        """Begin to record."""
+        """See the calls of all threads; what they call is kept while `is_on`."""
         self.files: set[str] = set()
+        self.is_on = False
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
 
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event != "call" or code.co_filename in self.files:
+        if not self.is_on or event != "call":  # threads call while the interpreter ends, too
             return
-        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
-        is_ours = code.co_filename.startswith(str(PACKAGE)) and "_pb2" not in code.co_filename
+        path, is_function = frame.f_code.co_filename, frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        is_ours = path.startswith(str(PACKAGE)) and "_pb2" not in path
         if is_ours and is_function and not _is_importing(frame):
-            self.files.add(code.co_filename)
+            self.files.add(path)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
+    while frame:
         if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(str(PACKAGE)):
             return True
         frame = frame.f_back
@@ -53,9 +52,11 @@ async def executed_files(way: str, folder: Path) -> list[str]:
     glide = str(fleet.glide_of(target))
 
     async def generate(client: AsyncClient) -> list[str]:
-        recorder.files.clear()
-        await client.generate("the quick brown fox", max_tokens=16, speculation=FORCED)
-        return sorted(str(Path(path).relative_to(PACKAGE)) for path in recorder.files.copy())
+        forced = SpeculationOptions(mode=Mode.FORCED)
+        recorder.is_on = True
+        await client.generate("the quick brown fox", max_tokens=16, speculation=forced)
+        recorder.is_on = False
+        return sorted(str(Path(path).relative_to(PACKAGE)) for path in recorder.files)
 
     if way == "embedded":
         async with AsyncClient.embedded(str(target), glide, dtype="float32") as client:
