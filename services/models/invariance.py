@@ -129,7 +129,7 @@ def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tens
 _TRIED = 16
 """Rows whose attention is what that of other numbers is compared with."""
 MAX_ROWS = 64
-"""The most rows that look back together, so that few numbers of them are to be tried."""
+"""The most tokens that attend together, so that few numbers of them are to be tried."""
 
 Attention = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Outputs and log masses of queries [r, kv_heads, group, d] under a mask of the rule's shape."""
@@ -137,9 +137,9 @@ Attention = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class QueryRule:
-    """Numbers of rows, `steady`, that give a row the same bits when they look back together.
+    """Numbers of tokens, `steady`, that give a token the same bits when they attend together.
 
-    They ascend. With `is_apart` every row is computed on its own, so that any number is steady.
+    They ascend. With `is_apart` every token is computed on its own, so that any number is steady.
     """
 
     steady: Sequence[int]
@@ -147,7 +147,7 @@ class QueryRule:
 
     @property
     def max_rows(self) -> int:
-        """The most rows that may look back together."""
+        """The most tokens that may attend together."""
         return self.steady[-1]
 
     def shaped(self, mask: Tensor, group: int) -> Tensor:
@@ -213,10 +213,10 @@ _CASES = ((MAX_ROWS, BLOCK_SIZE), (32, 5 * BLOCK_SIZE))
 
 
 def query_rule(layout: KvLayout, group: int, *, is_invariant: bool) -> QueryRule:
-    """Return how many rows of a model may look back together.
+    """Return how many tokens of a model may attend together.
 
     `group` is the number of query heads per key head. Raises `ModelError` where invariant numerics
-    are asked for and not even rows on their own keep their bits.
+    are asked for and not even tokens on their own keep their bits.
     """
     if not is_invariant or layout.device.type != "cpu":
         return ANY_QUERIES

@@ -37,8 +37,8 @@ class NativeGlide:
     """Layers and head of one draft. `weight_bytes` is what its weights take, `engine` names the
     kernels.
 
-    A row's bits depend on what it sees and the weights alone, not on threads, the processor or the
-    rows beside it.
+    A token's bits depend on what it sees and the weights alone, not on threads, the processor or
+    the tokens beside it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class NativeGlide:
 
 
 def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
-    """Some of a step's rows."""
+    """Add some of a step's tokens."""
     state, cache = step.state, step.state.cache
     table = cache.table(cache.num_slots).data_ptr()
     for at in chosen:
@@ -104,7 +104,7 @@ def _line(state: GlideState, node: int) -> list[int]:
 
 
 def _num_read(step: SessionStep, at: int) -> int:
-    """Positions of the target that a row sees: of a prefix those before its own. Position 0 has
+    """Positions of the target that a token sees: of a prefix those before its own. Position 0 has
     none and reads itself, as in training, unless it is the last one, whose view may lack it."""
     if step.first_node >= 0:
         return step.num_read
@@ -126,7 +126,7 @@ def _dense(pairs: Pairs) -> Pairs:
 
 
 def _others(pairs: Pairs, count: int) -> list[int]:
-    """Return what `NativeTokens.others` takes of one row; nothing may be read without pairs."""
+    """Return what `NativeTokens.others` takes of one token; nothing may be read without pairs."""
     if not pairs:
         return [0, 0, 0] * count
     return [
