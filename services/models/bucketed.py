@@ -62,11 +62,6 @@ class BucketedForward:
         self._replay = replay
         self._pools: WeakSet[KvPool] = WeakSet()
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of static tensors and graphs."""
-        return self._replay.num_bytes
-
     def serve(self, pool: KvPool) -> None:
         """Have forwards over a pool that stays, an engine's."""
         self._pools.add(pool)
