@@ -38,6 +38,8 @@ _FOUND_OUT = frozenset({"sdpa", "cudnn"})
 """Kernels that pass for steady: in a model of 30 layers in bfloat16 on an H100, rows of 3 and more
 in a batch had other bits than alone under cuDNN, which torch's own choice may be."""
 _SEEN = 200
+_MAX_SHAPES = 6
+"""Compiled forms of one kernel: torch gives up after eight, and then computes every score."""
 
 
 def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel:
@@ -177,10 +179,6 @@ _CANDIDATES: Mapping[str, Kernel] = {
     "cudnn": _only(SDPBackend.CUDNN_ATTENTION),
     "math": _only(SDPBackend.MATH),
 }
-
-
-_MAX_SHAPES = 6
-"""Compiled forms of one kernel: torch gives up after eight, and then computes every score."""
 
 
 class FlexKernel:

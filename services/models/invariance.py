@@ -24,6 +24,17 @@ Numerics = Literal["invariant", "fast"]
 
 _PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
 _FALLBACK = 16
+PAIRED = 32
+"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
+rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
+_TRIED = 16
+"""Rows whose attention is what that of other numbers is compared with."""
+MAX_ROWS = 64
+"""The most tokens that attend together, so that few numbers of them are to be tried."""
+Attention = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Outputs and log masses of queries [r, kv_heads, group, d] under a mask of the rule's shape."""
+_CASES = ((MAX_ROWS, BLOCK_SIZE), (32, 5 * BLOCK_SIZE))
+"""Rows and keys of what is tried: keys within one block of the kernel's, and beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +93,6 @@ def cancelling(weight: Tensor, num_rows: int = 128) -> tuple[Tensor, Tensor]:
     return example.to(weight), like.to(weight)
 
 
-PAIRED = 32
-"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
-rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
-
-
 def cancelling_keys(half: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values [heads, slots, d], in blocks of `PAIRED`, whose attention cancels.
 
@@ -124,15 +130,6 @@ def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tens
     if missing > 0:
         return product(torch.cat([x, x[:1].expand(missing, -1)]))[:num_rows]
     return product(x)
-
-
-_TRIED = 16
-"""Rows whose attention is what that of other numbers is compared with."""
-MAX_ROWS = 64
-"""The most tokens that attend together, so that few numbers of them are to be tried."""
-
-Attention = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Outputs and log masses of queries [r, kv_heads, group, d] under a mask of the rule's shape."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +203,6 @@ def _keeps_bits(
     whole = len(every) // rows * rows
     parts = [run(part) for part in every[:whole].split(rows)]
     return torch.equal(torch.cat(parts), reference[:whole])
-
-
-_CASES = ((MAX_ROWS, BLOCK_SIZE), (32, 5 * BLOCK_SIZE))
-"""Rows and keys of what is tried: keys within one block of the kernel's, and beyond."""
 
 
 def query_rule(layout: KvLayout, group: int, *, is_invariant: bool) -> QueryRule:

@@ -12,6 +12,7 @@ from slipstream.core.errors import CapacityError, NoRoom
 
 BLOCK_SIZE = 128
 """Key ranges are padded to a multiple of this, so a page of a cache is as long."""
+SCRATCH_ROWS = 512
 
 
 def round_up(count: int, block: int) -> int:
@@ -110,9 +111,6 @@ class PageList:
         else:
             self._runs[at] = (start + taken, size - taken)
         return list(range(start, start + taken))
-
-
-SCRATCH_ROWS = 512
 
 
 class Peers(Protocol):

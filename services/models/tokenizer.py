@@ -23,6 +23,10 @@ from slipstream.text.vocab import vocab_hash
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_LOG = logging.getLogger("slipstream.models")
+_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
+_INDEX = ".safetensors.index.json"
+
 
 def text_tokenizer(tokenizer: Any) -> TextTokenizer:
     """The same tokenizer without transformers; of several chat templates, the default one.
@@ -59,11 +63,6 @@ def _chat_template(template: str | dict[str, str] | None) -> str:
     if isinstance(template, dict):
         template = template.get("default")
     return template or ""
-
-
-_LOG = logging.getLogger("slipstream.models")
-_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
-_INDEX = ".safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
