@@ -67,7 +67,7 @@ class TorchDecoder:
         model.config._attn_implementation = _ATTENTION
         self._ranks = ranks
         self._driver: TensorParallelDriver | None = None
-        self.group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
+        self.group: int = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
         rule = query_rule(layout, self.group, is_invariant=is_invariant)
         self._planner = BatchPlanner(layout, self.group, is_invariant=is_invariant, rule=rule)
 
