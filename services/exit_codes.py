@@ -1,8 +1,8 @@
 """Exit codes of commands and services."""
 
-BAD_INPUT = 2
-"""Exit code of a process that was told what it can't use; there is no sense in trying again."""
 FAILED = 1
-"""Exit code of one that failed in any other way."""
+"""Exit code of a process that failed; another attempt may succeed."""
+BAD_INPUT = 2
+"""Exit code of a process with options or models that it can't use; another attempt fails too."""
 INTERRUPTED = 130
 """Exit code of a command that was interrupted."""

@@ -15,9 +15,9 @@ SAMPLED = SamplingParams(temperature=1.0, seed=7, top_p=0.95)
 
 
 @asynccontextmanager
-async def batched(engine, limits=None):
+async def batched(engine, budget=None, **options):
     thread = EngineThread("target")
-    target = BatchedTarget(engine, thread, limits)
+    target = BatchedTarget(engine, thread, budget, **options)
     try:
         yield target, thread
     finally:

@@ -7,6 +7,7 @@ from typing import Any
 
 import fleet
 from background import LoopThread
+from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 
@@ -33,7 +34,7 @@ class Cluster:
         """Load the models and serve; returns once a target is ready."""
         await self._stack.enter_async_context(fleet.running(self._target, self._draft))
         replicas = {"targets": (self.target_address,), "drafts": (self.draft_address,)}
-        router = Router(RouterConfig(address="127.0.0.1:0", **replicas, **self._router))
+        router = Router(build(RouterConfig, address="127.0.0.1:0", **replicas, **self._router))
         self.address = f"127.0.0.1:{await router.start()}"
         self._stack.push_async_callback(router.stop, 0)
         await router.ready()

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from rounds import round_of
 from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.cost_curve import CostCurve
-from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.row_costs import Offer
 from slipstream.core.settings import resolve
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
-from slipstream.target.metering import LoadMeter, StepTaken
+from slipstream.target.meter import LoadMeter, StepCost
 
 SURE, UNSURE = 0.95, 0.1
 """Confidence of a draft in a token, which is also how often it is right."""
@@ -54,6 +55,7 @@ class Drafted:
     tops: tuple[float, ...] = ()
     num_leaves: tuple[int, ...] = ()
     levels_left: int = 0
+    waited_s: float | None = None
 
 
 class World:
@@ -123,8 +125,7 @@ class World:
             if rest.levels_left:
                 self._drafting.append(rest)
                 continue
-            timed = replace(rest.proposal, waited_s=self.now - rest.began)
-            self._waiting.append(replace(rest, proposal=timed))
+            self._waiting.append(replace(rest, waited_s=self.now - rest.began))
 
     def _verified(self, group: list[Drafted], rows: int, seconds: float) -> None:
         self.num_steps += 1
@@ -135,7 +136,7 @@ class World:
         waited_s = self.now - seconds - self._ended
         self._ended = self.now
         is_drafted = rows > len(group)
-        self.meter.record(StepTaken(rows, len(group), 0, seconds, waited_s, is_drafted))
+        self.meter.record(StepCost(rows, len(group), 0, seconds, waited_s, is_drafted))
 
     def _settle(self, drafted: Drafted, offer: Offer) -> None:
         at, accepted = drafted.session, self._accepted(drafted)
@@ -146,7 +147,7 @@ class World:
         verdict = Verdict((0,) * num_tokens, min(accepted, num_tokens), reason, offer=offer)
         nodes = len(drafted.proposal.tree)
         self.meter.verified(num_nodes=nodes, num_accepted=verdict.num_accepted)
-        self._planners[at].record(drafted.proposal, verdict)
+        self._planners[at].record(round_of(drafted.proposal, verdict, drafted.waited_s))
         if reason is not None:
             self._left[at], self._planners[at] = LENGTH, self._planner()
         plan = self._planners[at].plan(self._left[at], verdict)

@@ -13,17 +13,20 @@ from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.servicer import SERVICE as DRAFT
 from slipstream.draft.servicer import register as register_draft
+from slipstream.engine.thread import EngineThread
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
+from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.build import build_target
-from slipstream.target.describe import describe
+from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE as TARGET
 from slipstream.target.servicer import TargetServicer
 from slipstream.target.servicer import register as register_target
@@ -111,7 +114,7 @@ def target_servicer(
     about = describe(loaded, built, max_sessions=64)
     if digest is not None:
         about.identity.weights_digest = digest
-    return TargetServicer(built.target, about, LeaseLimits())
+    return TargetServicer(BatchedTarget(built.target, EngineThread("target")), about, LeaseLimits())
 
 
 def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = None) -> Worker:
@@ -122,7 +125,7 @@ def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = 
 
 def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:
     """A draft by name, for a directory's model."""
-    config = DraftConfig(draft=draft, target_model=str(target), dtype=dtype)
+    config = build(DraftConfig, draft=draft, target_model=str(target), dtype=dtype)
     return Worker(lambda: load_draft(config), DRAFT, register_draft)
 
 
@@ -143,7 +146,7 @@ async def routed(targets, drafts=(), *, token=None, **config):
     A busy machine makes no draft late, unless `config` says so.
     """
     fields = {"address": "127.0.0.1:0", "draft_round_timeout_s": 30.0, **config}
-    router = Router(RouterConfig(targets=_named(targets), drafts=_named(drafts), **fields))
+    router = Router(build(RouterConfig, targets=_named(targets), drafts=_named(drafts), **fields))
     port = await router.start()
     try:
         await asyncio.wait_for(router.ready(), LIMIT_S)

@@ -5,7 +5,7 @@ import random
 
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.target.grammar_follower import Follower
+from slipstream.target.grammar_constraint import GrammarConstraint
 from slipstream.target.grammars import Grammars
 from tiny_checkpoint import byte_tokenizer
 
@@ -32,9 +32,9 @@ def ids(text: str) -> list[int]:
     return TEXT.encode(text, add_special_tokens=False)
 
 
-def drawn(follower: Follower, seed: int, limit: int) -> list[int]:
+def drawn(constraint: GrammarConstraint, seed: int, limit: int) -> list[int]:
     """Tokens drawn evenly from what is allowed, up to the stop token or the limit."""
     rng, output = random.Random(seed), []
     while len(output) < limit and EOS not in output:
-        output.append(rng.choice(follower.allowed(output).tolist()))
+        output.append(rng.choice(constraint.allowed(output).tolist()))
     return output

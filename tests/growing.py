@@ -17,7 +17,7 @@ from redis_server import free_port, running_redis
 from slipstream.client import AsyncClient
 from slipstream.core.server_info import ReplicaRole
 from slipstream.local.child import READY
-from slipstream.state.opening import open_registry
+from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
 
 LIMIT_S = 60.0

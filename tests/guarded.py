@@ -14,6 +14,7 @@ from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.servicer import SERVICE as DRAFT
 from slipstream.draft.servicer import register as register_draft
+from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.server import Server
@@ -69,7 +70,7 @@ async def guarded(model: Path, made: Certificates | None, **router: Any) -> Asyn
         draft = await _draft(stack, at, model)
         config = {"draft_round_timeout_s": 30.0, **at.serving("router"), **at.calling("router")}
         replicas = {"targets": (target,), "drafts": (draft,)}
-        running = Router(RouterConfig(address=ANYWHERE, **replicas, **{**config, **router}))
+        running = Router(build(RouterConfig, address=ANYWHERE, **replicas, **{**config, **router}))
         port = await running.start()
         stack.push_async_callback(running.stop, 0)
         await at.hop(stack, "client", port)
@@ -81,7 +82,7 @@ async def _target(stack: AsyncExitStack, at: Guarded, model: Path) -> str:
     servicer = fleet.target_servicer(model)
     stack.push_async_callback(servicer.close)
     names = NAMED | {"tls_draft_names": ("draft",)} if at.made else {}
-    config = TargetConfig(address=ANYWHERE, **at.serving("target"), **names)
+    config = build(TargetConfig, address=ANYWHERE, **at.serving("target"), **names)
     at.target = Server(config.server_options(), {TARGET: register_target(servicer)})
     port = await at.target.start(serving=False)
     stack.push_async_callback(at.target.stop, 0)
@@ -92,7 +93,8 @@ async def _target(stack: AsyncExitStack, at: Guarded, model: Path) -> str:
 
 
 async def _draft(stack: AsyncExitStack, at: Guarded, model: Path) -> str:
-    config = DraftConfig(
+    config = build(
+        DraftConfig,
         address=ANYWHERE,
         draft=str(fleet.glide_of(model)),
         target_model=str(model),

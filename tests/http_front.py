@@ -9,7 +9,7 @@ import openai
 
 from background import LoopThread
 from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.service import Gateway
+from slipstream.gateway.server import Gateway
 
 KEY = "sk-any"
 HELLO = [{"role": "user", "content": "hello"}]

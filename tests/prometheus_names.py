@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry, generate_latest
 
 from slipstream.telemetry.catalog import CATALOG
-from slipstream.telemetry.metric import Instruments, Kind, Metric
+from slipstream.telemetry.metric import Instruments, Metric, MetricKind
 
 
 @cache
@@ -50,9 +50,9 @@ def exported(*metrics: Metric) -> Iterator[CollectorRegistry]:
     provider = MeterProvider([reader], shutdown_on_exit=False)
     instruments = Instruments(provider.get_meter("slipstream"))
     tell = {
-        Kind.COUNTER: instruments.add,
-        Kind.GAUGE: instruments.put,
-        Kind.HISTOGRAM: instruments.record,
+        MetricKind.COUNTER: instruments.add,
+        MetricKind.GAUGE: instruments.put,
+        MetricKind.HISTOGRAM: instruments.record,
     }
     try:
         for metric in metrics:
@@ -80,6 +80,6 @@ def label(attribute: str) -> str:
 
 
 def _without_end(sample: str, metric: Metric) -> str:
-    if metric.kind is not Kind.HISTOGRAM:
+    if metric.kind is not MetricKind.HISTOGRAM:
         return sample
     return sample.rsplit("_", 1)[0]

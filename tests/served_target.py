@@ -12,9 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiny
-from slipstream.core import types
-from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Proposal, Session, Verdict
+from slipstream.core.types import Proposal, Session
+from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.convert import delta_to_pb, proposal_to_pb, session_to_pb
@@ -22,11 +21,11 @@ from slipstream.rpc.delta import Delta
 from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvSource, frame_from_pb
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
-from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.tensors import torch_dtype, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.target.describe import layout_to_pb
+from slipstream.target.batcher import BatchedTarget
+from slipstream.target.description import layout_to_pb
 from slipstream.target.engine import LocalTarget
 from slipstream.target.servicer import SERVICE, TargetServicer, register
 from slipstream.telemetry.carrier import Carrier
@@ -247,7 +246,8 @@ async def served_target(
         context_length=model.context_length,
         tokenizer=target_pb2.Tokenizer(json=b"{}"),
     )
-    servicer = TargetServicer(engine, about, limits or LeaseLimits(), telemetry=telemetry)
+    target = BatchedTarget(engine, EngineThread("target"))
+    servicer = TargetServicer(target, about, limits or LeaseLimits(), telemetry)
     try:
         async with (
             serving({SERVICE: register(servicer)}) as address,
@@ -256,13 +256,7 @@ async def served_target(
             yield Served(engine, channel, servicer)
     finally:
         await servicer.close()
-        assert engine.num_kv_bytes == engine.memory.num_cached_bytes
-
-
-async def over_wire(remote: RemoteTarget, sequence: TokenSequence, proposal: Proposal) -> Verdict:
-    """Verify by a remote target, which still takes deltas."""
-    delta = types.Delta(0, tuple(sequence.tokens))
-    return await remote.verify(sequence.session, delta, proposal)
+        assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
 
 
 async def refusal(asked: Awaitable[Any]) -> Any:

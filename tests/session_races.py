@@ -12,7 +12,7 @@ from slipstream.state.store import SessionStore
 
 
 class Race:
-    """Claims of one session, by the same and by different requests; each writes what only it says.
+    """SessionLeases of one session, by the same and by different requests; each writes what only it says.
 
     A token says which claim wrote it, and claims are numbered across all routers.
     """

@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any
 
 from redis_server import RedisServer
+from slipstream.state.factory import open_client, open_store
 from slipstream.state.memory import MemoryStore
-from slipstream.state.opening import open_client, open_store
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import Bounds, Claim, Lease, News, Opening
+from slipstream.state.record import Bounds, Claim, News, Opening, StoreLease
 from slipstream.state.store import SessionStore
 
 TTL_S = 600.0
@@ -112,7 +112,7 @@ def begins(request_id: str = "r1", session_id: str = "chat", **rest: Any) -> Cla
     return claim(request_id, session_id, create=True, **rest)
 
 
-async def held(store: SessionStore, asked: Claim) -> Lease:
+async def held(store: SessionStore, asked: Claim) -> StoreLease:
     """The lease of a claim that is granted."""
     grant = await store.acquire(asked)
     assert grant.lease is not None

@@ -13,10 +13,10 @@ from slipstream.core.ngram_draft import NGRAM
 from slipstream.core.noise import gumbel
 from slipstream.core.request import Ask, ModelFacts, make_request
 from slipstream.core.types import SamplingParams
-from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.discovery import parse_source
-from slipstream.router.fleet import Defaults, Fleet, Wanted
+from slipstream.router.fleet import DrafterDefaults, Fleet, Wanted
+from slipstream.router.limits import Admission
 from slipstream.router.pool import Pool
 from slipstream.router.probes import TargetProbe
 from slipstream.router.replica import Hooks
@@ -36,7 +36,7 @@ def answered(output, *, model="tiny", sampling=None, num_drafted=1, request_id="
 
 
 def _fleet(targets):
-    return Fleet(targets, [], defaults=Defaults(False), breakers=Breakers(time.monotonic))
+    return Fleet(targets, [], defaults=DrafterDefaults(False), breakers=Breakers(time.monotonic))
 
 
 NOBODY = _fleet([])

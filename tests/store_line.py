@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import count
 
-from slipstream.core.ending import Ending
 from slipstream.core.errors import Unavailable
+from slipstream.core.journal import Ending
 from slipstream.core.results import RequestStats, Timings
 from slipstream.core.stats import Outcomes
 from slipstream.core.types import FinishReason

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import typer
 
 from slipstream.draft.config import DraftConfig
 from slipstream.gateway.config import HttpConfig
+from slipstream.options import options_of
 from slipstream.router.config import RouterConfig
 from slipstream.target.config import TargetConfig
 from slipstream.telemetry.config import TelemetryConfig
@@ -53,8 +53,8 @@ def command(words):
     groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app, "ray": ray.app}
     if words[0] == "serve":
         roles = [ROLES[words[1]]] if words[1] != "ROLE" else ROLES.values()  # any will do
-        options = [at for kind in (*roles, TelemetryConfig) for at in fields(kind)]
-        return {"--config", *(f"--{at.name.replace('_', '-')}" for at in options)}, words[2:]
+        options = [at for kind in (*roles, TelemetryConfig) for at in options_of(kind)]
+        return {"--config", *(at.flag for at in options)}, words[2:]
     found = typer.main.get_command(groups.get(words[0], main.app))
     words = words[1:] if words[0] in groups else words
     while hasattr(found, "commands"):

@@ -2,17 +2,16 @@
 
 import re
 import tomllib
-from dataclasses import fields
 from pathlib import Path
-from typing import get_origin, get_type_hints
+from typing import get_origin
 
 import pytest
 
 from slipstream.config import load_config
-from slipstream.config_values import without_none
 from slipstream.core import errors
 from slipstream.draft.config import DraftConfig
 from slipstream.gateway.config import HttpConfig
+from slipstream.options import options_of, without_none
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.status import code_of
 from slipstream.target.config import TargetConfig
@@ -41,11 +40,9 @@ ERROR = re.compile(r"^\| `([A-Z_]+)` \| (.*?) \|", re.MULTILINE)
 
 def options_table(config: type) -> str:
     """Every option of a table, as it stands in the page."""
-    kinds = get_type_hints(config)
     rows = [
-        f"| `{at.name}` | {kind_text(kinds[at.name])} | {default_text(at.default)}"
-        f" | {at.metadata['help']} |"
-        for at in fields(config)
+        f"| `{at.name}` | {kind_text(at.kind)} | {default_text(at.default)} | {at.help} |"
+        for at in options_of(config)
     ]
     return "\n".join(["| Option | Kind | Default | Meaning |", "| --- | --- | --- | --- |", *rows])
 

@@ -24,7 +24,7 @@ from slipstream.models.invariance import Numerics
 from slipstream.models.target_parts import target_parts
 from slipstream.target.engine import LocalTarget
 from slipstream.target.memory import KvMemory
-from slipstream.target.metering import FixedMeter
+from slipstream.target.meter import FixedMeter
 
 VOCAB = 48
 EOS = 0

@@ -22,6 +22,7 @@ from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
 from slipstream.draft.servicer import DraftServicer, DraftSettings
 from slipstream.draft.servicer import register as draft_register
 from slipstream.draft.sources import KvSources
+from slipstream.engine.thread import EngineThread
 from slipstream.models.causal import CausalModel
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide_scorer import GlideScorer
@@ -34,7 +35,8 @@ from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
-from slipstream.target.describe import layout_to_pb
+from slipstream.target.batcher import BatchedTarget
+from slipstream.target.description import layout_to_pb
 from slipstream.target.servicer import SERVICE as TARGET_SERVICE
 from slipstream.target.servicer import TargetServicer
 from slipstream.target.servicer import register as target_register
@@ -126,7 +128,7 @@ async def target_place(models: Models) -> AsyncIterator[TargetPlace]:
     """A served target."""
     engine = tiny.local_target(models.target, free_rows=16)
     about = target_pb2.DescribeTargetResponse(identity=models.identity, layout=models.layout)
-    servicer = TargetServicer(engine, about, LeaseLimits())
+    servicer = TargetServicer(BatchedTarget(engine, EngineThread("target")), about, LeaseLimits())
     async with (
         serving({TARGET_SERVICE: target_register(servicer)}) as address,
         connect(address, ChannelOptions()) as channel,

@@ -8,7 +8,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from slipstream.client.connection import connection
 from slipstream.client.remote import Remote
-from slipstream.client.remote_aio import AsyncRemote
 from slipstream.telemetry.sdk_spans import SdkTelemetry
 
 
@@ -20,7 +19,7 @@ class Told:
         self.tracers = TracerProvider(**options)
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         self._reader = InMemoryMetricReader()
-        self.watcher = SdkTelemetry(self.tracers, MeterProvider([self._reader]))
+        self.telemetry = SdkTelemetry(self.tracers, MeterProvider([self._reader]))
 
     def spans(self):
         """Those that have ended since they were asked for, as dictionaries."""
@@ -44,9 +43,10 @@ class Told:
         }
 
 
-def remote(address):
-    return Remote(connection(address, token=None, tls=None, retries=True), 60)
+def remote(address, *, is_blocking=True):
+    to = connection(address, token=None, tls=None, retries=True)
+    return Remote(to, 60, to.channel(is_blocking=is_blocking))
 
 
 def async_remote(address):
-    return AsyncRemote(connection(address, token=None, tls=None, retries=True), 60)
+    return remote(address, is_blocking=False)

@@ -11,9 +11,9 @@ from key_files import key, write_keys
 from otlp_collector import Collector
 from processes import Process, freeze, kill, serve, thaw
 from slipstream.client import Client, Mode, SpeculationOptions
+from slipstream.client.call import ClientTelemetry
 from slipstream.client.connection import connection
 from slipstream.client.remote import Remote
-from slipstream.client.watch import Watcher
 
 TOKEN = "token-that-only-its-holder-knows"
 FORCED = SpeculationOptions(mode=Mode.FORCED, lookup=False)
@@ -83,8 +83,9 @@ def services(to: Collector, target: Path, draft: str) -> Iterator[Services]:
 
 
 @contextmanager
-def asking(router: Process, watcher: Watcher | None = None) -> Iterator[Client]:
-    """A client of a router; `watcher` is told of what it asks."""
-    backend = Remote(connection(router.ready(), token=TOKEN, tls=None, retries=True), 60)
-    with Client.of(backend, watcher=watcher) as client:
+def asking(router: Process, telemetry: ClientTelemetry | None = None) -> Iterator[Client]:
+    """A client of a router; `telemetry` records its requests."""
+    to = connection(router.ready(), token=TOKEN, tls=None, retries=True)
+    backend = Remote(to, 60, to.channel(is_blocking=True))
+    with Client.of(backend, telemetry=telemetry) as client:
         yield client

@@ -18,8 +18,9 @@ from slipstream.bench.methods import Method, parse_method
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
 from slipstream.core.profile import Profile
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Delta, Plan, Session, StopPolicy
+from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.draft.build import DraftModel
 from slipstream.models.batched_tokens import Part
 from slipstream.models.cache import KvCache
@@ -136,10 +137,10 @@ def _draft_actions(
     scorer.score([Sync(state, tokens, view)])
     draft = model.draft(Profile(), source=_Source(cache))
     session = Session("cost", num_prompt_tokens=len(tokens), max_tokens=MAX_ROWS)
-    known = Delta(0, tuple(tokens))
+    sequence = TokenSequence(session, tokens)
 
     def proposing(plan: Plan) -> Action:
-        return lambda: finished(draft.propose(session, known, plan))
+        return lambda: finished(draft.propose(sequence, plan))
 
     actions = {
         "step": _Chain(scorer, state, tokens, view).grow,

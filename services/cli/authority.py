@@ -2,9 +2,7 @@
 
 import datetime
 import ipaddress
-import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from slipstream.cli.certs import AUTHORITY, ROLES, cert_path, key_path
+from slipstream.cli.files import write_whole
 from slipstream.core.errors import InvalidRequest
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -147,16 +146,7 @@ def _write_pair(
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write it beside the path first, readable for its owner alone until it is complete."""
     try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                os.fchmod(file.fileno(), mode)
-            os.replace(beside, path)
-        except BaseException:
-            os.unlink(beside)
-            raise
+        write_whole(path, data, mode=mode)
     except OSError as error:
         raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None

@@ -1,48 +1,104 @@
-"""`slipstream bench`: measure speed, identity and cost. Knows only options and printing."""
+"""`slipstream bench`: speed, costs and rounding of models. Knows only options and printing."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from slipstream.bench import report
-from slipstream.bench.methods import Method
+from slipstream.bench.methods import GRAMMAR, Method, parse_methods, with_references
 from slipstream.cli.bench_flags import (
-    CostFlags,
     ModelFlags,
+    Numerics,
     OutputFlags,
-    PromptFlags,
-    RunFlags,
-    Turns,
-)
-from slipstream.cli.bench_output import (
-    check_writable,
-    figures_console,
-    model_facts,
-    prompt_facts,
-    show_lines,
-    step_bar,
-    write,
+    QuestionFlags,
+    machine_facts,
+    plan_facts,
 )
 from slipstream.cli.bench_peers import peers
-from slipstream.cli.bench_quality import quality
 from slipstream.cli.bench_rounds import rounds
 from slipstream.cli.bench_serve import serve
 from slipstream.cli.flags import with_flags
-from slipstream.cli.progress import bars
+from slipstream.cli.progress import bars, step_bar
+from slipstream.cli.report import figures_console, show_lines
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
+from slipstream.options import option
 
 if TYPE_CHECKING:
     from slipstream.bench.engines import MethodEngines
     from slipstream.bench.speed import SpeedPlan
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
-
-
 app.command()(rounds)
 app.command()(peers)
 app.command()(serve)
-app.command()(quality)
+
+
+class TurnChoice(StrEnum):
+    """Part of a conversation to run."""
+
+    FIRST = "first"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedFlags:
+    """Methods, and how they are run."""
+
+    methods: str = option(
+        "plain,ngram,glide,glide+cape+svip,best",
+        f"Methods, separated by commas; a method is {GRAMMAR}.",
+    )
+    numerics: Numerics = option(
+        Numerics.INVARIANT, "Numerics of drafting methods; plain is always the fastest."
+    )
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.")
+    seed: int = option(0, "Seed of every method, for temperatures above 0.")
+    warmup: int = option(1, "Short unmeasured replies of each method first.")
+    repeats: int = option(1, "Runs over all prompts.")
+    turns: TurnChoice = option(
+        TurnChoice.FIRST, "first: one request a prompt; all: the whole conversation."
+    )
+
+    def sampling(self) -> SamplingParams:
+        """Return how tokens are drawn. Raises `InvalidRequest` for a value out of range."""
+        return SamplingParams(temperature=self.temperature, seed=self.seed)
+
+    def parsed(self) -> tuple[Method, ...]:
+        """Return the methods and those that they are compared with."""
+        numerics: Literal["invariant", "fast"] = self.numerics.value
+        return with_references(parse_methods(self.methods, numerics=numerics))
+
+
+@dataclass(frozen=True, slots=True)
+class CostFlags:
+    """Sizes and repetitions of timed forwards."""
+
+    rows: str = option("1,2,4,8,16,32", "Tokens of a verification, ascending from 1.")
+    context: int = option(300, "Tokens before those that are verified.")
+    rounds: int = option(20, "Timings of each forward.")
+
+    def row_counts(self) -> tuple[int, ...]:
+        """Return the numbers. Raises `InvalidRequest` for what is no list of them."""
+        try:
+            return tuple(int(part) for part in self.rows.split(","))
+        except ValueError:
+            raise InvalidRequest(f"rows are {self.rows!r}, but must be as 1,4,16") from None
+
+
+@dataclass(frozen=True, slots=True)
+class QualityFlags:
+    """Target and reference of a comparison."""
+
+    target: str = option("smollm2-135m-q4_1", "Target: an alias, a path or OWNER/NAME of the hub.")
+    dtype: str = option("auto", "Type of the target: auto, bfloat16, float16 or float32.")
+    reference: str | None = option(None, "Model to compare with; default: the target itself.")
+    reference_dtype: str = option("float32", "Type of the reference.")
+    num_tokens: int = option(2000, "Tokens of the prompts to compare at.")
 
 
 @app.callback()
@@ -52,7 +108,7 @@ def _group() -> None:
 
 @app.command()
 @with_flags
-def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: OutputFlags) -> None:
+def speed(prompts: QuestionFlags, run: SpeedFlags, models: ModelFlags, output: OutputFlags) -> None:
     """Speed of methods on the same prompts, against the fastest plain decoding.
 
     All methods run in this process, prompt by prompt in turn. ratio is tokens per second over
@@ -60,7 +116,8 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
     decoding in the method's own numerics.
     """
     methods, questions, sampling = run.parsed(), prompts.questions(), run.sampling()
-    _check(models, output)
+    models.check()
+    output.check()
     from slipstream.bench.speed import SpeedPlan, compare, run_speed
 
     plan = SpeedPlan(
@@ -70,48 +127,83 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         run.max_new_tokens,
         run.repeats,
         run.warmup,
-        prompts.turns is Turns.ALL,
+        run.turns is TurnChoice.ALL,
     )
     engines = _engines(methods, sampling, models)
     with step_bar(plan.num_conversations) as advance:
         outputs = run_speed(plan, engines, advance=advance)
-    values = {
-        "environment": {
-            **model_facts(models, *_draft_models(methods)),
-            **_run_facts(prompts, plan),
-            "draft_sha256": engines.draft_digests,
-        },
-        "methods": compare(plan, engines, outputs),
+    environment = {
+        **models.facts(*_draft_models(methods)),
+        **prompts.facts(),
+        **_run_facts(run, plan),
+        "draft_sha256": engines.draft_digests,
     }
-    _show_speed(values["methods"])
-    write(output, values)
+    figures = compare(plan, engines, outputs)
+    console = figures_console()
+    console.print(report.speed_table(figures))
+    console.print()
+    console.print(report.category_table(figures))
+    show_lines(report.divergence_lines(figures))
+    output.write({"environment": environment, "methods": figures})
+
+
+@app.command()
+@with_flags
+def quality(flags: QualityFlags, prompts: QuestionFlags, output: OutputFlags) -> None:
+    """Distance of a target's next-token distributions from those of a reference.
+
+    By default a target in blocks of a GGUF file, whose tokens are rounded to 8 bits for each
+    product, is compared with the same weights in float32.
+    """
+    output.check()
+    if flags.num_tokens < 1:
+        raise InvalidRequest(f"num_tokens is {flags.num_tokens}, but must be at least 1")
+    questions = prompts.questions()
+    from slipstream.bench.quality import compare, cut
+    from slipstream.models.causal import CausalModel
+    from slipstream.models.loading import load_model
+    from slipstream.models.tokenizer import text_tokenizer
+
+    loaded = load_model(flags.target, dtype=flags.dtype)
+    text = text_tokenizer(loaded.tokenizer)
+    chunks = cut(
+        [text.encode("\n".join(at.turns), add_special_tokens=True) for at in questions],
+        flags.num_tokens,
+    )
+    named = flags.reference or flags.target
+    reference = CausalModel(load_model(named, dtype=flags.reference_dtype).model)
+    model = CausalModel(loaded.model)
+    found = compare(reference, model, chunks)
+    typer.echo(
+        f"{flags.target} ({model.weights_type}) beside {named} ({reference.weights_type}),"
+        f" {found.num_tokens} tokens: top-1 agreement {found.top1:.3f}, KL {found.kl:.5f} nats,"
+        f" perplexity {found.perplexity:.3f} ({found.reference_perplexity:.3f})"
+    )
+    types = {"target_type": model.weights_type, "reference_type": reference.weights_type}
+    environment = {**machine_facts("cpu"), **types}
+    output.write({"environment": environment, "quality": asdict(found)})
 
 
 @app.command()
 @with_flags
 def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
-    """Cost of verifying rows, of a draft step, and of plain decoding, in milliseconds.
+    """Cost of verifying tokens, of a draft step, and of plain decoding, in milliseconds.
 
-    Every forward is timed in turn with the others; medians are printed. Rows are verified
-    together: one pending token and a chain of drafted ones, head included.
+    Every forward is timed in turn with the others; medians are printed. The tokens of a
+    verification are one pending token and a chain of drafted ones, head included.
     """
-    _check(models, output)
+    models.check()
+    output.check()
     from slipstream.bench.cost import CostPlan, measure_cost
 
     plan = CostPlan(costs.row_counts(), costs.context, costs.rounds)
     engines = _engines((), SamplingParams(), models)
-    text = "\n".join(turn for question in PromptFlags().questions() for turn in question.turns)
+    text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
     has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
     figures_console().print(report.cost_table(measured))
     show_lines(report.cost_lines(measured))
-    environment = {**model_facts(models), "rounds": plan.rounds}
-    write(output, {"environment": environment, "cost": measured})
-
-
-def _check(models: ModelFlags, output: OutputFlags) -> None:
-    models.check()
-    check_writable(output)
+    output.write({"environment": {**models.facts(), "rounds": plan.rounds}, "cost": measured})
 
 
 def _engines(
@@ -136,25 +228,9 @@ def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
     return (method.model for method in methods if method.model is not None)
 
 
-def _run_facts(prompts: PromptFlags, plan: "SpeedPlan") -> dict[str, Any]:
-    return {
-        **prompt_facts(prompts),
-        "num_prompts": len(plan.questions),
-        "turns": prompts.turns.value,
-        "max_new_tokens": plan.max_new_tokens,
-        "temperature": plan.sampling.temperature,
-        "seed": plan.sampling.seed,
-        "repeats": plan.repeats,
-        "warmup": plan.warmup,
-    }
-
-
-def _show_speed(methods: dict[str, Any]) -> None:
-    console = figures_console()
-    console.print(report.speed_table(methods))
-    console.print()
-    console.print(report.category_table(methods))
-    show_lines(report.divergence_lines(methods))
+def _run_facts(run: SpeedFlags, plan: "SpeedPlan") -> dict[str, Any]:
+    kept = ("max_new_tokens", "temperature", "seed", "repeats", "warmup")
+    return {**plan_facts(run, len(plan.questions), *kept), "turns": run.turns.value}
 
 
 if __name__ == "__main__":

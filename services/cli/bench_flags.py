@@ -1,19 +1,17 @@
-"""The options of `slipstream bench`, in groups, and what they mean. Loads no torch."""
+"""The options that benchmarks share, and the facts that go with their figures. Loads no torch."""
 
-from dataclasses import dataclass
+import shlex
+import sys
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-from typer import Option
-
-from slipstream.bench.methods import GRAMMAR, Method, parse_methods, with_references
 from slipstream.bench.questions import Question, read_questions, select
+from slipstream.cli.up import StackFlags
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.types import SamplingParams
-
-_METHODS = "plain,ngram,glide,glide+cape+svip,best"
+from slipstream.options import items, option
 
 
 class Numerics(StrEnum):
@@ -23,30 +21,18 @@ class Numerics(StrEnum):
     FAST = "fast"
 
 
-class Turns(StrEnum):
-    """Part of a conversation to run."""
-
-    FIRST = "first"
-    ALL = "all"
-
-
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
     """Models, and where they run."""
 
-    target: Annotated[str, Option(help="Target: an alias, a path or OWNER/NAME of the hub.")] = (
-        "smollm2-135m"
+    target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
+    draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
+    dtype: str = option("auto", "auto, bfloat16, float16 or float32.")
+    threads: int | None = option(None, "CPU threads; default: torch's choice.")
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
+    profile: Path | None = option(
+        None, "Profile file of `slipstream calibrate`, in place of the draft's own."
     )
-    draft: Annotated[
-        str, Option(help="Draft of glide and best: glide, or a directory of GliDe weights.")
-    ] = "glide"
-    dtype: Annotated[str, Option(help="auto, bfloat16, float16 or float32.")] = "auto"
-    threads: Annotated[int | None, Option(help="CPU threads; default: torch's choice.")] = None
-    device: Annotated[str, Option(help="cpu, cuda or cuda:N.")] = "cpu"
-    profile: Annotated[
-        Path | None,
-        Option(help="Profile file of `slipstream calibrate`, in place of the draft's own."),
-    ] = None
 
     def check(self) -> None:
         """Raise `InvalidRequest` for a draft that is no GliDe draft."""
@@ -56,81 +42,94 @@ class ModelFlags:
                 " other drafts are methods"
             )
 
+    def stack(self) -> StackFlags:
+        """Return the options of services with these models."""
+        values = asdict(self)
+        return StackFlags(model=values.pop("target"), **values)
 
-PromptsOption = Annotated[
-    Path | None,
-    Option(help="JSON lines with question_id, category, turns; default: a small set."),
-]
-LimitOption = Annotated[
-    int | None, Option(help="At most so many prompts, evenly from all categories.")
-]
+    def facts(self, *others: str) -> dict[str, Any]:
+        """Return the machine, the target, and the digests of it and of other models by name."""
+        from slipstream.bench.environment import running_dtype
+
+        return {
+            **machine_facts(self.device),
+            "target": self.target,
+            "dtype": running_dtype(self.dtype, self.device),
+            **weights_facts(self.target, *others),
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class PromptFlags:
-    """Prompts."""
+class QuestionFlags:
+    """The file of prompts, and which of them are sent."""
 
-    prompts: PromptsOption = None
-    limit: LimitOption = None
-    categories: Annotated[str, Option(help="Only these, with commas between.")] = ""
-    turns: Annotated[
-        Turns, Option(help="first: one request a prompt; all: the whole conversation.")
-    ] = Turns.FIRST
+    prompts: Path | None = option(
+        None, "JSON lines with question_id, category, turns; default: a small set."
+    )
+    limit: int | None = option(None, "Maximum number of prompts, evenly from all categories.")
+    categories: str = option("", "Categories of prompts, separated by commas; default: all.")
 
     def path(self) -> Path:
-        """The file, by default the one in the package."""
+        """Return the file, by default the one in the package."""
         if self.prompts is not None:
             return self.prompts
         return Path(str(resources.files("slipstream") / "data" / "prompts.jsonl"))
 
     def questions(self) -> tuple[Question, ...]:
-        """Raise `InvalidRequest` for a file, line or choice that makes no sense."""
-        names = [name.strip() for name in self.categories.split(",") if name.strip()]
-        return select(read_questions(self.path()), categories=names, limit=self.limit)
+        """Return the questions. Raises `InvalidRequest` for a bad file, line or choice."""
+        questions = read_questions(self.path())
+        return select(questions, categories=items(self.categories), limit=self.limit)
 
+    def facts(self) -> dict[str, Any]:
+        """Return name and digest of the file."""
+        from slipstream.models.store.digests import file_digest
 
-@dataclass(frozen=True, slots=True)
-class RunFlags:
-    """Methods, and how they are run."""
-
-    methods: Annotated[str, Option(help=f"With commas between; a method is {GRAMMAR}.")] = _METHODS
-    numerics: Annotated[
-        Numerics, Option(help="Of drafting methods; plain is always the fastest.")
-    ] = Numerics.INVARIANT
-    max_new_tokens: Annotated[int, Option(help="Most tokens of a reply.")] = 128
-    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
-    seed: Annotated[int, Option(help="Of every method, for temperatures above 0.")] = 0
-    warmup: Annotated[int, Option(help="Short unmeasured replies of each method first.")] = 1
-    repeats: Annotated[int, Option(help="Runs over all prompts.")] = 1
-
-    def sampling(self) -> SamplingParams:
-        """Raise `InvalidRequest` for a value out of range."""
-        return SamplingParams(temperature=self.temperature, seed=self.seed)
-
-    def parsed(self) -> tuple[Method, ...]:
-        """The methods and those that they are compared with."""
-        numerics: Literal["invariant", "fast"] = self.numerics.value
-        return with_references(parse_methods(self.methods, numerics=numerics))
-
-
-@dataclass(frozen=True, slots=True)
-class CostFlags:
-    """Timings of costs."""
-
-    rows: Annotated[str, Option(help="Rows of a verification, ascending from 1.")] = "1,2,4,8,16,32"
-    context: Annotated[int, Option(help="Tokens before the rows.")] = 300
-    rounds: Annotated[int, Option(help="Timings of each forward.")] = 20
-
-    def row_counts(self) -> tuple[int, ...]:
-        """Raise `InvalidRequest` for what is no list of numbers."""
-        try:
-            return tuple(int(part) for part in self.rows.split(","))
-        except ValueError:
-            raise InvalidRequest(f"rows are {self.rows!r}, but must be as 1,4,16") from None
+        path = self.path()
+        return {"prompts": path.name, "prompts_sha256": file_digest(path)}
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFlags:
     """File of the figures."""
 
-    json: Annotated[Path | None, Option(help="Also write everything to this file.")] = None
+    json: Path | None = option(None, "Also write all figures to this JSON file.")
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for a file that can't be written, before hours are spent."""
+        if self.json is not None:
+            from slipstream.bench.environment import check_writable
+
+            check_writable(self.json)
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Write the file, if there is to be one."""
+        if self.json is not None:
+            from slipstream.bench.environment import write_json
+
+            write_json(self.json, values)
+
+
+def command_line() -> str:
+    """Return the command line that is running."""
+    return shlex.join(["slipstream", *sys.argv[1:]])
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """Return versions, machine and command line."""
+    from slipstream.bench.environment import environment
+
+    return {**environment(device), "command": command_line()}
+
+
+def plan_facts(plan: Any, num_prompts: int, *names: str) -> dict[str, Any]:
+    """Return the number of prompts, and these fields of a plan."""
+    return {"num_prompts": num_prompts, **{name: getattr(plan, name) for name in names}}
+
+
+def weights_facts(*names: str) -> dict[str, Any]:
+    """Return the digests of models that are on this machine."""
+    from slipstream.models.store.digests import weights_digests
+    from slipstream.models.store.resolve import find_local
+
+    found = {name: weights_digests(find_local(name)) for name in dict.fromkeys(names)}
+    return {"weights_sha256": found}

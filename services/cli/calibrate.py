@@ -4,22 +4,23 @@ Knows only options, progress and printing.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from typer import Option
 
-from slipstream.cli.bench_flags import Numerics, PromptFlags
-from slipstream.cli.bench_output import command, figures_console, prompt_facts, step_bar
+from slipstream.cli.bench_flags import Numerics, QuestionFlags, command_line
+from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
-from slipstream.cli.progress import bars
+from slipstream.cli.progress import bars, step_bar
+from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.profile import Profile
 from slipstream.core.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
+from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.bench.calibrate.report import Calibrated
@@ -32,120 +33,78 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, slots=True)
 class PairFlags:
-    """Which models, and how they run."""
+    """Models, and how they run."""
 
-    target: Annotated[str, Option(help="Target: an alias, a path or OWNER/NAME of the hub.")] = (
-        "smollm2-135m"
-    )
-    draft: Annotated[str, Option(help="glide, a directory of GliDe weights, or vanilla:MODEL.")] = (
-        "glide"
-    )
-    dtype: Annotated[str, Option(help="auto, bfloat16, float16 or float32.")] = "auto"
-    numerics: Annotated[Numerics, Option(help="invariant, as is served by default, or fast.")] = (
-        Numerics.INVARIANT
-    )
-    threads: Annotated[int | None, Option(help="CPU threads; default: torch's choice.")] = None
-    device: Annotated[str, Option(help="cpu, cuda or cuda:N.")] = "cpu"
+    target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
+    draft: str = option("glide", "glide, a directory of GliDe weights, or vanilla:MODEL.")
+    dtype: str = option("auto", "auto, bfloat16, float16 or float32.")
+    numerics: Numerics = option(Numerics.INVARIANT, "invariant, as is served by default, or fast.")
+    threads: int | None = option(None, "CPU threads; default: torch's choice.")
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
 
     def engines(self) -> "MethodEngines":
         """Find the models, and load none yet. Raises `InvalidRequest` for a draft that is none."""
         from slipstream.bench.engines import MethodEngines
         from slipstream.client.engine import EngineOptions
-        from slipstream.models.store.resolve import resolve
 
         if self.draft in ("ngram", NO_DRAFTER):
             raise InvalidRequest(f"the draft is {self.draft}, but only models are calibrated")
         options = EngineOptions(self.dtype, "fast", self.threads, self.device)
         with bars() as progress:
-            resolve(self.target, progress=progress)
-            if self.draft.startswith("vanilla:"):
-                resolve(self.draft.removeprefix("vanilla:"), progress=progress)
+            fetch(self.target, self.draft, progress)
         return MethodEngines(self.target, self.draft, options, sampling=SamplingParams())
 
 
 @dataclass(frozen=True, slots=True)
-class AskedFlags:
-    """What is asked."""
-
-    prompts: Annotated[
-        Path | None,
-        Option(
-            help="JSON lines with question_id, category, turns, of which the first is asked;"
-            " default: a small set. Use prompts like those that will be served."
-        ),
-    ] = None
-    limit: Annotated[
-        int | None, Option(help="At most so many prompts, evenly from all categories.")
-    ] = None
-
-    def flags(self) -> PromptFlags:
-        """The same as benchmarks read them."""
-        return PromptFlags(self.prompts, self.limit)
-
-
-@dataclass(frozen=True, slots=True)
 class TuningFlags:
-    """How much to look at."""
+    """Extent of a calibration, and how replies are drawn."""
 
-    max_new_tokens: Annotated[
-        int, Option(help="Most tokens of a reply. 64 show most of what a text has to show.")
-    ] = 64
-    minutes: Annotated[
-        float,
-        Option(
-            help="Time for everything. With less of it fewer prompts are recorded and timed, and"
-            " costs less often; the sweep itself is a simulation and takes seconds."
-        ),
-    ] = 8.0
-    temperature: Annotated[
-        float,
-        Option(
-            help="Of the sampled replies; greedy ones are calibrated beside them, weighed alike."
-        ),
-    ] = 1.0
-    seed: Annotated[int, Option(help="Of the sampled replies.")] = 0
-    depth: Annotated[
-        int,
-        Option(
-            help="Longest chain that is tried, up to the lag the draft was trained for. More than"
-            " twice the tokens per round is of no use."
-        ),
-    ] = 8
-    finalists: Annotated[
-        int, Option(help="Settings that run against the clock, the best of each policy first.")
-    ] = 4
+    max_new_tokens: int = option(
+        64, "Maximum number of tokens of a reply; more than 64 add little."
+    )
+    minutes: float = option(
+        8.0,
+        "Minutes for everything. With fewer, fewer prompts are recorded and timed, and costs are"
+        " timed less often; the sweep itself is a simulation and takes seconds.",
+    )
+    temperature: float = option(
+        1.0, "Temperature of the sampled replies; greedy ones are recorded beside them."
+    )
+    seed: int = option(0, "Seed of the sampled replies.")
+    depth: int = option(
+        8,
+        "Longest chain that is tried, at most the lag that the draft was trained for. More than"
+        " twice the tokens per round is of no use.",
+    )
+    finalists: int = option(
+        4, "Settings that run against the clock, the best of each policy first."
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class FileFlags:
-    """What is written."""
+class ProfileFlags:
+    """Files to write."""
 
-    out: Annotated[
-        Path,
-        Option(
-            help="The profile; beside GliDe weights, a file named profile.json is their default."
-        ),
-    ]
-    sweep: Annotated[
-        Path | None, Option(help="All settings as JSON; default: OUT with .sweep.json.")
-    ] = None
-    plot: Annotated[
-        Path | None,
-        Option(help="The sweep as PNG or SVG; default: OUT with .png, if matplotlib is here."),
-    ] = None
+    out: Path = required(
+        "The profile; beside GliDe weights, a file named profile.json is their default."
+    )
+    sweep: Path | None = option(None, "All settings as JSON; default: OUT with .sweep.json.")
+    plot: Path | None = option(
+        None, "The sweep as PNG or SVG; default: OUT with .png, if matplotlib is here."
+    )
 
     def sweep_path(self) -> Path:
-        """Where all settings go."""
+        """Return the file of all settings."""
         return self.sweep or self.out.with_suffix(".sweep.json")
 
     def plot_path(self) -> Path | None:
-        """Where the plot goes; None for nowhere."""
+        """Return the file of the plot; None for no plot."""
         if self.plot is not None:
             return self.plot
         return None if find_spec("matplotlib") is None else self.out.with_suffix(".png")
 
     def check(self) -> None:
-        """Raises `InvalidRequest` or `TrainingError` for what can't be written, in good time."""
+        """Raise `InvalidRequest` or `TrainingError` for files that can't be written."""
         from slipstream.bench.environment import check_writable
         from slipstream.plots import check_plot
 
@@ -160,36 +119,28 @@ class FileFlags:
 
 @app.command()
 @with_flags
-def calibrate(files: FileFlags, models: PairFlags, asked: AskedFlags, tuning: TuningFlags) -> None:
+def calibrate(
+    files: ProfileFlags, models: PairFlags, prompts: QuestionFlags, tuning: TuningFlags
+) -> None:
     """Find the fastest way to draft for a pair of models on this machine.
 
-    Measures what steps and rows cost, records what the draft makes of every position in greedy
-    and sampled replies, tries stop policies, thresholds, CaPE tables and node budgets on the
-    records, and runs the best against the clock. The fastest becomes the profile.
+    Measures what steps and tokens cost, records drafts at every position of greedy and sampled
+    replies, tries stop policies, thresholds, CaPE tables and node budgets on the records, and runs
+    the best against the clock. The fastest becomes the profile. Only the first turn of each prompt
+    is sent; use prompts like those that will be served.
     """
-    prompts = asked.flags()
-    plan = _plan(models, prompts, tuning)
-    files.check()
-    engines = models.engines()
-    stages = _Stages(plan, engines, engines.draft_model(plan.numerics))
-    result = stages.run()
-    _show(result)
-    _write(result, files, models, prompts)
-
-
-def _plan(models: PairFlags, prompts: PromptFlags, tuning: TuningFlags) -> "CalibrationPlan":
     from slipstream.bench.calibrate.run import CalibrationPlan
 
-    return CalibrationPlan(
-        prompts.questions(),
-        max_new_tokens=tuning.max_new_tokens,
-        minutes=tuning.minutes,
-        temperature=tuning.temperature,
-        seed=tuning.seed,
-        depth=tuning.depth,
-        num_finalists=tuning.finalists,
-        numerics=models.numerics.value,
-    )
+    values = asdict(tuning)
+    finalists = values.pop("finalists")
+    numerics: Literal["invariant", "fast"] = models.numerics.value
+    questions = prompts.questions()
+    plan = CalibrationPlan(questions, num_finalists=finalists, numerics=numerics, **values)
+    files.check()
+    engines = models.engines()
+    result = _Stages(plan, engines, engines.draft_model(plan.numerics)).run()
+    _show(result)
+    _write(result, files, models.device, prompts)
 
 
 class _Stages:
@@ -270,11 +221,11 @@ def _show(result: "Calibrated") -> None:
     console.print(f"chosen: {result.best.name}", markup=False, soft_wrap=True)
 
 
-def _write(result: "Calibrated", files: FileFlags, models: PairFlags, prompts: PromptFlags) -> None:
+def _write(result: "Calibrated", files: ProfileFlags, device: str, prompts: QuestionFlags) -> None:
     from slipstream.bench.calibrate.report import save_sweep, sweep_values
     from slipstream.bench.environment import environment, write_json
 
-    values = result.file(command(), environment(models.device), prompt_facts(prompts))
+    values = result.file(command_line(), environment(device), prompts.facts())
     write_json(files.sweep_path(), sweep_values(result.tried, result.timed))
     if (plot := files.plot_path()) is not None:
         save_sweep(plot, result.tried)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -11,60 +10,36 @@ from rich.console import Console
 
 from slipstream.cli.engine import open_client
 from slipstream.cli.flags import with_flags
-from slipstream.cli.options import LengthFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from slipstream.cli.options import PlaceFlags, RequestFlags
 from slipstream.cli.report import stats_line
 from slipstream.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.core.prompt import Prompt
+    from slipstream.core.prompt import Message, Prompt
     from slipstream.core.results import Chunk
 
 HELP = "/reset begins a new conversation, /quit ends."
-
-
-@dataclass(frozen=True, slots=True)
-class ChatFlags:
-    """How the conversation begins."""
-
-    system: Annotated[str | None, typer.Option(help="System message of the conversation.")] = None
-
-    def first(self, text: str) -> "Prompt":
-        """The first turn, with the system message before it."""
-        if self.system is None:
-            return text
-        return [{"role": "system", "content": self.system}, {"role": "user", "content": text}]
+System = Annotated[str | None, typer.Option(help="System message of the conversation.")]
 
 
 @with_flags
-def chat(
-    conversation: ChatFlags,
-    length: LengthFlags,
-    place: PlaceFlags,
-    sampling: SamplingFlags,
-    speculation: SpeculationFlags,
-) -> None:
+def chat(*, system: System = None, place: PlaceFlags, request: RequestFlags) -> None:
     """Talk with the model; every turn reads only what is new."""
     place.check()
-    options = {
-        "sampling": sampling.params(),
-        "speculation": speculation.options(),
-        "max_tokens": length.max_new_tokens,
-        "stop": tuple(length.stop),
-        **length.form(),  # of every turn
-    }
+    options = request.options()
     console = Console(file=sys.stderr, highlight=False)
     with closing(open_client(place)) as client:
         console.print(HELP, style="dim")
-        while _converse(client, conversation, options, console):
+        while _converse(client, system, options, console):
             console.print("A new conversation.", style="dim")
 
 
 def _converse(
-    client: "Client", conversation: ChatFlags, options: dict[str, Any], console: Console
+    client: "Client", system: str | None, options: dict[str, Any], console: Console
 ) -> bool:
-    """One conversation; whether another is to follow."""
-    is_first = True
+    """Hold one conversation; return whether another is to follow."""
+    first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     with client.session() as session:
         for text in _lines(console):
             if text in {"/quit", "/exit"}:
@@ -75,12 +50,13 @@ def _converse(
                 console.print(f"There is no {text.split()[0]}. {HELP}", style="dim")
                 continue
             try:
-                chunks = session.stream(conversation.first(text) if is_first else text, **options)
+                turn: Prompt = [*first, {"role": "user", "content": text}] if first else text
+                chunks = session.stream(turn, **options)
             except InvalidRequest as error:
-                # This turn can't be answered; the conversation goes on without it.
+                # The conversation goes on without this turn.
                 console.print(f"error: {error}", markup=False)
                 continue
-            is_first = False
+            first = []
             # The session is free for the next turn, whatever ends this one.
             with closing(cast("Generator[Chunk]", chunks)):
                 _reply(chunks, console)
@@ -88,7 +64,7 @@ def _converse(
 
 
 def _reply(chunks: "Iterator[Chunk]", console: Console) -> None:
-    """Print a reply as it comes, to its end or to the interruption."""
+    """Print a reply as it comes, to its end or to an interruption."""
     stats = None
     try:
         for chunk in chunks:
@@ -103,7 +79,7 @@ def _reply(chunks: "Iterator[Chunk]", console: Console) -> None:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """What the user types, until the input ends."""
+    """Return the lines of standard input, until it ends."""
     while True:
         try:
             console.print("> ", end="")

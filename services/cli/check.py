@@ -1,13 +1,13 @@
-"""`slipstream check`: whether a router answers, by one short generation. Loads no model.
+"""`slipstream check`: one short generation through a router, as after an installation.
 
-What people run after an installation, and what `helm test` does. Measures nothing.
+`helm test` runs it. Loads no model and measures nothing.
 """
 
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,13 +17,14 @@ from slipstream.cli.options import RouterFlags
 from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.server_info import ReplicaRole, ReplicaState
+from slipstream.options import option
 
 if TYPE_CHECKING:
     from slipstream.client import Client
     from slipstream.core.results import Result
     from slipstream.core.server_info import ServerInfo
 
-# Goes on by a rule, so that any draft, and whoever copies what was said, has something right.
+# Repeats itself, so that any draft, also one that copies the text, has accepted tokens.
 PROMPT = "one two three four five six one two three four five six one two three four"
 NUM_TOKENS = 48
 PAUSE_S = 0.25
@@ -31,35 +32,23 @@ PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class CheckFlags:
-    """What is asked for."""
+    """How to connect and decode, and how long to try."""
 
-    no_speculation: Annotated[
-        bool, typer.Option("--no-speculation", help="Decode plainly; nothing need be accepted.")
-    ] = False
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Show the token without TLS, to other machines too.")
-    ] = False
-    timeout_s: Annotated[
-        float, typer.Option(help="Seconds to answer, the wait for a target included.")
-    ] = 60.0
-    wait_s: Annotated[
-        float,
-        typer.Option(help="Seconds to try again for until all is well, as while services start."),
-    ] = 0.0
+    no_speculation: bool = option(False, "Decode plainly, without a draft.")
+    plaintext: bool = option(False, "Send the token without TLS, also to other machines.")
+    timeout_s: float = option(60.0, "Seconds for an answer, the wait for a target included.")
+    wait_s: float = option(
+        0.0, "Seconds to repeat the check until it succeeds, as while services start."
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.wait_s <= 3600:
             raise InvalidRequest(f"wait_s is {self.wait_s:g}, but must be 0 to 3600")
 
-    @property
-    def mode(self) -> Mode:
-        """Whether there are drafts; forced ones, for some may not pay on an idle machine."""
-        return Mode.OFF if self.no_speculation else Mode.FORCED
-
 
 @with_flags
 def check(router: RouterFlags, flags: CheckFlags) -> None:
-    """Generate a few tokens through a router, and show what came and which replicas are ready.
+    """Generate a few tokens through a router, and show the result and the ready replicas.
 
     Exit code 0 if all is well.
     """
@@ -69,17 +58,17 @@ def check(router: RouterFlags, flags: CheckFlags) -> None:
         raise InvalidRequest("there is nothing to check: name a router, --router HOST:PORT")
     options = _connection(router, flags)
     with closing(Client(router.router, timeout_s=flags.timeout_s, **options)) as client:
-        typer.echo(_patiently(client, router.router, flags))
+        typer.echo(_checked(client, router.router, flags))
         for line in replica_lines(client.server_info()):
             typer.echo(line)
 
 
-def _patiently(client: "Client", router: str, flags: CheckFlags) -> str:
-    """The verdict; one that is bad is given again until it is good or the patience is over."""
+def _checked(client: "Client", router: str, flags: CheckFlags) -> str:
+    """Return the verdict, which is repeated until it is good or the time is over."""
     end = time.monotonic() + flags.wait_s
     while True:
         try:
-            result = _ask(client, router, flags.mode)
+            result = _generate(client, router, is_plain=flags.no_speculation)
             return verdict(router, result, is_plain=flags.no_speculation)
         except ServiceError:
             if time.monotonic() + PAUSE_S > end:
@@ -87,11 +76,12 @@ def _patiently(client: "Client", router: str, flags: CheckFlags) -> str:
         time.sleep(PAUSE_S)
 
 
-def _ask(client: "Client", router: str, mode: Mode) -> "Result":
-    speculation = SpeculationOptions(mode=mode)
+def _generate(client: "Client", router: str, *, is_plain: bool) -> "Result":
+    # Drafting is forced: on an idle machine it may not pay.
+    speculation = SpeculationOptions(mode=Mode.OFF if is_plain else Mode.FORCED)
     try:
         return client.generate(PROMPT, raw=True, max_tokens=NUM_TOKENS, speculation=speculation)
-    except InvalidRequest as error:  # which is no fault of whoever asked to check
+    except InvalidRequest as error:  # the request is ours, so the fault is the router's
         raise ServiceError(f"{router} refuses to be checked: {error}") from None
 
 
@@ -104,9 +94,10 @@ def _connection(router: RouterFlags, flags: CheckFlags) -> dict[str, Any]:
 
 
 def verdict(router: str, result: "Result", *, is_plain: bool) -> str:
-    """What a router's answer shows, in a sentence. Raises `ServiceError` where it is not enough.
+    """Return a sentence about a router's answer.
 
-    Of a draft, something must have been accepted unless decoding was plain.
+    Raises `ServiceError` for an answer without tokens or, unless decoding was plain, without
+    accepted draft tokens.
     """
     stats, speculation = result.stats, result.stats.speculation
     came = f"{router} answers with {stats.num_output_tokens} tokens of {result.prompt.model}"

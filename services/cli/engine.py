@@ -1,4 +1,4 @@
-"""Opens the client that the options ask for, showing what it waits for."""
+"""Clients by the options of a command, with bars while models are fetched and loaded."""
 
 import gc
 import sys
@@ -8,12 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
-from slipstream.cli.progress import bars
-from slipstream.config import usually
+from slipstream.cli.progress import Bars, bars
+from slipstream.config import set_default_variables
 
 if TYPE_CHECKING:
-    from slipstream.client import Client
+    from slipstream.client import AsyncClient, Client
 
+VANILLA = "vanilla:"
+"""Beginning of the names of drafts that are models by themselves."""
 # A thread that waits for the others of a product soon sleeps. Where two of them meet on one core,
 # one that spins keeps the core from the one that it waits for: with OpenMP's own 300,000 rounds a
 # start took 17 to 35 s instead of 6 s. OpenMP reads this once, when torch loads.
@@ -21,12 +23,26 @@ _SHORT_SPINS = {"GOMP_SPINCOUNT": "3000"}
 
 
 def open_client(place: PlaceFlags) -> "Client":
-    """A client to close: of the router, if one is named, otherwise of engines in this process."""
-    return _open_remote(place.router) if place.is_remote else open_embedded(place.engine)
+    """Return a client of the router, if one is named, else of engines in this process."""
+    from slipstream.client import Client
+
+    if place.router.router is None:
+        return open_embedded(place.engine)
+    return Client(place.router.router, **remote_options(place.router))
+
+
+def open_async_client(place: PlaceFlags) -> "AsyncClient":
+    """Return the same client for an event loop; engines of this process are loaded here."""
+    from slipstream.client import AsyncClient
+
+    if place.router.router is not None:
+        return AsyncClient(place.router.router, **remote_options(place.router))
+    with fetched(place.engine) as options:
+        return AsyncClient.embedded(**options)
 
 
 def open_embedded(flags: EngineFlags, **changes: str) -> "Client":
-    """Fetch the models that are not here yet, load them and return a client to close."""
+    """Fetch the models that are not here yet, load them and return a client."""
     from slipstream.client import Client
 
     with fetched(flags, **changes) as options:
@@ -35,25 +51,30 @@ def open_embedded(flags: EngineFlags, **changes: str) -> "Client":
 
 @contextmanager
 def fetched(flags: EngineFlags, **changes: str) -> Iterator[dict[str, Any]]:
-    """The options of engines whose models have been fetched; loading them is shown as well."""
-    from slipstream.models.store.resolve import resolve
-
+    """Give the options of engines whose models have been fetched, while a bar shows loading."""
     options: dict[str, Any] = flags.given() | changes
-    target, draft = options.get("target", DEFAULT_TARGET), options.get("draft", "")
+    target = options.get("target", DEFAULT_TARGET)
     with bars() as progress:
-        resolve(target, progress=progress)
-        if draft.startswith("vanilla:"):
-            resolve(draft.removeprefix("vanilla:"), progress=progress)
+        fetch(target, options.get("draft", ""), progress)
         progress.step(f"loading {target}")
         _import_engines()
         yield options
+
+
+def fetch(target: str, draft: str, progress: Bars) -> None:
+    """Fetch a target, and a draft that is a model by itself, unless they are on this machine."""
+    from slipstream.models.store.resolve import resolve
+
+    resolve(target, progress=progress)
+    if draft.startswith(VANILLA):
+        resolve(draft.removeprefix(VANILLA), progress=progress)
 
 
 def _import_engines() -> None:
     """Import all that computes, without the garbage collector.
 
     It would walk some 100,000 objects again and again, here and in every later collection. They
-    stay until the process ends, so it is told to leave them alone.
+    stay until the process ends, so it is made to leave them alone.
     """
     if "torch" in sys.modules:
         return
@@ -67,22 +88,15 @@ def _import_engines() -> None:
 
 
 def shorten_spins() -> None:
-    """Have idle threads sleep soon. For a command that is about to import torch."""
-    usually(_SHORT_SPINS)
+    """Make idle threads sleep soon. For a command that is about to import torch."""
+    set_default_variables(_SHORT_SPINS)
 
 
 def remote_options(flags: RouterFlags) -> dict[str, Any]:
-    """How a router is spoken to, as either client takes it."""
+    """Return how a router is reached, as either client takes it."""
     from slipstream.rpc.security import ClientTls
 
     files = (flags.tls_ca, flags.tls_cert, flags.tls_key)
     is_special = any(files) or flags.tls_name is not None
     tls = ClientTls(*files, flags.tls_name) if is_special else flags.tls or None
     return {"token": flags.token(), "tls": tls, "model": flags.model}
-
-
-def _open_remote(flags: RouterFlags) -> "Client":
-    from slipstream.client import Client
-
-    assert flags.router is not None
-    return Client(flags.router, **remote_options(flags))

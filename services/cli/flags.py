@@ -1,70 +1,66 @@
-"""Lets a command take a group of options as one dataclass. Knows nothing of which options."""
+"""Groups of options as parameters of commands: each field of a dataclass becomes a flag."""
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
+import typer
+
+from slipstream.options import Option, build, options_of
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace every dataclass parameter of `command` by one option per field.
+    """Replace every dataclass parameter of `command` by one option of typer for each of its own.
 
-    The fields carry the `Annotated[..., typer.Option(...)]` and the defaults, or are such groups
-    themselves.
+    `PANEL` of the dataclass that has an option is the heading above it in `--help`.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    owned = {name: tuple(options_of(kind)) for name, kind in groups.items()}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += _options_of(groups[name])
+        if name in owned:
+            parameters += [_parameter(at) for at in owned[name]]
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
     @wraps(command)
     def grouped(**values: Any) -> None:
-        built = {name: _built(kind, values) for name, kind in groups.items()}
+        built = {}
+        for name, options in owned.items():
+            given = {at.name: _value(at, values.pop(at.name)) for at in options}
+            built[name] = build(groups[name], **given)
         command(**values, **built)
 
-    annotations = {parameter.name: parameter.annotation for parameter in parameters}
     # What typer looks at. `wraps` has set the first to the command's own.
-    grouped.__annotations__ = annotations
+    grouped.__annotations__ = {each.name: each.annotation for each in parameters}
     grouped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     del grouped.__wrapped__
     return grouped
 
 
-def _options_of(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    parameters = []
-    for field in fields(group):
-        kind = hints[field.name]
-        if is_dataclass(kind):
-            parameters += _options_of(kind)
-        else:
-            default = _default(field)
-            parameters.append(
-                inspect.Parameter(field.name, KEYWORD, annotation=kind, default=default)
-            )
-    return parameters
+def _parameter(at: Option) -> inspect.Parameter:
+    kind, default, shown = at.kind, at.default, dict(at.shown)
+    names = shown.pop("names", (at.flag,) if kind is bool and default is False else ())
+    if _is_list(at):
+        kind, default = list[get_args(kind)[0]], default if default is MISSING else list(default)  # type: ignore[misc]
+    shown.setdefault("rich_help_panel", getattr(at.owner, "PANEL", None))
+    make: Callable[..., Any] = typer.Option
+    if shown.pop("is_argument", False):
+        make, names = typer.Argument, ()
+    return inspect.Parameter(
+        at.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[kind, make(*names, help=at.help, **shown)],
+        default=inspect.Parameter.empty if default is MISSING else default,
+    )
 
 
-def _built(group: Any, values: dict[str, Any]) -> Any:
-    """The group of these values, which are taken out of `values`."""
-    hints = get_type_hints(group)
-    parts = {
-        field.name: _built(hints[field.name], values)
-        if is_dataclass(hints[field.name])
-        else values.pop(field.name)
-        for field in fields(group)
-    }
-    return group(**parts)
+def _value(at: Option, value: Any) -> Any:
+    return tuple(value) if _is_list(at) else value
 
 
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+def _is_list(at: Option) -> bool:
+    return get_origin(at.kind) is tuple

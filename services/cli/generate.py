@@ -4,21 +4,25 @@ import json
 import sys
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from slipstream.cli.engine import open_client, open_embedded
 from slipstream.cli.flags import with_flags
-from slipstream.cli.logprobs import logprob_lines
-from slipstream.cli.options import LengthFlags, PlaceFlags, SamplingFlags, SpeculationFlags
-from slipstream.cli.origins import Marks
-from slipstream.cli.report import Comparison, comparison_line, result_object, stats_line
+from slipstream.cli.options import PlaceFlags, RequestFlags
+from slipstream.cli.report import (
+    OriginMarks,
+    PlainComparison,
+    logprob_lines,
+    result_object,
+    stats_line,
+)
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.results import collected
-from slipstream.core.types import SamplingParams
+from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.client import Client
@@ -30,21 +34,17 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptFlags:
-    """What is said, and how it is put to the model."""
+    """The prompt, and how it is encoded."""
 
-    prompt: Annotated[str, typer.Argument(help="The prompt, or - to read it from standard input.")]
-    raw: Annotated[bool, typer.Option("--raw", help="Without the model's chat template.")] = False
-    allow_special_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--allow-special-tokens",
-            help="With --raw: names of special tokens are these tokens, not plain text.",
-        ),
-    ] = False
-    system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None
+    prompt: str = required("The prompt, or - to read it from standard input.", is_argument=True)
+    raw: bool = option(False, "Without the model's chat template.")
+    allow_special_tokens: bool = option(
+        False, "With --raw: names of special tokens are these tokens, not plain text."
+    )
+    system: str | None = option(None, "System message before the prompt.")
 
     def content(self) -> "Prompt":
-        """Raises `InvalidRequest` for a prompt that is empty or not text."""
+        """Return the prompt. Raises `InvalidRequest` for one that is empty or not text."""
         text = _read_stdin() if self.prompt == "-" else self.prompt
         _require_text(text)
         if self.allow_special_tokens and not self.raw:
@@ -57,30 +57,22 @@ class PromptFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFlags:
-    """What is printed."""
+class PrintFlags:
+    """Contents and form of what is printed."""
 
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Decode plainly too; compare tokens and speed.")
-    ] = False
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the text alone.")] = False
-    origins: Annotated[
-        bool, typer.Option("--origins", help="Mark every token by where it came from.")
-    ] = False
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=MAX_LOGPROBS,
-            help="Tell how likely every token was, beside so many of the likeliest.",
-        ),
-    ] = None
+    compare: bool = option(False, "Decode plainly too; compare tokens and speed.")
+    as_json: bool = option(False, "Print one JSON object and nothing else.", names=("--json",))
+    quiet: bool = option(False, "Print the text alone.")
+    origins: bool = option(False, "Mark every token by its origin.")
+    logprobs: int | None = option(
+        None,
+        "Print the log probability of every token, and so many of the likeliest tokens.",
+        min=0,
+        max=MAX_LOGPROBS,
+    )
 
     def check(self) -> None:
-        """Raises `UnsupportedCombination` for what can't be printed together."""
+        """Raise `UnsupportedCombination` for what can't be printed together."""
         if self.quiet and self.as_json:
             raise UnsupportedCombination("--quiet prints the text alone, --json one object")
         if self.quiet and self.origins:
@@ -89,74 +81,39 @@ class OutputFlags:
             raise UnsupportedCombination("--quiet prints the text alone, --logprobs a table")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request as the SDK takes it."""
-
-    prompt: "Prompt"
-    raw: bool
-    allow_special_tokens: bool
-    sampling: SamplingParams
-    speculation: SpeculationOptions
-    max_tokens: int
-    stop: tuple[str, ...]
-    with_origins: bool
-    logprobs: int | None
-    form: dict[str, str]
-
-    def options(self, **changes: Any) -> dict[str, Any]:
-        """Everything but the prompt, for `Client.generate` and `Client.stream`."""
-        values = {
-            "raw": self.raw,
-            "allow_special_tokens": self.allow_special_tokens,
-            "sampling": self.sampling,
-            "speculation": self.speculation,
-            "max_tokens": self.max_tokens,
-            "stop": self.stop,
-            "with_origins": self.with_origins,
-            "logprobs": self.logprobs,
-        }
-        return values | self.form | changes
-
-
 @with_flags
 def generate(
-    prompt: PromptFlags,
-    length: LengthFlags,
-    place: PlaceFlags,
-    sampling: SamplingFlags,
-    speculation: SpeculationFlags,
-    output: OutputFlags,
+    flags: PromptFlags, place: PlaceFlags, request: RequestFlags, output: PrintFlags
 ) -> None:
     """Generate text, drafted by one model and verified by another."""
     output.check()
     place.check()
     # Everything that can be refused is, before a model loads.
-    request = Request(
-        prompt=prompt.content(),
-        raw=prompt.raw,
-        allow_special_tokens=prompt.allow_special_tokens,
-        sampling=sampling.params(),
-        speculation=speculation.options(),
-        max_tokens=length.max_new_tokens,
-        stop=tuple(length.stop),
-        with_origins=output.origins,
-        logprobs=output.logprobs,
-        form=length.form(),
-    )
+    prompt = flags.content()
+    options = {
+        **request.options(),
+        "raw": flags.raw,
+        "allow_special_tokens": flags.allow_special_tokens,
+        "with_origins": output.origins,
+        "logprobs": output.logprobs,
+    }
     with closing(open_client(place)) as client:
         if output.compare:
-            client.generate(request.prompt, **request.options(max_tokens=_WARM_UP_TOKENS))
-        result = _stream(client, request, shows_text=not output.as_json)
-        comparison = _compare(client, request, place) if output.compare else None
+            client.generate(prompt, **options | {"max_tokens": _WARM_UP_TOKENS})
+        result = _stream(client, prompt, options, output)
+        comparison = None
+        if output.compare:
+            comparison = PlainComparison(result, *_plain(client, prompt, options, place))
     _report(result, comparison, output)
 
 
-def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result":
+def _stream(
+    client: "Client", prompt: "Prompt", options: dict[str, Any], output: PrintFlags
+) -> "Result":
     """Generate, showing text as it becomes final."""
-    chunks, marks = [], Marks(sys.stdout)
+    chunks, marks, shows_text = [], OriginMarks(sys.stdout), not output.as_json
     try:
-        for chunk in client.stream(request.prompt, **request.options()):
+        for chunk in client.stream(prompt, **options):
             chunks.append(chunk)
             if shows_text:
                 sys.stdout.write(chunk.text)
@@ -164,27 +121,28 @@ def _stream(client: "Client", request: Request, *, shows_text: bool) -> "Result"
                 sys.stdout.flush()
     except SlipstreamError:
         if chunks and shows_text:
-            typer.echo()  # what went wrong stands on a line of its own
+            typer.echo()  # the error is printed on a line of its own
         raise
-    if request.with_origins and shows_text:
+    if output.origins and shows_text:
         sys.stdout.write("\n\n")
         marks.legend()
     return collected(chunks)
 
 
-def _compare(client: "Client", request: Request, place: PlaceFlags) -> Comparison:
-    """Decode the request plainly: in its own numerics and, where we choose them, in the fastest."""
-    plainly = SpeculationOptions(mode=Mode.OFF)
-    plain = client.generate(request.prompt, **request.options(speculation=plainly))
+def _plain(
+    client: "Client", prompt: "Prompt", options: dict[str, Any], place: PlaceFlags
+) -> tuple["Result", "Result"]:
+    """Decode plainly: in the numerics of the request, and in the fastest that can be chosen."""
+    plainly = options | {"speculation": SpeculationOptions(mode=Mode.OFF)}
+    plain = client.generate(prompt, **plainly)
     if place.is_remote or place.engine.numerics == "fast":
-        return Comparison(plain, plain)
+        return plain, plain
     with closing(open_embedded(place.engine, numerics="fast", draft="none")) as fast:
-        options = request.options(speculation=plainly)
-        fast.generate(request.prompt, **options | {"max_tokens": _WARM_UP_TOKENS})
-        return Comparison(plain, fast.generate(request.prompt, **options))
+        fast.generate(prompt, **plainly | {"max_tokens": _WARM_UP_TOKENS})
+        return plain, fast.generate(prompt, **plainly)
 
 
-def _report(result: "Result", comparison: Comparison | None, output: OutputFlags) -> None:
+def _report(result: "Result", comparison: PlainComparison | None, output: PrintFlags) -> None:
     if output.as_json:
         typer.echo(json.dumps(result_object(result, comparison)))
         return
@@ -195,7 +153,7 @@ def _report(result: "Result", comparison: Comparison | None, output: OutputFlags
         typer.echo("\n" + "\n".join(logprob_lines(result.logprobs)))
     line = stats_line(result.stats)
     if comparison is not None:
-        line += ", " + comparison_line(result, comparison)
+        line += ", " + comparison.line()
     typer.echo(f"\n[{line}]")
 
 

@@ -1,21 +1,21 @@
-"""Changes to a file of keys: the rest of it stays as it was written, and nobody sees half of it."""
+"""Changes to a file of API keys: the rest of it stays as it was written."""
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from slipstream.cli.files import write_whole
 from slipstream.core.errors import InvalidRequest
 from slipstream.router.key_file import Entry, parse_keys, render
 
 _NO_KEYS = "[keys]\n"
-"""What a router takes as none, while a file that is merely empty changes nothing for it."""
+"""A file without keys; routers ignore one that is empty, which may be half written."""
 
 
 def add_key(path: Path, entry: Entry) -> None:
-    """Add a key, also to a file that is not there. Raises `InvalidRequest`."""
+    """Add a key; the file need not exist. Raises `InvalidRequest` for a name that it has."""
     with _alone(path):
         text, entries = _content(path)
         if any(known.name == entry.name for known in entries):
@@ -25,7 +25,7 @@ def add_key(path: Path, entry: Entry) -> None:
 
 
 def remove_key(path: Path, name: str) -> None:
-    """Take a key out. Raises `InvalidRequest` where there is none of the name."""
+    """Remove a key. Raises `InvalidRequest` for a name that the file does not have."""
     with _alone(path):
         text, entries = _content(path, must_exist=True)
         left = tuple(entry for entry in entries if entry.name != name)
@@ -39,7 +39,7 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _content(path: Path, *, must_exist: bool = False) -> tuple[str, tuple[Entry, ...]]:
-    """A file's text and keys."""
+    """Return the text and the keys of a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def _content(path: Path, *, must_exist: bool = False) -> tuple[str, tuple[Entry,
 
 
 def _without(text: str, name: str) -> str:
-    """The text without a key's table; what is said above the next table stays with that."""
+    """Return the text without a key's table; comments above the next table stay with that."""
     lines = text.splitlines(keepends=True)
     heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
     mine = [at for at in heads if lines[at].split("#")[0].strip() == f"[keys.{name}]"]
@@ -67,29 +67,15 @@ def _without(text: str, name: str) -> str:
 
 
 def _put(path: Path, text: str, entries: tuple[Entry, ...]) -> None:
-    """Write what must mean these keys."""
+    """Write the text, which must mean these keys."""
     if parse_keys(text, str(path)) != entries:
         raise InvalidRequest(f"{path} is not laid out in tables [keys.NAME]: change it by hand")
-    path = path.resolve()  # a link stays one
-    before = path.stat() if path.exists() else None
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            if before is not None:  # whoever could read it still can
-                os.fchown(file.fileno(), before.st_uid, before.st_gid)
-                os.fchmod(file.fileno(), before.st_mode & 0o777)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
+    write_whole(path, text.encode())
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Be the only one who changes files of this folder; what can't be done becomes a sentence."""
+    """Lock the folder against other changes. Raises `InvalidRequest` where that fails."""
     try:
         folder = os.open(path.resolve().parent, os.O_RDONLY)
         try:

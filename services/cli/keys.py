@@ -1,4 +1,4 @@
-"""`slipstream keys`: whose tokens open a router, and what each may ask for."""
+"""`slipstream keys`: the API keys of routers, and their limits."""
 
 import hashlib
 import secrets
@@ -13,14 +13,14 @@ from slipstream.core.errors import InvalidRequest
 app = typer.Typer(help="Make, list and revoke keys of routers.", no_args_is_help=True)
 
 TOKEN_PREFIX = "slip_"
-"""By which scanners for leaked secrets know a token."""
+"""Beginning of every token, by which scanners for leaked secrets find one."""
 _TOKEN_BYTES = 32
 
 Name = Annotated[str, typer.Argument(help="Letters, digits, - and _.")]
 File = Annotated[Path, typer.Option("--file", help="The key file of routers (key_file).")]
-PerMinute = Annotated[int | None, typer.Option(help="Most of them in a minute.")]
-AtOnce = Annotated[int | None, typer.Option(help="Most requests running at once.")]
-Day = Annotated[str | None, typer.Option(help="The day from which on it is refused: 2027-01-31.")]
+PerMinute = Annotated[int | None, typer.Option(help="Maximum in a minute.")]
+AtOnce = Annotated[int | None, typer.Option(help="Maximum number of requests at once.")]
+Day = Annotated[str | None, typer.Option(help="First day on which it is refused, as 2027-01-31.")]
 
 
 @app.callback()
@@ -37,9 +37,9 @@ def new(
     max_concurrent: AtOnce = None,
     expires: Day = None,
 ) -> None:
-    """Add a key and print its token, which is written down nowhere else.
+    """Add a key and print its token, which is stored nowhere else.
 
-    The file keeps the token's SHA-256. Routers follow within a second.
+    The file has the token's SHA-256. Routers read it within a second.
     """
     from slipstream.cli.key_edits import add_key
     from slipstream.router.key_file import Entry, check_name
@@ -59,15 +59,15 @@ def list_(file: File) -> None:
 
     today = datetime.now(UTC).date()
     for entry in read_keys(file):
-        said = [f"{name} {limit}" for name, limit in entry.limits.given().items()]
+        about = [f"{name} {limit}" for name, limit in entry.limits.given().items()]
         if entry.expires is not None:
-            said.append(f"{'expired' if entry.expires <= today else 'expires'} {entry.expires}")
-        typer.echo(f"{entry.name}  {', '.join(said) or 'no limits'}")
+            about.append(f"{'expired' if entry.expires <= today else 'expires'} {entry.expires}")
+        typer.echo(f"{entry.name}  {', '.join(about) or 'no limits'}")
 
 
 @app.command()
 def revoke(name: Name, file: File) -> None:
-    """Take a key out of the file: routers refuse its token within a second."""
+    """Remove a key from the file: routers refuse its token within a second."""
     from slipstream.cli.key_edits import remove_key
 
     remove_key(file, name)

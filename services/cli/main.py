@@ -1,9 +1,10 @@
-"""The `slipstream` command: its parts, and how errors become exit codes.
+"""The `slipstream` command: its parts, and the exit codes of errors.
 
 0: done. 2: the request or a model can't be used as asked. 1: anything else that failed.
 130: interrupted.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -14,24 +15,31 @@ import typer
 
 import slipstream
 from slipstream.cli.engine import shorten_spins
-from slipstream.cli.notices import show_notices
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
 _COMMANDS = {
-    "generate": "generate",
-    "chat": "chat",
-    "check": "check",
-    "up": "up",
-    "trace": "trace",
-    "size": "size",
-    "simulate": "run",
+    "generate": ("generate", "generate"),
+    "chat": ("chat", "chat"),
+    "check": ("check", "check"),
+    "up": ("up", "up"),
+    "trace": ("trace", "trace"),
+    "size": ("size", "size"),
+    "simulate": ("size", "run_simulation"),
 }
-"""Commands by the name of their module, with the name of the function in it."""
-_GROUPS = ("serve", "models", "certs", "keys")
+"""Commands, each with its module and its function there."""
+_GROUPS = ("models", "certs", "keys")
 """Modules with commands of their own."""
+_SERVE = "serve"
+_SERVICES = {
+    "target": ("target", "Verify what drafts propose; holds the model."),
+    "draft": ("draft", "Propose tokens for a target to verify."),
+    "router": ("router", "Run requests on drafts and targets. Loads no model."),
+    "http": ("gateway", "Serve OpenAI's HTTP API for a router. Loads no model."),
+}
+"""Services, each with its package."""
 
-# Commands whose modules load torch come into being only when they are called.
+# Modules of these commands load torch: they are imported only when the commands are called.
 _LATER = {
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
     "train": ("slipstream.cli.train", "Train draft models."),
@@ -41,22 +49,41 @@ _LATER = {
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
+class WarningPrinter(logging.Handler):
+    """Handler that prints each warning of the library once, as `warning: ` and its message."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._shown: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        message = record.getMessage()
+        if message not in self._shown:
+            self._shown.add(message)
+            typer.echo(f"warning: {message}", err=True)
+
+
 def app_of(words: Sequence[str]) -> typer.Typer:
-    """Return the application that runs a command line: with the command that its first word
-    names alone, which spares the import of all others, or with all commands."""
+    """Return the application that runs a command line.
+
+    It has the command that the first word names, without the imports of the others, or all.
+    """
     app = typer.Typer(
         help="Speculative decoding: a draft proposes, a target verifies, the text is the same.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    named = [name for name in words[:1] if name in (*_COMMANDS, *_GROUPS)]
-    for name in named or (*_COMMANDS, *_GROUPS):
-        module = import_module(f"slipstream.cli.{name}")
-        if name in _GROUPS:
-            app.add_typer(module.app, name=name)
+    known = (*_COMMANDS, _SERVE, *_GROUPS)
+    for name in [name for name in words[:1] if name in known] or known:
+        if name == _SERVE:
+            app.add_typer(_serve_group(), name=_SERVE)
+        elif name in _GROUPS:
+            app.add_typer(import_module(f"slipstream.cli.{name}").app, name=name)
         else:
-            app.command(name)(getattr(module, _COMMANDS[name]))
+            module, function = _COMMANDS[name]
+            app.command(name)(getattr(import_module(f"slipstream.cli.{module}"), function))
     for name, (path, text) in _LATER.items():
         _mount_later(app, name, path, text)
     app.command()(version)
@@ -64,10 +91,29 @@ def app_of(words: Sequence[str]) -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """`app`: the application with all commands."""
+    """Return `app`, the application with all commands."""
     if name != "app":
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return app_of(())
+
+
+def _serve_group() -> typer.Typer:
+    """Return `slipstream serve`: one of the services in this process, with its own flags."""
+    text = "Run a service: target, draft, router or http."
+    group = typer.Typer(help=text, no_args_is_help=True)
+    group.callback(help=text)(lambda: None)
+    for role in _SERVICES:
+        _mount_service(group, role)
+    return group
+
+
+def _mount_service(group: typer.Typer, role: str) -> None:
+    package, text = _SERVICES[role]
+
+    @group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)
+    def serve(context: typer.Context) -> None:
+        # Imported when it is called, so that a router never loads torch.
+        raise typer.Exit(import_module(f"slipstream.{package}.__main__").main(context.args))
 
 
 def _mount_later(app: typer.Typer, name: str, module: str, text: str) -> None:
@@ -87,13 +133,14 @@ def version() -> None:
 
 
 def run(args: Sequence[str] | None = None) -> NoReturn:
-    """The console script: run a command and exit with its code."""
+    """Run a command and exit with its code: the console script."""
     sys.exit(exit_code(args))
 
 
 def exit_code(args: Sequence[str] | None = None) -> int:
-    """Run a command; errors become one sentence on standard error and a code."""
-    show_notices()
+    """Run a command and return its exit code; an error is one sentence on standard error."""
+    # Where a logger has no handler of its own, as in most commands.
+    logging.lastResort = WarningPrinter()
     app = app_of(sys.argv[1:] if args is None else args)
     try:
         return int(app(args=args, prog_name="slipstream", standalone_mode=False) or 0)
@@ -103,7 +150,7 @@ def exit_code(args: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has enough of it; leave nothing to flush at exit.
+        # The reader of our output has closed it; leave nothing to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -114,7 +161,7 @@ def exit_code(args: Sequence[str] | None = None) -> int:
 
 
 def _fail(sentence: str, code: int) -> int:
-    if sentence:  # none where help has said it all
+    if sentence:  # empty where help was printed
         typer.echo(f"error: {sentence}", err=True)
     return code
 

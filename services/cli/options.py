@@ -1,142 +1,91 @@
-"""The options that commands share, in groups, and what they mean to the SDK. Loads no torch."""
+"""The options that commands share, in groups, and their values for the SDK. Loads no torch."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Any, ClassVar
 
 from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
-
-
-def _option(
-    panel: str, text: str, *, default: str | None = None, name: str | None = None
-) -> object:
-    shown = True if default is None else default
-    names = () if name is None else (name,)
-    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=shown)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
+from slipstream.options import option, options_of
 
 DEFAULT_TARGET = "smollm2-135m"
-ENGINE = "Engine"
-ROUTER = "Router"
-LENGTH = "Length"
-FORM = "Form"
-SAMPLING = "Sampling"
-SPECULATION = "Speculation"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """Which models run in this process, and how. None stands for the default that is shown."""
+    """Models of this process, and how they run. None stands for the default that is shown."""
 
-    target: Annotated[
-        str | None,
-        _option(
-            ENGINE,
-            "Target model: an alias, a path or OWNER/NAME of the hub.",
-            default=DEFAULT_TARGET,
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        _option(
-            ENGINE,
-            "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.",
-            default="glide",
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None, _option(ENGINE, "auto, bfloat16, float16 or float32.", default="auto")
-    ] = None
-    numerics: Annotated[
-        str | None,
-        _option(
-            ENGINE,
-            "invariant: the same bits whatever is drafted; fast: near-ties may turn.",
-            default="invariant",
-        ),
-    ] = None
-    threads: Annotated[int | None, _option(ENGINE, "CPU threads.", default="torch's choice")] = None
-    device: Annotated[str | None, _option(ENGINE, "cpu, cuda or cuda:N.", default="cpu")] = None
-    kv_memory: Annotated[
-        str | None,
-        _option(
-            ENGINE,
-            "For keys and values of each engine: 2GiB, or a share of what is free, 0.5.",
-            default="auto",
-        ),
-    ] = None
-    profile: Annotated[
-        Path | None,
-        _option(ENGINE, "Profile file of `slipstream calibrate`.", default="the draft's own"),
-    ] = None
+    PANEL: ClassVar[str] = "Engine"
 
-    ngrams: Annotated[
-        str | None,
-        _option(ENGINE, "auto, none or a file of `slipstream train ngrams`.", default="auto"),
-    ] = None
+    target: str | None = option(
+        None,
+        "Target model: an alias, a path or OWNER/NAME of the hub.",
+        show_default=DEFAULT_TARGET,
+    )
+    draft: str | None = option(
+        None,
+        "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.",
+        show_default="glide",
+    )
+    dtype: str | None = option(None, "auto, bfloat16, float16 or float32.", show_default="auto")
+    numerics: str | None = option(
+        None,
+        "invariant: the same bits whatever is drafted; fast: near-ties may differ.",
+        show_default="invariant",
+    )
+    threads: int | None = option(None, "CPU threads.", show_default="torch's choice")
+    device: str | None = option(None, "cpu, cuda or cuda:N.", show_default="cpu")
+    kv_memory: str | None = option(
+        None,
+        "Memory for keys and values of each engine: 2GiB, or a share of what is free, 0.5.",
+        show_default="auto",
+    )
+    profile: Path | None = option(
+        None, "Profile file of `slipstream calibrate`.", show_default="the draft's own"
+    )
+    ngrams: str | None = option(
+        None, "auto, none or a file of `slipstream train ngrams`.", show_default="auto"
+    )
 
     def given(self) -> dict[str, str | int | Path]:
-        """What was said, by the names of `Client.embedded`."""
+        """Return the options that are given, by the names of `Client.embedded`."""
         named = {at.name: getattr(self, at.name) for at in fields(self)}
         return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class RouterFlags:
-    """Which router to ask, instead of running models in this process."""
+    """A router that runs the models, in place of this process."""
 
-    router: Annotated[
-        str | None,
-        _option(ROUTER, "HOST:PORT of a router, or several; no model is loaded here."),
-    ] = None
-    model: Annotated[
-        str | None, _option(ROUTER, "Which of the router's models.", default="its only one")
-    ] = None
-    token_file: Annotated[
-        Path | None,
-        _option(ROUTER, "File with the bearer token.", default="what SLIPSTREAM_TOKEN says"),
-    ] = None
-    tls: Annotated[
-        bool, _option(ROUTER, "Use TLS, trusting the system's authorities.", name="--tls")
-    ] = False
-    tls_ca: Annotated[
-        Path | None, _option(ROUTER, "Use TLS, trusting the certificates in this file.")
-    ] = None
-    tls_cert: Annotated[
-        Path | None, _option(ROUTER, "Certificate to show to a router that asks for one.")
-    ] = None
-    tls_key: Annotated[Path | None, _option(ROUTER, "Its private key.")] = None
-    tls_name: Annotated[
-        str | None,
-        _option(ROUTER, "Name in the router's certificate.", default="that of the address"),
-    ] = None
+    PANEL: ClassVar[str] = "Router"
+
+    router: str | None = option(
+        None, "HOST:PORT of a router, or several; no model is loaded in this process."
+    )
+    model: str | None = option(
+        None, "Name of one of the router's models.", show_default="its only one"
+    )
+    token_file: Path | None = option(
+        None, "File with the bearer token.", show_default="that of SLIPSTREAM_TOKEN"
+    )
+    tls: bool = option(False, "Use TLS, trusting the system's authorities.")
+    tls_ca: Path | None = option(None, "Use TLS, trusting the certificates in this file.")
+    tls_cert: Path | None = option(None, "Certificate to show to a router that needs one.")
+    tls_key: Path | None = option(None, "Its private key.")
+    tls_name: str | None = option(
+        None, "Name in the router's certificate.", show_default="that of the address"
+    )
 
     def token(self) -> str | None:
-        """What the router is shown. Raises `InvalidRequest` for a file that holds none."""
-        if self.token_file is None:
-            return load_settings().token
-        try:
-            token = self.token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise InvalidRequest(f"{self.token_file} can't be read ({reason})") from None
-        if not token:
-            raise InvalidRequest(f"{self.token_file} holds no token")
-        return token
+        """Return the bearer token. Raises `InvalidRequest` for a file without one."""
+        return load_settings().token if self.token_file is None else read_token(self.token_file)
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceFlags:
-    """Where models run: in this process, or behind a router."""
+    """The place of the models: this process, or behind a router."""
 
     engine: EngineFlags
     router: RouterFlags
@@ -147,32 +96,39 @@ class PlaceFlags:
         return self.router.router is not None
 
     def check(self) -> None:
-        """Raises `UnsupportedCombination` for options of the other place than the one chosen."""
-        if self.is_remote and (engine := sorted(self.engine.given())):
+        """Raise `UnsupportedCombination` for options of the place that is not chosen."""
+        given = [at.flag for at in options_of(EngineFlags) if at.value_in(self.engine) is not None]
+        if self.is_remote and given:
             raise UnsupportedCombination(
-                f"{_flag(engine[0])} runs models in this process, but --router elsewhere"
+                f"{min(given)} runs models in this process, but --router elsewhere"
             )
-        router = [at.name for at in fields(self.router) if getattr(self.router, at.name)]
-        if router and not self.is_remote:
-            raise UnsupportedCombination(f"{_flag(router[0])} goes with --router only")
+        given = [at.flag for at in options_of(RouterFlags) if at.value_in(self.router)]
+        if given and not self.is_remote:
+            raise UnsupportedCombination(f"{given[0]} goes with --router only")
 
 
 @dataclass(frozen=True, slots=True)
 class LengthFlags:
-    """When a text ends, and what form it has until then."""
+    """End of a text."""
 
-    max_new_tokens: Annotated[int, _option(LENGTH, "Most tokens to generate.")] = 128
-    stop: Annotated[list[str], _option(LENGTH, "Text to stop before; repeatable.")] = field(
-        default_factory=list
+    PANEL: ClassVar[str] = "Length"
+
+    max_new_tokens: int = option(128, "Maximum number of tokens to generate.")
+    stop: tuple[str, ...] = option((), "Text to stop before; repeatable.")
+
+
+@dataclass(frozen=True, slots=True)
+class FormFlags:
+    """Structured output."""
+
+    PANEL: ClassVar[str] = "Structured output"
+
+    json_schema: str | None = option(
+        None, "JSON schema that the text follows: a file, or the JSON itself."
     )
-    json_schema: Annotated[
-        str | None, _option(FORM, "JSON schema that the text follows: a file, or the JSON itself.")
-    ] = None
-    regex: Annotated[
-        str | None, _option(FORM, "Regular expression that the whole text matches.")
-    ] = None
+    regex: str | None = option(None, "Regular expression that the whole text matches.")
 
-    def form(self) -> dict[str, str]:
+    def given(self) -> dict[str, str]:
         """Return the form as the SDK takes it. Raises `InvalidRequest` for an unreadable file."""
         form = {} if self.regex is None else {"regex": self.regex}
         if self.json_schema is not None:
@@ -184,88 +140,89 @@ class LengthFlags:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """The law to draw from."""
+    """Distribution of the tokens; the fields are those of `SamplingParams`."""
 
-    temperature: Annotated[float, _option(SAMPLING, "0 is greedy.")] = 0.0
-    top_k: Annotated[int | None, _option(SAMPLING, "Keep the K likeliest tokens.")] = None
-    top_p: Annotated[float, _option(SAMPLING, "Keep the likeliest tokens up to this mass.")] = 1.0
-    min_p: Annotated[
-        float, _option(SAMPLING, "Keep tokens this likely relative to the likeliest.")
-    ] = 0.0
-    repetition_penalty: Annotated[
-        float, _option(SAMPLING, "Divides scores of tokens in prompt and output.")
-    ] = 1.0
-    presence_penalty: Annotated[
-        float, _option(SAMPLING, "Taken from scores of tokens in the output.")
-    ] = 0.0
-    frequency_penalty: Annotated[float, _option(SAMPLING, "The same, once per occurrence.")] = 0.0
-    logit_bias: Annotated[
-        list[str], _option(SAMPLING, "ID=VALUE, added to a token's score; repeatable.")
-    ] = field(default_factory=list)
-    seed: Annotated[int, _option(SAMPLING, "The same seed gives the same text.")] = 0
+    PANEL: ClassVar[str] = "Sampling"
+
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.")
+    top_k: int | None = option(None, "Keep the K likeliest tokens.")
+    top_p: float = option(1.0, "Keep the likeliest tokens up to this probability in all.")
+    min_p: float = option(0.0, "Keep tokens with this probability relative to the likeliest.")
+    repetition_penalty: float = option(1.0, "Divides scores of tokens in prompt and output.")
+    presence_penalty: float = option(0.0, "Subtracted from scores of tokens in the output.")
+    frequency_penalty: float = option(
+        0.0, "Subtracted from scores of tokens for each time that they are in the output."
+    )
+    logit_bias: tuple[str, ...] = option((), "ID=VALUE, added to a token's score; repeatable.")
+    seed: int = option(0, "The same seed gives the same text.")
 
     def params(self) -> SamplingParams:
-        """Raises `InvalidRequest` for a value out of range."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=tuple(_bias(text) for text in self.logit_bias),
-            seed=self.seed,
-        )
+        """Return how tokens are drawn. Raises `InvalidRequest` for a value out of range."""
+        biases = tuple(_bias(text) for text in self.logit_bias)
+        return SamplingParams(**{**asdict(self), "logit_bias": biases})
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFlags:
-    """How to draft and verify; what is not given is the engine's calibrated default."""
+    """How to draft and verify; options that are not given have the engine's calibrated value."""
 
-    speculation: Annotated[
-        Mode, _option(SPECULATION, "auto: while it pays; off: plain decoding; forced: always.")
-    ] = Mode.AUTO
-    shape: Annotated[Shape | None, _option(SPECULATION, "Form of the token tree.")] = None
-    stop_policy: Annotated[
-        StopPolicy | None, _option(SPECULATION, "When drafting ends within a round.")
-    ] = None
-    threshold: Annotated[float | None, _option(SPECULATION, "Of the stop policy.")] = None
-    max_draft_tokens: Annotated[
-        int | None, _option(SPECULATION, "Longest path drafted in a round.")
-    ] = None
-    max_nodes: Annotated[int | None, _option(SPECULATION, "Largest tree drafted.")] = None
-    widths: Annotated[
-        str | None, _option(SPECULATION, "Children per depth of shape product, as 4,2,1.")
-    ] = None
-    verification: Annotated[
-        Verification | None,
-        _option(SPECULATION, "exact: the tokens of plain decoding. target-init is NOT lossless."),
-    ] = None
-    num_roots: Annotated[int | None, _option(SPECULATION, "Roots of target-init.")] = None
-    lookup: Annotated[
-        bool | None,
-        _option(
-            SPECULATION,
-            "Copy what the text repeats, beside what the draft proposes.",
-            name="--lookup/--no-lookup",
-        ),
-    ] = None
+    PANEL: ClassVar[str] = "Speculation"
+
+    speculation: Mode = option(
+        Mode.AUTO, "auto: while it pays; off: plain decoding; forced: always."
+    )
+    shape: Shape | None = option(None, "Shape of the token tree.")
+    stop_policy: StopPolicy | None = option(None, "Rule that ends drafting within a round.")
+    threshold: float | None = option(None, "Threshold of the stop policy.")
+    max_draft_tokens: int | None = option(None, "Longest path drafted in a round.")
+    max_nodes: int | None = option(None, "Largest tree drafted.")
+    widths: str | None = option(None, "Children per depth of shape product, as 4,2,1.")
+    verification: Verification | None = option(
+        None, "exact: the tokens of plain decoding. target-init is NOT lossless."
+    )
+    num_roots: int | None = option(None, "Roots of target-init.")
+    lookup: bool | None = option(
+        None, "Copy what the text repeats, beside what the draft proposes."
+    )
 
     def options(self) -> SpeculationOptions:
-        """Raises `InvalidRequest` for values out of range or at odds with each other."""
-        return SpeculationOptions(
-            mode=self.speculation,
-            max_draft_tokens=self.max_draft_tokens,
-            max_nodes=self.max_nodes,
-            shape=self.shape,
-            stop=self.stop_policy,
-            threshold=self.threshold,
-            widths=None if self.widths is None else _widths(self.widths),
-            verification=self.verification,
-            num_roots=self.num_roots,
-            lookup=self.lookup,
-        )
+        """Return the options of the SDK. Raises `InvalidRequest` for values that can't be."""
+        values = asdict(self)
+        values["mode"], values["stop"] = values.pop("speculation"), values.pop("stop_policy")
+        values["widths"] = None if self.widths is None else _widths(self.widths)
+        return SpeculationOptions(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlags:
+    """Everything about a request but its prompt."""
+
+    length: LengthFlags
+    form: FormFlags
+    sampling: SamplingFlags
+    speculation: SpeculationFlags
+
+    def options(self) -> dict[str, Any]:
+        """Return arguments of `Client.stream`. Raises `InvalidRequest`."""
+        return {
+            "sampling": self.sampling.params(),
+            "speculation": self.speculation.options(),
+            "max_tokens": self.length.max_new_tokens,
+            "stop": self.length.stop,
+            **self.form.given(),
+        }
+
+
+def read_token(path: Path) -> str:
+    """Return the bearer token in a file. Raises `InvalidRequest` for a file without one."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise InvalidRequest(f"{path} can't be read ({reason})") from None
+    if not token:
+        raise InvalidRequest(f"{path} holds no token")
+    return token
 
 
 def _schema(text: str) -> str:

@@ -1,25 +1,23 @@
-"""`slipstream ray`: pools of targets and drafts on a Ray cluster. Loads Ray when it is needed."""
+"""`slipstream ray`: pools of targets and drafts on a Ray cluster. Loads Ray late."""
 
 import asyncio
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
-from typer import Option
 
+from slipstream.cli.engine import VANILLA
 from slipstream.cli.flags import with_flags
-from slipstream.cli.running import run_until_told
-from slipstream.cli.up import NO_PROCESS, PortFlags, StackFlags
+from slipstream.cli.up import NO_PROCESS, Port, StackFlags, run_until_signal
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import option
 
 if TYPE_CHECKING:
     from slipstream.cluster.plan import ClusterPlan, PoolPlan
 
 app = typer.Typer(help="Run pools of targets and drafts on a Ray cluster.", no_args_is_help=True)
-_POOLS = "Pools"
-_VANILLA = "vanilla:"
 
 
 @app.callback()
@@ -29,47 +27,31 @@ def _group() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PoolFlags:
-    """How many replicas there are, what each takes, and what asks for more."""
+    """Number of replicas in both pools, their resources, and the load that adds replicas."""
 
-    min_targets: Annotated[int, Option(help="Targets at least.", rich_help_panel=_POOLS)] = 1
-    max_targets: Annotated[
-        int | None, Option(help="And at most; unset, as many.", rich_help_panel=_POOLS)
-    ] = None
-    min_drafts: Annotated[int, Option(help="Drafts at least.", rich_help_panel=_POOLS)] = 1
-    max_drafts: Annotated[
-        int | None, Option(help="And at most; unset, as many.", rich_help_panel=_POOLS)
-    ] = None
-    target_gpus: Annotated[float, Option(help="GPUs of a target.", rich_help_panel=_POOLS)] = 0.0
-    draft_gpus: Annotated[float, Option(help="GPUs of a draft.", rich_help_panel=_POOLS)] = 0.0
-    target_cpus: Annotated[
-        float, Option(help="Processors kept for a target.", rich_help_panel=_POOLS)
-    ] = 1.0
-    draft_cpus: Annotated[
-        float, Option(help="Processors kept for a draft.", rich_help_panel=_POOLS)
-    ] = 1.0
-    target_load: Annotated[
-        float, Option(help="Sessions and waiting jobs a target.", rich_help_panel=_POOLS)
-    ] = 16.0
-    draft_load: Annotated[
-        float, Option(help="Sessions and waiting proposals a draft.", rich_help_panel=_POOLS)
-    ] = 16.0
-    look_back_s: Annotated[
-        float, Option(help="Over which these are means.", rich_help_panel=_POOLS)
-    ] = 30.0
-    upscale_delay_s: Annotated[
-        float, Option(help="How long more must be wanted.", rich_help_panel=_POOLS)
-    ] = 30.0
-    downscale_delay_s: Annotated[
-        float, Option(help="How long fewer must be wanted.", rich_help_panel=_POOLS)
-    ] = 600.0
+    PANEL: ClassVar[str] = "Pools"
+
+    min_targets: int = option(1, "Minimum number of targets.")
+    max_targets: int | None = option(None, "Maximum number of targets; unset, the minimum.")
+    min_drafts: int = option(1, "Minimum number of drafts.")
+    max_drafts: int | None = option(None, "Maximum number of drafts; unset, the minimum.")
+    target_gpus: float = option(0.0, "GPUs of a target.")
+    draft_gpus: float = option(0.0, "GPUs of a draft.")
+    target_cpus: float = option(1.0, "Processors reserved for a target.")
+    draft_cpus: float = option(1.0, "Processors reserved for a draft.")
+    target_load: float = option(16.0, "Running sessions and waiting requests for each target.")
+    draft_load: float = option(16.0, "Running sessions and waiting proposals for each draft.")
+    look_back_s: float = option(30.0, "Seconds over which these loads are averaged.")
+    upscale_delay_s: float = option(30.0, "Seconds of higher load before replicas are added.")
+    downscale_delay_s: float = option(600.0, "Seconds of lower load before replicas are removed.")
 
     def pool(self, role: str, options: dict[str, Any]) -> "PoolPlan":
-        """The pool of a role, whose services are told `options`."""
+        """Return the pool of a role, whose services get `options` unless they are None."""
         from slipstream.cluster.plan import PoolPlan
 
         least, most = getattr(self, f"min_{role}s"), getattr(self, f"max_{role}s")
         return PoolPlan(
-            options=options,
+            options={name: value for name, value in options.items() if value is not None},
             min_replicas=least,
             max_replicas=least if most is None else most,
             num_gpus=getattr(self, f"{role}_gpus"),
@@ -82,33 +64,36 @@ class PoolFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareFlags:
-    """What both pools and the router share."""
+class ApplicationFlags:
+    """The application of both pools, and the store that they share with routers."""
 
-    store_url: Annotated[
-        str | None,
-        Option(help="Redis that replicas announce themselves in, and that keeps sessions."),
-    ] = None
-    name: Annotated[str, Option(help="Of the application in the cluster.")] = "slipstream"
+    store_url: str | None = option(
+        None, "Redis that replicas announce themselves in, and that keeps sessions."
+    )
+    name: str = option("slipstream", "Name of the application in the cluster.")
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceFlags:
-    """Where the pools run, and the router listens."""
-
-    address: Annotated[
-        str | None,
-        Option(help="The cluster's head, HOST:PORT, or auto; unset, a cluster is started here."),
-    ] = None
-    host: Annotated[str, Option(help="Where the router listens.")] = "127.0.0.1"
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="The cluster's head, HOST:PORT, or auto; unset, a cluster is started on this machine."
+    ),
+]
+Host = Annotated[str, typer.Option(help="Host that the router listens on.")]
 
 
 @app.command("up")
 @with_flags
 def up(
-    models: StackFlags, pools: PoolFlags, share: ShareFlags, place: PlaceFlags, port: PortFlags
+    *,
+    models: StackFlags,
+    pools: PoolFlags,
+    application: ApplicationFlags,
+    address: Address = None,
+    host: Host = "127.0.0.1",
+    port: Port = 50051,
 ) -> None:
-    """Deploy the pools and run a router beside them, until told to stop.
+    """Deploy the pools and run a router beside them, until a signal stops it.
 
     Prints `ready HOST:PORT` once requests can be sent there. Ctrl-C or SIGTERM lets running
     requests finish and removes the pools; a second one does not wait.
@@ -117,23 +102,22 @@ def up(
     from slipstream.cluster.stack import Place, RayStack
     from slipstream.local.child import show
 
-    plan = _plan(models, pools, share)
+    plan = _plan(models, pools, application)
     models.fetch()
-    router = ["--address", f"{place.host}:{port.port}", "--grace-s", f"{models.grace_s:g}"]
+    router = ["--address", f"{host}:{port}", "--grace-s", f"{models.grace_s:g}"]
     router += [] if plan.config is None else ["--config", plan.config]
     router += ["--drafter", models.draft] if plan.draft is None else []
-    where = Place(place.address, share.name)
-    stack = RayStack(plan, where, router=router, say=show)
+    stack = RayStack(plan, Place(address, application.name), router=router, say=show)
     stack.connect()
     try:
-        asyncio.run(run_until_told(stack))
+        asyncio.run(run_until_signal(stack))
     finally:
         stack.disconnect()
 
 
 @app.command("config")
 @with_flags
-def config(models: StackFlags, pools: PoolFlags, share: ShareFlags) -> None:
+def config(models: StackFlags, pools: PoolFlags, application: ApplicationFlags) -> None:
     """Write the configuration of Ray Serve for these pools, for `serve deploy` or RayService.
 
     Routers are started apart, with the same --store-url, and with registry: for both pools.
@@ -141,52 +125,37 @@ def config(models: StackFlags, pools: PoolFlags, share: ShareFlags) -> None:
     _check_installed()
     from slipstream.cluster.serve_config import serve_config
 
-    if share.store_url is None:
+    if application.store_url is None:
         raise InvalidRequest(
             "--store-url is needed: routers find these pools there and nowhere else"
         )
-    text = serve_config(_plan(models, pools, share), name=share.name)
+    text = serve_config(_plan(models, pools, application), name=application.name)
     typer.echo(text, nl=False)
 
 
-def _plan(models: StackFlags, pools: PoolFlags, share: ShareFlags) -> "ClusterPlan":
+def _plan(models: StackFlags, pools: PoolFlags, application: ApplicationFlags) -> "ClusterPlan":
+    """Return the plan of both pools. Paths on this machine are the same for every process."""
     from slipstream.cluster.plan import ClusterPlan
 
-    target, draft = _options(models)
+    model, vanilla = _absolute(models.model), models.draft.startswith(VANILLA)
+    draft = _absolute(models.draft.removeprefix(VANILLA))
+    engine = {"dtype": models.dtype, "device": models.device, "threads": models.threads}
+    drafter = {
+        "draft": f"{VANILLA}{draft}" if vanilla else draft,
+        "target_model": model,
+        "profile": None if models.profile is None else _absolute(str(models.profile)),
+    }
+    target = {"model": model, "numerics": models.numerics}
     return ClusterPlan(
-        target=pools.pool("target", target),
-        draft=None if models.draft in NO_PROCESS else pools.pool("draft", draft),
+        target=pools.pool("target", target | engine),
+        draft=None if models.draft in NO_PROCESS else pools.pool("draft", drafter | engine),
         grace_s=models.grace_s,
-        store_url=share.store_url,
+        store_url=application.store_url,
         config=None if models.config is None else str(models.config.expanduser().absolute()),
     )
 
 
-def _options(models: StackFlags) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of targets and of drafts. What is a path here is the same one for every process."""
-    model = _anywhere(models.model)
-    is_vanilla = models.draft.startswith(_VANILLA)
-    draft = _anywhere(models.draft.removeprefix(_VANILLA))
-    profile = None if models.profile is None else _anywhere(str(models.profile))
-    engine: dict[str, Any] = {
-        "dtype": models.dtype,
-        "device": models.device,
-        "threads": models.threads,
-    }
-    target = {"model": model, "numerics": models.numerics, **engine}
-    drafter: dict[str, Any] = {
-        "draft": f"{_VANILLA}{draft}" if is_vanilla else draft,
-        "target_model": model,
-    }
-    drafter |= {"profile": profile, **engine}
-    return _given(target), _given(drafter)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _anywhere(name: str) -> str:
+def _absolute(name: str) -> str:
     path = Path(name).expanduser()
     return str(path.absolute()) if path.exists() else name
 

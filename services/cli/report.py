@@ -1,34 +1,31 @@
-"""What a command says of a finished request: one line for people, one object for programs."""
+"""Output of commands: a finished request in one line or as JSON, marks of tokens, figures."""
 
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from slipstream.cli.logprobs import logprob_values
+from rich.console import Console
+from rich.text import Text
+
+from slipstream.core.origins import Origins, TokenOrigin
 
 if TYPE_CHECKING:
+    from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
     from slipstream.core.results import RequestStats, Result
 
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The same request decoded plainly: for the tokens, and for the speed."""
-
-    plain: "Result"
-    """In the numerics of the request itself: its tokens are those to reproduce."""
-    fastest: "Result"
-    """In the fastest numerics, whose tokens may differ at near-ties."""
-
-    def speed_ratio(self, stats: "RequestStats") -> float:
-        """Speed against the fastest plain decoding, prefill included."""
-        return stats.tokens_per_s / self.fastest.stats.tokens_per_s
-
-    def identity(self, result: "Result") -> str:
-        """Whether the tokens are those of plain decoding: identical, different, inconclusive."""
-        if result.stats.speculation.num_draft_tokens == 0:
-            return "inconclusive"
-        return "identical" if result.token_ids == self.plain.token_ids else "different"
-
-
+WIDTH_OF_FILES = 240
+_UNKNOWN = "-"
+_MARKS = {
+    TokenOrigin.DRAFT: ("d", "green"),
+    TokenOrigin.RUNNER_UP: ("r", "yellow"),
+    TokenOrigin.LOOKUP: ("l", "cyan"),
+    TokenOrigin.NGRAM_STORE: ("n", "blue"),
+    TokenOrigin.LEARNED: ("e", "bright_cyan"),
+    TokenOrigin.TARGET: ("t", "magenta"),
+    None: ("-", "dim"),
+}
 _IDENTITIES = {
     "identical": "tokens identical to plain decoding",
     "different": "tokens DIFFERENT from plain decoding",
@@ -36,8 +33,46 @@ _IDENTITIES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class PlainComparison:
+    """A result beside plain decoding of the same request: its tokens, and its speed."""
+
+    result: "Result"
+    plain: "Result"
+    """Plain decoding in the numerics of the request, whose tokens are to be reproduced."""
+    fastest: "Result"
+    """Plain decoding in the fastest numerics, whose tokens may differ at near-ties."""
+
+    @property
+    def speed_ratio(self) -> float:
+        """Speed over that of the fastest plain decoding, prefill included."""
+        return self.result.stats.tokens_per_s / self.fastest.stats.tokens_per_s
+
+    @property
+    def identity(self) -> str:
+        """Whether the tokens are those of plain decoding: identical, different, inconclusive."""
+        if self.result.stats.speculation.num_draft_tokens == 0:
+            return "inconclusive"
+        return "identical" if self.result.token_ids == self.plain.token_ids else "different"
+
+    def line(self) -> str:
+        """Return speed and identity in words."""
+        plain = self.fastest.stats.tokens_per_s
+        identity = _IDENTITIES[self.identity]
+        return f"{self.speed_ratio:.2f}x plain decoding ({plain:.1f} tokens/s), {identity}"
+
+    def values(self) -> dict[str, Any]:
+        """Return speed and identity as JSON values."""
+        return {
+            "identity": self.identity,
+            "speed_ratio": self.speed_ratio,
+            "plain_tokens_per_s": self.fastest.stats.tokens_per_s,
+            "plain_token_ids": list(self.plain.token_ids),
+        }
+
+
 def stats_line(stats: "RequestStats") -> str:
-    """Speed and mean acceptance length, and how often no draft answered."""
+    """Return speed, mean acceptance length, and the rounds in which no draft answered."""
     speculation = stats.speculation
     parts = [
         f"{stats.num_output_tokens} tokens",
@@ -50,40 +85,27 @@ def stats_line(stats: "RequestStats") -> str:
     return ", ".join(parts)
 
 
-def comparison_line(result: "Result", comparison: Comparison) -> str:
-    """Speed and identity against plain decoding."""
-    plain = comparison.fastest.stats.tokens_per_s
-    ratio = comparison.speed_ratio(result.stats)
-    identity = _IDENTITIES[comparison.identity(result)]
-    return f"{ratio:.2f}x plain decoding ({plain:.1f} tokens/s), {identity}"
-
-
-def result_object(result: "Result", comparison: Comparison | None) -> dict[str, Any]:
-    """A finished request as JSON values."""
+def result_object(result: "Result", comparison: PlainComparison | None) -> dict[str, Any]:
+    """Return a finished request as JSON values."""
     values: dict[str, Any] = {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason.value,
         "lossless": result.lossless,
         "request_id": result.request_id,
-        "stats": stats_object(result.stats),
+        "stats": _stats_object(result.stats),
     }
     if result.origins:
         values["origins"] = [origin and origin.value for origin in result.origins]
     if result.logprobs:
-        values["logprobs"] = logprob_values(result.logprobs)
+        values["logprobs"] = _logprob_values(result.logprobs)
     if comparison is not None:
-        values["compare"] = {
-            "identity": comparison.identity(result),
-            "speed_ratio": comparison.speed_ratio(result.stats),
-            "plain_tokens_per_s": comparison.fastest.stats.tokens_per_s,
-            "plain_token_ids": list(comparison.plain.token_ids),
-        }
+        values["compare"] = comparison.values()
     return values
 
 
-def stats_object(stats: "RequestStats") -> dict[str, Any]:
-    """Statistics as one flat JSON object, derived figures included."""
+def _stats_object(stats: "RequestStats") -> dict[str, Any]:
+    """Return statistics as one flat JSON object, derived figures included."""
     speculation = stats.speculation
     return {
         "num_prompt_tokens": stats.num_prompt_tokens,
@@ -96,3 +118,77 @@ def stats_object(stats: "RequestStats") -> dict[str, Any]:
         "draft_acceptance_rate": speculation.draft_acceptance_rate,
         **asdict(speculation),
     }
+
+
+def logprob_lines(logprobs: "Logprobs") -> Iterator[str]:
+    """Return a line for each token: its log probability, its text, and the likeliest tokens."""
+    for item in logprobs:
+        if item is None:
+            yield f"{_UNKNOWN:>9}"
+            continue
+        top = ", ".join(f"{_quoted(other)} {other.logprob:.3f}" for other in item.top)
+        yield f"{item.logprob:9.3f}  {_quoted(item):14}  {top}".rstrip()
+
+
+def _logprob_values(logprobs: "Logprobs") -> list[dict[str, Any] | None]:
+    """Return JSON values; bytes also as text, in which U+FFFD stands for what is no character."""
+    return [
+        None
+        if item is None
+        else {
+            **_values(item),
+            "top": [{"token_id": other.token_id, **_values(other)} for other in item.top],
+        }
+        for item in logprobs
+    ]
+
+
+def _values(item: "TokenLogprob | TopLogprob") -> dict[str, Any]:
+    text = item.text.decode(errors="replace")
+    return {"logprob": item.logprob, "text": text, "bytes": list(item.text)}
+
+
+def _quoted(item: "TokenLogprob | TopLogprob") -> str:
+    return json.dumps(item.text.decode(errors="backslashreplace"), ensure_ascii=False)
+
+
+class OriginMarks:
+    """Marks behind pieces of text: a letter and a colour for each token, by its origin."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._console = Console(file=file, highlight=False)
+        self._seen: Counter[TokenOrigin | None] = Counter()
+
+    def mark(self, origins: Origins) -> None:
+        """Write the marks of these tokens."""
+        self._seen.update(origins)
+        if origins:
+            inner = Text().join(Text(*_MARKS[origin]) for origin in origins)
+            self._write(Text("[", "dim").append_text(inner).append("]", "dim"))
+
+    def legend(self) -> None:
+        """Write what the marks mean, and how many of each there were."""
+        parts = [
+            Text(mark, style).append(f" {origin or 'not known'} {self._seen[origin]}", "default")
+            for origin, (mark, style) in _MARKS.items()
+            if origin is not None or self._seen[origin]
+        ]
+        self._write(Text(", ").join(parts))
+
+    def _write(self, text: Text) -> None:
+        self._console.print(text, end="", soft_wrap=True)
+
+
+def figures_console() -> Console:
+    """Return a console as wide as the terminal; lines of a file may be of any width."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH_OF_FILES
+    return console
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print sentences about figures."""
+    console = figures_console()
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

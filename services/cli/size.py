@@ -1,23 +1,25 @@
-"""`slipstream size`: the number of drafts that targets need, by a formula."""
+"""`slipstream size` and `simulate`: the drafts that targets need, by a formula, by simulation."""
 
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
-from typer import Option
 
-from slipstream.cli.bench_output import figures_console
 from slipstream.cli.flags import with_flags
+from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import option
 from slipstream.sizing.formula import KNEE, Pools, drafts_needed, estimate, mean_round
 from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording
+from slipstream.sizing.simulator import Fleet, Load, SimResult, simulate
 from slipstream.sizing.traces import recording_of
-from slipstream.telemetry.read_traces import read_spans
+from slipstream.telemetry.traces import read_spans
 
-_FREE_ROWS, _MOST_ROWS = 32, 256
+_FREE_TOKENS, _MOST_TOKENS = 32, 256
+"""Tokens that a round verifies in the time of one, and the most that are known."""
 _RANDOM_REQUESTS = 16
 
 
@@ -25,28 +27,28 @@ _RANDOM_REQUESTS = 16
 class RoundFlags:
     """Rounds, from traces or at random, and times that replace the recorded or assumed ones."""
 
-    traces: Annotated[
-        Path | None, Option(help="Rounds from a directory of trace files: see docs/sizing.md.")
-    ] = None
-    acceptance: Annotated[
-        float | None, Option(help="Without traces: probability of each drafted token; 0.8.")
-    ] = None
-    depth: Annotated[int | None, Option(help="Tokens drafted in a round; 4.")] = None
-    output_tokens: Annotated[int | None, Option(help="Tokens of an answer; 128.")] = None
-    prompt_tokens: Annotated[int | None, Option(help="Tokens of a prompt; 64.")] = None
-    verify_ms: Annotated[float | None, Option(help="A plain round on the target; 40.")] = None
-    verify_row_ms: Annotated[
-        float | None, Option(help="A token to verify beyond the first 32; 0.2.")
-    ] = None
-    verify_session_ms: Annotated[
-        float | None, Option(help="A session more in a step of the target; 0.")
-    ] = None
-    draft_ms: Annotated[float | None, Option(help="A drafted token of one session; 4.")] = None
-    draft_row_ms: Annotated[
-        float | None, Option(help="A session more in a pass of the draft; 0.2.")
-    ] = None
-    wire_ms: Annotated[float | None, Option(help="A call to an engine and back; 1.")] = None
-    seed: Annotated[int, Option(help="Seed of random rounds and arrivals.")] = 0
+    traces: Path | None = option(
+        None, "Rounds from a directory of trace files: see docs/sizing.md."
+    )
+    acceptance: float | None = option(
+        None, "Without traces: acceptance of each drafted token; default: 0.8."
+    )
+    depth: int | None = option(None, "Tokens drafted in a round; default: 4.")
+    output_tokens: int | None = option(None, "Tokens of an answer; default: 128.")
+    prompt_tokens: int | None = option(None, "Tokens of a prompt; default: 64.")
+    verify_ms: float | None = option(None, "Time of a plain round on the target; default: 40.")
+    verify_row_ms: float | None = option(
+        None, "Time that each token beyond the first 32 adds to a round; default: 0.2."
+    )
+    verify_session_ms: float | None = option(
+        None, "Time that each further session adds to a step of the target; default: 0."
+    )
+    draft_ms: float | None = option(None, "Time of a drafted token of one session; default: 4.")
+    draft_row_ms: float | None = option(
+        None, "Time that each further session adds to a pass of the draft; default: 0.2."
+    )
+    wire_ms: float | None = option(None, "Time of a call to an engine and back; default: 1.")
+    seed: int = option(0, "Seed of random rounds and arrivals.")
 
     def recording(self) -> Recording:
         """Return rounds and times. Raises `InvalidRequest` for options that contradict."""
@@ -84,23 +86,19 @@ class RoundFlags:
     def _verify(self) -> tuple[tuple[int, float], ...]:
         verify_s = (40 if self.verify_ms is None else self.verify_ms) / 1000
         row_s = (0.2 if self.verify_row_ms is None else self.verify_row_ms) / 1000
-        last_s = verify_s + row_s * (_MOST_ROWS - _FREE_ROWS)
-        return (1, verify_s), (_FREE_ROWS, verify_s), (_MOST_ROWS, last_s)
+        last_s = verify_s + row_s * (_MOST_TOKENS - _FREE_TOKENS)
+        return (1, verify_s), (_FREE_TOKENS, verify_s), (_MOST_TOKENS, last_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeFlags:
     """Numbers of replicas and sessions."""
 
-    targets: Annotated[int, Option(help="Target replicas.")] = 1
-    sessions: Annotated[int, Option(help="Requests that run at once, on all targets.")] = 8
-    drafts: Annotated[int | None, Option(help="Draft replicas; unset, as many as are needed.")] = (
-        None
-    )
-    share: Annotated[
-        float, Option(help="Share of what a draft per session brings that is enough.")
-    ] = KNEE
-    json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+    targets: int = option(1, "Target replicas.")
+    sessions: int = option(8, "Requests that run at once, on all targets.")
+    drafts: int | None = option(None, "Draft replicas; unset, as many as are needed.")
+    share: float = option(KNEE, "Share of the gain by a draft for each session that is enough.")
+    json: bool = option(False, "Print JSON.")
 
 
 @with_flags
@@ -132,3 +130,89 @@ def size(rounds: RoundFlags, flags: SizeFlags) -> None:
         f"{found.tokens_per_s:.1f}, without drafts {found.plain_tokens_per_s:.1f} ({gain:.2f}x)",
     )
     figures_console().print(shown)
+
+
+_HEADS = (
+    "drafts",
+    "tokens/s",
+    "first token p50/p95 ms",
+    "per token p50/p95 ms",
+    "targets busy",
+    "wait for drafts",
+    "drafts busy",
+    "tokens a step",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFlags:
+    """Numbers of replicas, and their load."""
+
+    drafts: str = option("0-4", "Draft replicas: one or several numbers, as 0-4 or 1,2.")
+    targets: int = option(1, "Target replicas.")
+    sessions: int = option(8, "Users who send the next request after each answer.")
+    rate: float | None = option(None, "Requests a second that arrive at random, in place of users.")
+    requests: int | None = option(
+        None, "Requests in all; default: 8 of each user, or 10 seconds of the rate."
+    )
+    max_rows: int = option(256, "Maximum number of batched tokens of a target's step.")
+    json: bool = option(False, "Print JSON.")
+
+    def load(self, seed: int) -> Load:
+        """Return the requests. Raises `InvalidRequest` where there are none."""
+        usual = 8 * self.sessions if self.rate is None else max(round(10 * self.rate), 1)
+        return Load(self.requests or usual, self.sessions, self.rate, seed)
+
+
+@with_flags
+def run_simulation(rounds: RoundFlags, flags: FleetFlags) -> None:
+    """Simulate drafts and targets that serve recorded or random rounds; no engine runs.
+
+    The knee is the fewest drafts with 95% of the most tokens a second among those tried.
+    """
+    recording, load = rounds.recording(), flags.load(rounds.seed)
+    runs = [
+        simulate(recording, Fleet(drafts, flags.targets, flags.max_rows), load)
+        for drafts in _counts(flags.drafts)
+    ]
+    enough = KNEE * max(run.tokens_per_s for run in runs)
+    knee = min(run.fleet.drafts for run in runs if run.tokens_per_s >= enough)
+    if flags.json:
+        values = {"knee": knee, "runs": [asdict(run) for run in runs]}
+        typer.echo(json.dumps(values, indent=2, allow_nan=False))
+        return
+    shown = Table(box=None)
+    for name in _HEADS:
+        shown.add_column(name, justify="right")
+    for run in runs:
+        shown.add_row(*_cells(run))
+    console = figures_console()
+    console.print(shown)
+    console.print(f"knee: {knee} drafts for {flags.targets} targets")
+
+
+def _cells(run: SimResult) -> tuple[str, ...]:
+    return (
+        str(run.fleet.drafts),
+        f"{run.tokens_per_s:.1f}",
+        f"{run.first_p50_s * 1000:.0f}/{run.first_p95_s * 1000:.0f}",
+        f"{run.per_token_p50_s * 1000:.1f}/{run.per_token_p95_s * 1000:.1f}",
+        f"{run.target_utilisation:.0%}",
+        f"{run.draft_wait:.0%}",
+        f"{run.draft_utilisation:.0%}",
+        f"{run.tokens_per_step:.1f}",
+    )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as 1,2,4 or 1-8. Raises `InvalidRequest`."""
+    found: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise InvalidRequest(f"drafts is {text!r}, but must be like 1,2,4 or 1-8") from None
+    if not found or len(found) > 10_000:
+        raise InvalidRequest(f"drafts is {text!r}, which names {len(found)} numbers")
+    return tuple(sorted(found))

@@ -4,36 +4,38 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from slipstream.cli.files import write_whole
 from slipstream.cli.flags import with_flags
 from slipstream.config import traces_dir
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import option
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from slipstream.telemetry.traces import Trace
 
+_SERVICES = ("client", "router", "draft", "target")
 _HOW = "`slipstream up` keeps them, and so does any service with --traces file:DIR"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFlags:
-    """Which request, and how it is shown."""
+    """The request to show, and how it is shown."""
 
-    request_id: Annotated[str | None, typer.Argument(help="As answers and logs have it.")] = None
-    last: Annotated[bool, typer.Option("--last", help="The request that ended last.")] = False
-    dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Directory of trace files.", show_default="where `slipstream up` keeps them"
-        ),
-    ] = None
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page to this file, in place of the terminal.")
-    ] = None
-    json: Annotated[bool, typer.Option("--json", help="Print spans and summary as JSON.")] = False
+    request_id: str | None = option(
+        None, "ID of the request, which answers and logs have.", is_argument=True
+    )
+    last: bool = option(False, "The request that ended last.")
+    dir: Path | None = option(
+        None, "Directory of trace files.", show_default="where `slipstream up` keeps them"
+    )
+    html: Path | None = option(None, "Write a page to this file, in place of the terminal.")
+    json: bool = option(False, "Print spans and summary as JSON.")
 
     def check(self) -> None:
         """Raise `InvalidRequest` unless one request is meant."""
@@ -49,21 +51,18 @@ def trace(flags: TraceFlags) -> None:
     flags.check()
     found = _found(flags)
     if flags.html is not None:
-        from slipstream.cli.trace_page import page
-
         _write(flags.html, page(found))
         typer.echo(f"written to {flags.html}", err=flags.json)
     if flags.json:
         typer.echo(json.dumps(_json_values(found), indent=2, allow_nan=False))
     elif flags.html is None:
-        from slipstream.cli.trace_text import show, trace_console
+        from slipstream.cli.trace_waterfall import trace_console
 
         show(found, trace_console())
 
 
 def _found(flags: TraceFlags) -> "Trace":
-    from slipstream.telemetry.read_traces import read_spans
-    from slipstream.telemetry.traces import last_trace, trace_of
+    from slipstream.telemetry.traces import last_trace, read_spans, trace_of
 
     directory, wanted = flags.dir or traces_dir(), flags.request_id
     if not directory.is_dir():
@@ -80,16 +79,64 @@ def _found(flags: TraceFlags) -> "Trace":
     )
 
 
+def page(trace: "Trace") -> str:
+    """Return an HTML page, which loads and runs nothing.
+
+    Everything in a trace file is untrusted: the template escapes every value, and the page's own
+    policy forbids it to load or run anything.
+    """
+    from jinja2 import Environment, PackageLoader
+
+    from slipstream.cli.trace_summary import summary
+    from slipstream.cli.trace_waterfall import axis_ms, rows, value_text
+    from slipstream.telemetry.traces import REQUEST_ID
+
+    templates = Environment(
+        loader=PackageLoader("slipstream", "data"),
+        autoescape=True,
+        finalize=value_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found = rows(trace)
+    return templates.get_template("trace.html").render(
+        request_id=trace.request.attributes.get(REQUEST_ID, "unknown"),
+        summary=summary(trace),
+        rows=found,
+        services=dict.fromkeys(row.service for row in found),
+        known=_SERVICES,
+        ticks=[axis_ms(trace) * at / 4 for at in range(5)],
+    )
+
+
+def show(trace: "Trace", console: "Console") -> None:
+    """Print waterfall and summary."""
+    from rich.text import Text
+
+    from slipstream.cli.trace_summary import summary
+    from slipstream.cli.trace_waterfall import waterfall
+
+    console.print(waterfall(trace, console))
+    found = summary(trace)
+    for name, value in found.facts:
+        console.print(Text(f"{name:<19}{value}"))
+    console.print(Text("\nwhere the time went", style="bold"))
+    for part in found.parts:
+        console.print(Text(f"  {part.name:<17}{part.duration_ms:9.1f} ms {part.share:6.1%}"))
+    console.print(Text(f"{found.explained:.1%} of the wall time is accounted for.\n", style="dim"))
+    for sentence in (*found.sentences, *(f"link: {link}" for link in found.links)):
+        console.print(Text(sentence))
+
+
 def _json_values(trace: "Trace") -> dict[str, Any]:
     from slipstream.cli.trace_summary import summary
-    from slipstream.telemetry.explained import orphans
 
     found = summary(trace)
     values: dict[str, Any] = _plain(
         {
             "trace_id": trace.request.trace_id,
             "request_span": trace.request.span_id,
-            "orphans": [span.span_id for span in orphans(trace)],
+            "orphans": [span.span_id for span in trace.orphans()],
             **asdict(found),
             "facts": dict(found.facts),
             "spans": [asdict(span) for span in trace.spans],
@@ -113,11 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the whole file or nothing."""
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8", errors="replace")
-        part.replace(path)
+        write_whole(path, text.encode(errors="replace"), mode=0o644)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None

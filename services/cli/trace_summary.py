@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cli.trace_rows import error_text, name_of, printable, service_of, value_text
-from slipstream.telemetry.explained import explained, orphans, stages
+from slipstream.cli.trace_waterfall import error_text, name_of, printable, service_of, value_text
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
 _SPECULATION = "slipstream.speculation."
@@ -17,7 +16,7 @@ Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StageShare:
     """A stage of the request, or the rest as `unexplained`; `share` is that of the wall time."""
 
     name: str
@@ -30,7 +29,7 @@ class Summary:
     """A request in short."""
 
     facts: tuple[tuple[str, str], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[StageShare, ...]
     explained: float
     sentences: tuple[str, ...]
     links: tuple[str, ...]
@@ -43,7 +42,7 @@ def summary(trace: Trace) -> Summary:
     return Summary(
         tuple(_facts(trace.request)),
         tuple(_parts(trace)),
-        explained(trace),
+        trace.explained(),
         sentences,
         tuple(_links(trace)),
     )
@@ -65,15 +64,15 @@ def _facts(request: Span) -> Iterator[tuple[str, str]]:
         yield "first token after", f"{first_s * 1000:.1f} ms"
 
 
-def _parts(trace: Trace) -> Iterator[Part]:
-    wall_ms, found = trace.request.duration_ms, stages(trace.request)
+def _parts(trace: Trace) -> Iterator[StageShare]:
+    wall_ms, found = trace.request.duration_ms, trace.stages()
     if wall_ms <= 0 or not found:
         return
     for stage in found:
-        yield Part(printable(stage.name), stage.duration_ms, stage.duration_ms / wall_ms)
-    rest = 1 - explained(trace)
+        yield StageShare(printable(stage.name), stage.duration_ms, stage.duration_ms / wall_ms)
+    rest = 1 - trace.explained()
     if rest > 0:
-        yield Part("unexplained", rest * wall_ms, rest)
+        yield StageShare("unexplained", rest * wall_ms, rest)
 
 
 def _speculation(trace: Trace) -> Iterator[str]:
@@ -105,7 +104,7 @@ def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
     yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
     if rejected:
         yield f"{_times(rejected, 'round')} kept nothing of what was drafted."
-    spent = {stage.name: stage.duration_ms for stage in stages(trace.request)}
+    spent = {stage.name: stage.duration_ms for stage in trace.stages()}
     draft_ms, verify_ms = spent.get("draft", 0.0), spent.get("verify", 0.0)
     if verify_ms:
         each_ms = (draft_ms + verify_ms) / (steps * length + plain)
@@ -144,7 +143,7 @@ def _errors(trace: Trace) -> Iterator[str]:
 
 
 def _missing(trace: Trace) -> Iterator[str]:
-    found = orphans(trace)
+    found = trace.orphans()
     lost = [span for span in found if span is not trace.request]
     if lost:
         yield f"{_times(len(lost), 'span')} have parents that are not in these files, or not yet."

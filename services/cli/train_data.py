@@ -3,93 +3,84 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from slipstream.cli.flags import with_flags
 from slipstream.core.errors import TrainingError
+from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.train.data_run import DataRun, Outcome, Plan, Spread
     from slipstream.train.shards import DataSettings
     from slipstream.train.tally import DataReport
 
-Target = Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")]
-Prompts = Annotated[
-    list[Path],
-    typer.Option(
-        default_factory=list,
-        help="Input, repeatable: .jsonl(.gz) with lines of prompt, turns or p (ids); .txt or .md.",
-    ),
-]
-Out = Annotated[Path, typer.Option(help="Directory of the shards; an earlier run goes on there.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads of each process.", min=1)]
-MaxTokens = Annotated[
-    int | None, typer.Option(help="Begin no shard after so many generated tokens in all.", min=1)
-]
-Ray = Annotated[bool, typer.Option("--ray", help="Spread the shards over Ray workers.")]
-RayWorkers = Annotated[
-    int | None, typer.Option(help="Ray workers; default: as many as fit the cluster.", min=1)
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFlags:
+    """Target, files and processes of a run."""
+
+    target: str = required("Target model: an alias, a path or a hub id.")
+    prompts: tuple[Path, ...] = option(
+        (),
+        "Input, repeatable: .jsonl(.gz) with lines of prompt, turns or p (ids); .txt or .md.",
+    )
+    out: Path = required("Directory of the shards; an earlier run is continued there.")
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
+    threads: int | None = option(None, "CPU threads of each process.", min=1)
+    max_tokens: int | None = option(
+        None, "Begin no shard after so many generated tokens in all.", min=1
+    )
+    ray: bool = option(False, "Spread the shards over Ray workers.")
+    ray_workers: int | None = option(
+        None, "Ray workers; default: as many as fit the cluster.", min=1
+    )
+
+    def spread(self) -> "Spread":
+        """Return what runs the shards. Raises `TrainingError` for workers without Ray."""
+        from slipstream.train.data_run import write_here
+        from slipstream.train.ray_data import RaySpread
+
+        if self.ray_workers is not None and not self.ray:
+            raise TrainingError("--ray-workers needs --ray")
+        return RaySpread(self.ray_workers) if self.ray else write_here
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFlags:
-    """Options that decide what the shards hold."""
+    """Contents of the shards."""
 
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 160
-    temperatures: Annotated[str, typer.Option(help="Temperatures and their weights.")] = (
-        "0:0.5,0.7:0.2,1:0.3"
+    max_new_tokens: int = option(160, "Longest answer, in tokens.", min=1)
+    temperatures: str = option("0:0.5,0.7:0.2,1:0.3", "Temperatures and their weights.")
+    batch: int = option(128, "Conversations decoded together.", min=1)
+    max_prompt_tokens: int = option(
+        864, "Longest prompt, in tokens; longer ones are left out.", min=1
     )
-    batch: Annotated[int, typer.Option(help="Conversations decoded together.", min=1)] = 128
-    max_prompt_tokens: Annotated[
-        int, typer.Option(help="Longer prompts are left out; mind what training takes.", min=1)
-    ] = 864
-    samples_per_prompt: Annotated[int, typer.Option(help="Answers to each prompt.", min=1)] = 1
-    self_prompts: Annotated[
-        int, typer.Option(help="User turns that the target writes, and answers.", min=0)
-    ] = 0
-    passage_tokens: Annotated[
-        int, typer.Option(help="Plain text is cut into pieces this long.", min=2)
-    ] = 256
-    text_as_is: Annotated[
-        bool, typer.Option("--text-as-is", help="Take plain text as it is, without going on.")
-    ] = False
-    seed: Annotated[int, typer.Option(help="Seed of temperatures, order and samples.", min=0)] = 0
+    samples_per_prompt: int = option(1, "Answers to each prompt.", min=1)
+    self_prompts: int = option(0, "User turns that the target writes, and answers.", min=0)
+    passage_tokens: int = option(256, "Length of the pieces of plain text, in tokens.", min=2)
+    text_as_is: bool = option(False, "Take plain text as it is, without a continuation.")
+    seed: int = option(0, "Seed of temperatures, order and samples.", min=0)
 
 
 @with_flags
-def data(  # noqa: PLR0913 - one parameter per option
-    *,
-    target: Target,
-    prompts: Prompts,
-    out: Out,
-    shards: ShardFlags,
-    device: Device = "cpu",
-    threads: Threads = None,
-    max_tokens: MaxTokens = None,
-    ray: Ray = False,
-    ray_workers: RayWorkers = None,
-) -> None:
+def data(flags: DataFlags, shards: ShardFlags) -> None:
     """Write training text: the target's answers to prompts, and to prompts of its own."""
     from slipstream.train.data_run import DataRun
 
-    if ray_workers is not None and not ray:
-        raise TrainingError("--ray-workers needs --ray")
+    spread = flags.spread()
     run = DataRun(
-        target=target,
-        files=tuple(prompts),
-        out=out,
+        target=flags.target,
+        files=flags.prompts,
+        out=flags.out,
         settings=_settings(shards),
-        device=device,
-        max_tokens=max_tokens,
-        num_threads=threads,
+        device=flags.device,
+        max_tokens=flags.max_tokens,
+        num_threads=flags.threads,
     )
-    _write(run, _spread(ray, ray_workers))
+    _write(run, spread)
 
 
 def _settings(flags: ShardFlags) -> "DataSettings":
@@ -113,7 +104,7 @@ def _settings(flags: ShardFlags) -> "DataSettings":
 
 
 def _temperatures(text: str) -> tuple[tuple[float, float], ...]:
-    """From 0:0.5,1:0.5 to its numbers; a temperature without a weight has weight 1."""
+    """Return the numbers of 0:0.5,1:0.5; a temperature without a weight has weight 1."""
     pairs = [part.partition(":") for part in text.split(",")]
     try:
         return tuple((float(value), float(weight or 1)) for value, _, weight in pairs)
@@ -121,13 +112,6 @@ def _temperatures(text: str) -> tuple[tuple[float, float], ...]:
         raise TrainingError(
             f"temperatures must be numbers with weights as 0:0.5,1:0.5, got {text!r}"
         ) from None
-
-
-def _spread(is_ray: bool, num_workers: int | None) -> "Spread":
-    from slipstream.train.data_run import write_here
-    from slipstream.train.ray_data import RaySpread
-
-    return RaySpread(num_workers) if is_ray else write_here
 
 
 def _write(run: "DataRun", spread: "Spread") -> None:

@@ -1,87 +1,74 @@
-"""`slipstream train decision`: how far to trust a draft. Knows only options and printing."""
+"""`slipstream train decision`: estimates of acceptance. Knows only options and printing."""
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from slipstream.cli.flags import with_flags
+from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.train.decision_run import DecisionRun, Outcome
     from slipstream.train.reliability import Figures
 
-Target = Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")]
-Data = Annotated[
-    list[Path],
-    typer.Option(help="JSON lines of prompts that the draft was not trained on; repeatable."),
-]
-Draft = Annotated[
-    str, typer.Option(help="glide (the one shipped) or a directory of weights; written to.")
-]
-RunDir = Annotated[
-    Path | None,
-    typer.Option(help="Directory for records, report and plot; default: DRAFT.decision."),
-]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionFlags:
+    """Models, files and threads of a run."""
+
+    target: str = required("Target model: an alias, a path or a hub id.")
+    data: tuple[Path, ...] = required(
+        "JSON lines of prompts that the draft was not trained on; repeatable."
+    )
+    draft: str = option("glide", "glide (the one shipped) or a directory of weights; written to.")
+    run_dir: Path | None = option(
+        None, "Directory for records, report and plot; default: DRAFT.decision."
+    )
+    threads: int | None = option(None, "CPU threads.", min=1)
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFlags:
-    """Options that decide what is recorded."""
+    """Replies to record."""
 
-    num_prompts: Annotated[int, typer.Option(help="Prompts to decode.", min=10)] = 120
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, two per prompt.", min=2)] = 64
-    depth: Annotated[
-        int | None, typer.Option(help="Tokens drafted per round; default: what the draft can.")
-    ] = None
-    minutes: Annotated[
-        float | None, typer.Option(help="Begin no prompt after so many minutes.")
-    ] = None
-    seed: Annotated[int, typer.Option(help="Seed of the sampled answers.", min=0)] = 0
+    num_prompts: int = option(120, "Prompts to decode.", min=10)
+    max_tokens: int = option(64, "Longest answer, of which each prompt has two.", min=2)
+    depth: int | None = option(
+        None, "Tokens drafted per round; default: the most that the draft can."
+    )
+    minutes: float | None = option(None, "Begin no prompt after so many minutes.")
+    seed: int = option(0, "Seed of the sampled answers.", min=0)
 
 
 @dataclass(frozen=True, slots=True)
 class FitFlags:
-    """Options of the training itself."""
+    """The model, and how it is trained."""
 
-    width: Annotated[int, typer.Option(help="Width of the hidden layer.", min=1)] = 32
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3
-    max_epochs: Annotated[int, typer.Option(help="Most passes over the records.", min=1)] = 60
+    width: int = option(32, "Width of the hidden layer.", min=1)
+    lr: float = option(1e-3, "Learning rate.")
+    max_epochs: int = option(60, "Maximum number of passes over the records.", min=1)
 
 
 @with_flags
-def decision(  # noqa: PLR0913 - one parameter per option or group of them
-    *,
-    target: Target,
-    data: Data,
-    rounds: RecordFlags,
-    fit: FitFlags,
-    draft: Draft = "glide",
-    run_dir: RunDir = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-) -> None:
-    """Train the model that tells how likely each drafted token is to be accepted."""
-    from dataclasses import asdict
-
+def decision(flags: DecisionFlags, rounds: RecordFlags, fit: FitFlags) -> None:
+    """Train the model that estimates the acceptance probability of each drafted token."""
     from slipstream.client.engine import EngineOptions
     from slipstream.train.decision import DecisionSettings
     from slipstream.train.decision_run import DecisionRun, Recording
 
     run = DecisionRun(
-        target=target,
-        draft=draft,
-        data=tuple(data),
-        work=run_dir,
-        engine=EngineOptions(numerics="fast", threads=threads, device=device),
+        target=flags.target,
+        draft=flags.draft,
+        data=flags.data,
+        work=flags.run_dir,
+        engine=EngineOptions(numerics="fast", threads=flags.threads, device=flags.device),
         recording=Recording(**asdict(rounds)),
         settings=DecisionSettings(**asdict(fit), seed=rounds.seed),
         command=("slipstream", *sys.argv[1:]),

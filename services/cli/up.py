@@ -1,126 +1,99 @@
-"""`slipstream up`: target, draft and router on this machine, until told to stop."""
+"""`slipstream up`: target, draft and router on this machine, until a signal stops them."""
 
 import asyncio
 import shlex
+import signal
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
+from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
+from slipstream.cli.options import DEFAULT_TARGET
 from slipstream.cli.progress import bars
-from slipstream.cli.running import run_until_told
+from slipstream.config import load_config, traces_dir
 from slipstream.core.errors import UnsupportedCombination
+from slipstream.options import option
 
 if TYPE_CHECKING:
     from slipstream.local.stack import StackPlan
 
-_NOWHERE = "none"
+T = TypeVar("T")
 NO_PROCESS = ("ngram", "none")
 """Drafts that need no service of their own: the router drafts n-grams itself."""
+_NO_TRACES = ("", "none")
+
+Port = Annotated[int, typer.Option(help="Port of the router; 0 takes any free one.")]
+Http = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT", help="Also serve OpenAI's HTTP API at this port; 0 takes any free one."
+    ),
+]
+Traces = Annotated[
+    str | None,
+    typer.Option(
+        help="Directory for traces of all requests, which `slipstream trace` shows; or none.",
+        show_default="the cache directory's traces, unless a configuration names another place",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
 class StackFlags:
-    """What the services load, and how. What is not given is as each service has it by itself."""
+    """Models of the services, and how they run; services have defaults for what is not given."""
 
-    model: Annotated[
-        str, typer.Option(help="Target: an alias, a path or OWNER/NAME of the hub.")
-    ] = "smollm2-135m"
-    draft: Annotated[
-        str,
-        typer.Option(help="glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."),
-    ] = "glide"
-    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")] = None
-    numerics: Annotated[str | None, typer.Option(help="invariant or fast.")] = None
-    threads: Annotated[int | None, typer.Option(help="CPU threads of target and draft, each.")] = (
-        None
+    model: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
+    draft: str = option(
+        "glide", "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."
     )
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None
-    profile: Annotated[
-        Path | None,
-        typer.Option(help="Profile file of `slipstream calibrate`; default: the draft's own."),
-    ] = None
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file with tables target, draft and router.")
-    ] = None
-    grace_s: Annotated[
-        float, typer.Option(help="Seconds that running requests get when all is to stop.")
-    ] = 30.0
+    dtype: str | None = option(None, "auto, bfloat16, float16 or float32.")
+    numerics: str | None = option(None, "invariant or fast.")
+    threads: int | None = option(None, "CPU threads of target and draft, each.")
+    device: str | None = option(None, "cpu, cuda or cuda:N.")
+    profile: Path | None = option(
+        None, "Profile file of `slipstream calibrate`; default: the draft's own."
+    )
+    config: Path | None = option(None, "TOML file with tables target, draft and router.")
+    grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.")
 
     def plan(self, *, port: int) -> "StackPlan":
-        """The flags of each service."""
+        """Return the flags of each service."""
         from slipstream.local.stack import StackPlan
 
-        file = _given("config", self.config)
-        engine = [*file, *_given("dtype", self.dtype), *_given("device", self.device)]
-        engine += _given("threads", self.threads)
+        file = self.file()
+        engine = (
+            *file,
+            *_given("dtype", self.dtype),
+            *_given("device", self.device),
+            *_given("threads", self.threads),
+        )
         target = (*engine, "--model", self.model, *_given("numerics", self.numerics))
-        draft = (*engine, "--draft", self.draft, "--target-model", self.model)
-        draft += tuple(_given("profile", self.profile))
         if self.draft in NO_PROCESS:
             if self.profile is not None:
                 raise UnsupportedCombination(f"the draft is {self.draft}, which takes no profile")
             router = (*file, "--drafter", self.draft)
             return StackPlan(target, None, router, port, self.grace_s)
+        draft = (*engine, "--draft", self.draft, "--target-model", self.model)
+        draft += _given("profile", self.profile)
         takes_turns = self.threads is None and self.device in (None, "cpu")
-        return StackPlan(target, draft, tuple(file), port, self.grace_s, takes_turns)
+        return StackPlan(target, draft, file, port, self.grace_s, takes_turns)
 
-    def http(self) -> tuple[str, ...]:
-        """The flags of an HTTP front."""
-        return tuple(_given("config", self.config))
+    def file(self) -> tuple[str, ...]:
+        """Return the flags that name the configuration file, which all services get."""
+        return _given("config", self.config)
 
     def fetch(self) -> None:
-        """Get the models that are not here yet, showing what is waited for."""
-        from slipstream.models.store.resolve import resolve
-
+        """Fetch the models that are not on this machine, with a bar."""
         with bars() as progress:
-            resolve(self.model, progress=progress)
-            if self.draft.startswith("vanilla:"):
-                resolve(self.draft.removeprefix("vanilla:"), progress=progress)
-
-
-@dataclass(frozen=True, slots=True)
-class PortFlags:
-    """Where requests are taken."""
-
-    port: Annotated[int, typer.Option(help="Of the router; 0 takes any that is free.")] = 50051
-    http: Annotated[
-        int | None,
-        typer.Option(
-            metavar="PORT", help="Also serve OpenAI's HTTP API there; 0 takes any that is free."
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class KeepFlags:
-    """What stays of requests."""
-
-    traces: Annotated[
-        str | None,
-        typer.Option(
-            help="Directory for traces of all requests, which `slipstream trace` shows; or none.",
-            show_default="the cache directory's traces, unless a configuration says otherwise",
-        ),
-    ] = None
-
-    def directory(self, config: Path | None) -> Path | None:
-        """Where traces are kept. None for nowhere, or for what a configuration says of them."""
-        from slipstream.config import load_config, traces_dir
-        from slipstream.telemetry.config import SECTION, TelemetryConfig
-
-        if self.traces in ("", _NOWHERE):
-            return None
-        if self.traces is not None:
-            return Path(self.traces).expanduser().absolute()
-        said = load_config(TelemetryConfig, section=SECTION, file=config)
-        return None if said.traces else traces_dir()
+            fetch(self.model, self.draft, progress)
 
 
 @with_flags
-def up(models: StackFlags, place: PortFlags, keep: KeepFlags) -> None:
+def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Traces = None) -> None:
     """Run target, draft and router on this machine, and with --http a front for OpenAI's clients.
 
     Prints `ready HOST:PORT` once requests can be sent there. The services' logs go to standard
@@ -129,24 +102,93 @@ def up(models: StackFlags, place: PortFlags, keep: KeepFlags) -> None:
     from slipstream.local.child import show
     from slipstream.local.stack import Stack
 
-    plan, directory = models.plan(port=place.port), keep.directory(models.config)
-    if place.http is not None:
-        plan = replace(plan, http=models.http(), http_port=place.http)
+    plan, directory = models.plan(port=port), traces_directory(traces, models.config)
+    if http is not None:
+        plan = replace(plan, http=models.file(), http_port=http)
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
-    asyncio.run(run_until_told(Stack(plan, say=show), hint=_where(directory)))
+    asyncio.run(run_until_signal(Stack(plan, say=show), hint=_hint(directory)))
 
 
-def _where(traces: Path | None) -> str | None:
-    """How to see a trace."""
-    from slipstream.config import traces_dir
+def traces_directory(given: str | None, config: Path | None) -> Path | None:
+    """Return where traces are kept; None for nowhere, or where a configuration sends them."""
+    from slipstream.telemetry.config import SECTION, TelemetryConfig
 
+    if given is not None:
+        return None if given in _NO_TRACES else Path(given).expanduser().absolute()
+    telemetry = load_config(TelemetryConfig, section=SECTION, file=config)
+    return None if telemetry.traces else traces_dir()
+
+
+class Services(Protocol):
+    """Services that are started, watched and stopped as one."""
+
+    async def start(self) -> str:
+        """Start; return the address at which requests can be sent from now on."""
+        ...
+
+    async def watch(self) -> None:
+        """Keep them running. Raises once that is impossible."""
+        ...
+
+    async def stop(self, *, hurry: bool = False) -> None:
+        """Let running requests finish, unless in a hurry, and end. May be repeated."""
+        ...
+
+
+async def run_until_signal(services: Services, *, hint: str | None = None) -> None:
+    """Start, print `ready HOST:PORT`, and stop at SIGTERM or SIGINT; a second one hurries that.
+
+    `hint` is printed first, on standard error.
+    """
+    signals = _Signals()
+    try:
+        address = await signals.unless_sent(services.start())
+        if address is not None:
+            if hint is not None:
+                typer.echo(hint, err=True)
+            typer.echo(f"ready {address}")
+            await signals.unless_sent(services.watch())
+    finally:
+        signals.sent.clear()
+        if await signals.unless_sent(_done(services.stop())) is None:
+            await services.stop(hurry=True)
+
+
+async def _done(work: Coroutine[Any, Any, None]) -> bool:
+    await work
+    return True
+
+
+class _Signals:
+    """SIGTERM and SIGINT as an event of the running loop."""
+
+    def __init__(self) -> None:
+        self.sent = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.sent.set)
+
+    async def unless_sent(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of the work; None when a signal comes first, which cancels it."""
+        task, sent = asyncio.create_task(work), asyncio.create_task(self.sent.wait())
+        await asyncio.wait({task, sent}, return_when=asyncio.FIRST_COMPLETED)
+        sent.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return None
+
+
+def _hint(traces: Path | None) -> str | None:
+    """Return how to see a trace."""
     if traces is None:
         return None
     place = "" if traces == traces_dir() else f" --dir {shlex.quote(str(traces))}"
     return f"traces are kept in {traces}; `slipstream trace --last{place}` shows the last request"
 
 
-def _given(name: str, value: object) -> list[str]:
-    return [] if value is None else [f"--{name}", str(value)]
+def _given(name: str, value: object) -> tuple[str, ...]:
+    return () if value is None else (f"--{name}", str(value))

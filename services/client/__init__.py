@@ -2,33 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.client.aio import AsyncClient, AsyncClientSession
-from slipstream.client.client import Client, ClientSession
+from slipstream.client.call import RequestOptions
+from slipstream.client.client import AsyncClient, Client
+from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
-from slipstream.client.surface import RequestOptions
 from slipstream.core import errors
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.origins import TokenOrigin
 from slipstream.core.prompt import Prompt
-from slipstream.core.results import (
-    Chunk,
-    Continuity,
-    PromptInfo,
-    RequestStats,
-    Result,
-    Timings,
-)
+from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Result, Timings
 from slipstream.core.server_info import ServerInfo
 from slipstream.core.stats import SpeculationStats
-from slipstream.core.types import (
-    FinishReason,
-    SamplingParams,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import FinishReason, SamplingParams, Shape, StopPolicy, Verification
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls

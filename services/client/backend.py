@@ -1,90 +1,136 @@
-"""The seam between a client and the engines: embedded and remote ones look alike from here.
+"""The seam between clients and engines: those behind a router and those of this process look alike.
 
-Errors are those of `core.errors` on every side.
+Errors are those of `core.errors` on either side. A backend waits, for asyncio, or it blocks, for
+threads: then its coroutines end in one step, and `blocking` makes plain methods of them.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from slipstream.client.stream import ChunkStream, Turn
-from slipstream.client.surface import Call
+from slipstream.client.call import (
+    ClientCall,
+    ClientTelemetry,
+    RequestOptions,
+    check_timeout,
+    make_generation,
+)
+from slipstream.core.inline import finished
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
-from slipstream.core.results import Result
+from slipstream.core.request import SessionRef, check_name
+from slipstream.core.results import Chunk, Result
 from slipstream.core.server_info import ServerInfo
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ChunkSource(Protocol):
+    """One request and its answer, wherever the engines are."""
+
+    async def start(self) -> Chunk | None:
+        """Send the request. Raise what keeps it from starting; return what came until then."""
+        ...
+
+    async def read(self) -> Chunk | None:
+        """Return the next chunk; None after the last one."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the request, and wait until an engine of this process is free."""
+        ...
+
+    def cancel(self) -> None:
+        """End the request without waiting, from any thread: it may be the garbage collector's."""
+        ...
 
 
 class Backend(Protocol):
-    """Engines, for threads."""
+    """Engines, and how requests reach them."""
 
     address: str | None
-    """Of the router; None where the engines are in this process."""
+    """Address of the router; None where the engines are in this process."""
 
-    def generate(self, call: Call) -> Result:
+    def with_token(self, token: str | None) -> "Backend":
+        """Return the same engines over the same connection, for a caller with this token."""
+        ...
+
+    async def generate(self, call: ClientCall) -> Result:
         """Run a request to its end."""
         ...
 
-    def stream(self, call: Call) -> ChunkStream:
-        """Run a request. What can be refused is, before this returns."""
-        ...
-
-    def tokenize(
-        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
-    ) -> tuple[int, ...]:
-        """Token ids of a prompt."""
-        ...
-
-    def models(self, model: str) -> tuple[ModelInfo, ...]:
-        """One model, or with an empty name all of them."""
-        ...
-
-    def server_info(self) -> ServerInfo:
-        """The router and its replicas."""
-        ...
-
-    def end_session(self, session_id: str) -> None:
-        """Free what is kept for a session; unknown ids are fine."""
-        ...
-
-    def close(self) -> None:
-        """Refuse what comes from now on."""
-        ...
-
-
-class AsyncBackend(Protocol):
-    """The same for asyncio."""
-
-    address: str | None
-
-    def with_token(self, token: str | None) -> "AsyncBackend":
-        """The same engines over the same connection, for a caller who shows this token."""
-        ...
-
-    async def generate(self, call: Call) -> Result:
-        """See `Backend.generate`."""
-        ...
-
-    def turn(self, call: Call) -> Turn:
-        """A request that runs when its first chunk is read."""
+    def stream(self, call: ClientCall) -> ChunkSource:
+        """Return a request that has not started yet."""
         ...
 
     async def tokenize(
         self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
     ) -> tuple[int, ...]:
-        """See `Backend.tokenize`."""
+        """Return the token ids of a prompt."""
         ...
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
-        """See `Backend.models`."""
+        """Return one model, or with an empty name all of them."""
         ...
 
     async def server_info(self) -> ServerInfo:
-        """See `Backend.server_info`."""
+        """Return the router and its replicas."""
         ...
 
     async def end_session(self, session_id: str) -> None:
-        """See `Backend.end_session`."""
+        """Free what is kept for a session; unknown ids are fine."""
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
         ...
 
     async def aclose(self) -> None:
-        """See `Backend.close`."""
+        """Refuse requests from now on, and end those that run."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """What the requests of a client share, those of its sessions included."""
+
+    backend: Backend
+    telemetry: ClientTelemetry
+    model: str = ""
+    """Model of requests that name none; empty for the only one."""
+    timeout_s: float | None = None
+    """Time limit of requests that give none."""
+
+    def __post_init__(self) -> None:
+        check_name("model", self.model)
+        check_timeout(self.timeout_s)
+
+    def call(
+        self,
+        prompt: Prompt,
+        options: RequestOptions,
+        *,
+        is_stream: bool,
+        session: SessionRef | None = None,
+    ) -> ClientCall:
+        """Return a request with telemetry of its own. Raises `InvalidRequest`."""
+        generation = make_generation(prompt, options, self.model, session)
+        timeout_s = options.get("timeout_s", self.timeout_s)
+        check_timeout(timeout_s)
+        address = self.backend.address
+        telemetry = self.telemetry.request(generation, address=address, is_stream=is_stream)
+        return ClientCall(generation, timeout_s, telemetry)
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that runs this one to its end, on a backend that blocks."""
+
+    @wraps(method)
+    def run(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        return finished(method(self, *args, **options))
+
+    return run

@@ -1,47 +1,42 @@
-"""The client for threads: generate, stream, converse. Where engines live is decided at birth."""
+"""Clients: generate, stream, converse; with engines behind a router or in this process."""
 
-import time
-from contextlib import suppress
+import sys
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, ClassVar, Self, Unpack
 
-from slipstream.client.conversation import PAUSES_S, Conversation, new_session_id
-from slipstream.client.stream import ChunkStream
-from slipstream.client.surface import (
-    Call,
-    Defaults,
+from slipstream.client.backend import Backend, ClientContext, blocking
+from slipstream.client.call import (
+    NO_TELEMETRY,
+    ClientTelemetry,
     RequestOptions,
-    beginning,
+    RequestTelemetry,
     check_whole,
-    make_call,
+    named,
     only_model,
 )
-from slipstream.client.watch import Watcher
-from slipstream.client.watcher import ApplicationWatcher, watched
-from slipstream.core.errors import SessionBusy, SessionError, SessionExists
+from slipstream.client.session import AsyncClientSession, ClientSession
+from slipstream.client.stream import AsyncChunkStream, ChunkStream
+from slipstream.core.inline import finished
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
-from slipstream.core.results import Result, collected
+from slipstream.core.request import Generation
+from slipstream.core.results import Result
 from slipstream.core.server_info import ServerInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from slipstream.client.backend import Backend
     from slipstream.rpc.security import ClientTls
 
 DEFAULT_TIMEOUT_S = 600.0
-"""Of requests to a router: no call waits for ever."""
-
-T = TypeVar("T")
+"""Time limit of requests to a router: no call waits for ever."""
 
 
-class Client:
-    """Generates text with a draft and a target: `Client(address)`, or `Client.embedded(...)`.
+class _ClientBase:
+    """Clients for asyncio and for threads: how they are made, and what they share."""
 
-    A client of a router may be shared by threads; an embedded one is for one thread at a time.
-    """
+    _is_blocking: ClassVar[bool]
+    """Whether the backend blocks."""
 
     def __init__(
         self,
@@ -56,20 +51,18 @@ class Client:
         """Make a client of the router at `address`; nothing is sent before the first request.
 
         `address` is HOST:PORT, several IP:PORT with commas between, or dns:///NAME:PORT; requests
-        take turns on the routers that answer. `tls` says whom to trust, True the system's
+        take turns on the routers that answer. `tls` is what to trust, True the system's
         authorities. `token` is a bearer token; without TLS it goes to this machine only, or
-        anywhere with `tls=False`. `timeout_s` bounds every request, `model` is the one asked by
-        default. `retries` sends a request again whose connection broke, to go on where it was.
-        Raises `InvalidRequest`.
+        anywhere with `tls=False`. `timeout_s` bounds every request, `model` is that of requests
+        that name none. `retries` sends a request again whose connection broke, to continue where
+        it was. Raises `InvalidRequest`.
         """
         from slipstream.client.connection import connection
         from slipstream.client.remote import Remote
 
-        self._defaults = Defaults(model or "", timeout_s)
-        self._watcher: Watcher = ApplicationWatcher()
-        self._backend: Backend = Remote(
-            connection(address, token=token, tls=tls, retries=retries), timeout_s
-        )
+        to = connection(address, token=token, tls=tls, retries=retries)
+        backend = Remote(to, timeout_s, to.channel(is_blocking=self._is_blocking))
+        self._context = ClientContext(backend, ApplicationTelemetry(), model or "", timeout_s)
 
     @classmethod
     def embedded(  # noqa: PLR0913 - a keyword for each thing that can be chosen
@@ -85,7 +78,7 @@ class Client:
         profile: str | PathLike[str] | None = None,
         ngrams: str | PathLike[str] = "auto",
     ) -> Self:
-        """Both engines in this process.
+        """Return a client of engines in this process, once the models are loaded.
 
         `target` is an alias, path or hub id; `draft` is glide, ngram, none, vanilla:MODEL or a
         directory of GliDe weights; `kv_memory` is what the keys and values of each of the two may
@@ -95,6 +88,7 @@ class Client:
         `InvalidRequest`, or `CapacityError` where the memory holds nothing.
         """
         from slipstream.client.embedded import Embedded
+        from slipstream.client.embedded_aio import AsyncEmbedded
         from slipstream.client.engine import EngineOptions
 
         options = EngineOptions(
@@ -105,49 +99,78 @@ class Client:
             kv_memory,
             ngrams=str(ngrams),
         )
+        engines = Embedded if cls._is_blocking else AsyncEmbedded
         path = None if profile is None else Path(profile)
-        return cls.of(Embedded.load(target, draft, options, profile=path))
+        return cls.of(engines.load(target, draft, options, profile=path))
 
     @classmethod
-    def of(cls, backend: "Backend", *, watcher: Watcher | None = None) -> Self:
-        """A client of engines that are there already.
+    def of(cls, backend: Backend, *, telemetry: ClientTelemetry | None = None) -> Self:
+        """Return a client of engines that are there already; they close with it.
 
-        The `watcher` is told of its requests, by default the application's telemetry.
+        Requests are recorded by `telemetry`, by default the application's.
         """
+        return cls._in(ClientContext(backend, telemetry or ApplicationTelemetry()))
+
+    @classmethod
+    def _in(cls, context: ClientContext) -> Self:
         client = cls.__new__(cls)
-        client._defaults = Defaults()
-        client._watcher = watcher or ApplicationWatcher()
-        client._backend = backend
+        client._context = context
         return client
 
-    def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
+    def _stream(self, prompt: Prompt, options: RequestOptions) -> AsyncChunkStream:
+        call = self._context.call(prompt, options, is_stream=True)
+        source = self._context.backend.stream(call)
+        return AsyncChunkStream(source, request_id=call.request_id, telemetry=call.telemetry)
+
+
+class AsyncClient(_ClientBase):
+    """Generates text with a draft and a target: `AsyncClient(address)`, or `.embedded(...)`.
+
+    Belongs to one event loop. Any number of its requests may run at once; on embedded engines they
+    share steps, computed on a thread of their own.
+    """
+
+    _is_blocking = False
+
+    def with_token(self, token: str | None) -> Self:
+        """Return the same client with another bearer token, or with none.
+
+        It shares the connection: closing either of the two closes both. Raises `InvalidRequest`
+        for a token in the clear, and on an embedded client.
+        """
+        backend = self._context.backend.with_token(token)
+        return self._in(replace(self._context, backend=backend))
+
+    async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
         """Run one request to its end. See `stream`."""
         check_whole(options)
-        call = self._call(prompt, options, is_stream=False)
-        with beginning(call):
-            result = self._backend.generate(call)
-        call.watch.answered(result)
+        call = self._context.call(prompt, options, is_stream=False)
+        call.telemetry.begin()
+        try:
+            with named(call.request_id):
+                result = await self._context.backend.generate(call)
+        except BaseException as error:
+            call.telemetry.record_error(error)
+            raise
+        call.telemetry.record_result(result)
         return result
 
-    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
-        """Chunks of text as they become final.
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncChunkStream:
+        """Return chunks of text as they become final, for `async for`.
 
-        `prompt` is text (a user message; as it is when `raw`), messages, or token ids. Greedy by
-        default. Raises `InvalidRequest` and what else keeps a request from starting before it
-        returns; a stream that is not read to its end is cancelled when it is closed or dropped.
+        The request starts, and fails, with the first chunk. A stream that is not read to its end
+        is cancelled when it is closed or dropped.
         """
-        call = self._call(prompt, options, is_stream=True)
-        with beginning(call):
-            return self._backend.stream(call).watched(call.watch)
+        return self._stream(prompt, options)
 
-    def session(self, session_id: str | None = None) -> "ClientSession":
-        """A conversation: each request goes on from the ones before, and their caches stay.
+    def session(self, session_id: str | None = None) -> AsyncClientSession:
+        """Return a conversation: each request continues the ones before, and their caches stay.
 
-        An id goes on with a session that was left open; by default a new one begins.
+        An id continues a session that was left open; by default a new one begins.
         """
-        return ClientSession(self._backend, self._defaults, session_id, watcher=self._watcher)
+        return AsyncClientSession(self._context, session_id)
 
-    def tokenize(
+    async def tokenize(
         self,
         prompt: Prompt,
         *,
@@ -155,27 +178,71 @@ class Client:
         allow_special_tokens: bool = False,
         model: str | None = None,
     ) -> tuple[int, ...]:
-        """Token ids of a prompt, as a request with it would use them."""
-        model = model or self._defaults.model
-        return self._backend.tokenize(
-            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
+        """Return the token ids of a prompt, as a request with it would use them."""
+        return await self._context.backend.tokenize(
+            prompt,
+            raw=raw,
+            allow_special_tokens=allow_special_tokens,
+            model=model or self._context.model,
         )
 
-    def model_info(self, model: str | None = None) -> ModelInfo:
-        """What a model can be asked for, and its limits. Name it where there are several."""
-        return only_model(self._backend.models(model or self._defaults.model))
+    async def model_info(self, model: str | None = None) -> ModelInfo:
+        """Return what a model can do, and its limits. Name it where there are several."""
+        context = self._context
+        return only_model(await context.backend.models(model or context.model))
 
-    def models(self) -> tuple[ModelInfo, ...]:
-        """All models that can be asked, by name."""
-        return self._backend.models("")
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """Return all models, by name."""
+        return await self._context.backend.models("")
 
-    def server_info(self) -> ServerInfo:
-        """The router and its replicas. Raises `InvalidRequest` on an embedded client."""
-        return self._backend.server_info()
+    async def server_info(self) -> ServerInfo:
+        """Return the router and its replicas. Raises `InvalidRequest` on an embedded client."""
+        return await self._context.backend.server_info()
+
+    async def aclose(self) -> None:
+        """Refuse requests from now on, with `SessionClosed`; those that run are cancelled."""
+        await self._context.backend.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Client(_ClientBase):
+    """Generates text with a draft and a target: `Client(address)`, or `Client.embedded(...)`.
+
+    A client of a router may be shared by threads; an embedded one is for one thread at a time.
+    """
+
+    _is_blocking = True
+
+    generate = blocking(AsyncClient.generate)
+    tokenize = blocking(AsyncClient.tokenize)
+    model_info = blocking(AsyncClient.model_info)
+    models = blocking(AsyncClient.models)
+    server_info = blocking(AsyncClient.server_info)
+
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
+        """Return chunks of text as they become final.
+
+        `prompt` is text (a user message; as it is when `raw`), messages, or token ids. Greedy by
+        default. Raises `InvalidRequest` and what else keeps a request from starting before it
+        returns; a stream that is not read to its end is cancelled when it is closed or dropped.
+        """
+        return ChunkStream(self._stream(prompt, options))
+
+    def session(self, session_id: str | None = None) -> ClientSession:
+        """Return a conversation: each request continues the ones before, and their caches stay.
+
+        An id continues a session that was left open; by default a new one begins.
+        """
+        return ClientSession(self._context, session_id)
 
     def close(self) -> None:
         """Refuse requests from now on, with `SessionClosed`; a router's calls are cancelled."""
-        self._backend.close()
+        finished(self._context.backend.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -183,74 +250,24 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _call(self, prompt: Prompt, options: RequestOptions, *, is_stream: bool) -> Call:
-        call = make_call(prompt, options, self._defaults)
-        return watched(call, self._watcher, address=self._backend.address, is_stream=is_stream)
 
+class ApplicationTelemetry:
+    """See `ClientTelemetry`: what the application has set up, if anything.
 
-class ClientSession:
-    """Turns of one conversation. Close it, or use it as a context, to free its caches."""
+    Loads OpenTelemetry only where the application has: without it nothing is recorded.
+    """
 
-    def __init__(
-        self, backend: "Backend", defaults: Defaults, session_id: str | None, *, watcher: Watcher
-    ) -> None:
-        self._backend = backend
-        self._defaults = defaults
-        self._watcher = watcher
-        self._conversation: Conversation[ChunkStream] = Conversation(
-            session_id or new_session_id(), session_id is not None
-        )
+    def __init__(self) -> None:
+        self._telemetry: ClientTelemetry | None = None
 
-    @property
-    def session_id(self) -> str:
-        """The conversation's name: whoever knows it can go on with it."""
-        return self._conversation.session_id
+    def request(
+        self, generation: Generation, *, address: str | None, is_stream: bool
+    ) -> RequestTelemetry:
+        """See `ClientTelemetry.request`."""
+        if self._telemetry is None:
+            if "opentelemetry" not in sys.modules:
+                return NO_TELEMETRY
+            from slipstream.telemetry.sdk_spans import SdkTelemetry
 
-    def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
-        """Run the next turn to its end."""
-        check_whole(options)
-        with self._begun(prompt, options, is_stream=False) as chunks:
-            return collected(chunks)
-
-    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> ChunkStream:
-        """The next turn, chunk by chunk. A turn that is not read to its end ends there."""
-        return self._begun(prompt, options, is_stream=True)
-
-    def close(self) -> None:
-        """Forget the session and free its caches. To go on with it later, leave it open."""
-        if self._conversation.close():
-            for chunks in self._conversation.running:
-                chunks.close()
-            with suppress(SessionBusy):  # with a turn of a router that is gone: it passes in time
-                self._patiently(lambda: self._backend.end_session(self.session_id))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _begun(self, prompt: Prompt, options: RequestOptions, *, is_stream: bool) -> ChunkStream:
-        at, address = self._conversation, self._backend.address
-        call = make_call(prompt, options, self._defaults, session=at.ref())
-        call = watched(call, self._watcher, address=address, is_stream=is_stream)
-        with beginning(call):
-            try:
-                chunks = self._patiently(lambda: self._backend.stream(call))
-            except SessionExists:
-                if at.is_begun:
-                    raise
-                chunks = self._backend.stream(at.resumed(call))
-        at.begun(chunks)
-        return chunks.watched(call.watch)
-
-    def _patiently(self, run: "Callable[[], T]") -> T:
-        """Wait out what passes by itself; a turn that still runs is `SessionBusy` at once."""
-        for pause_s in PAUSES_S:
-            try:
-                return run()
-            except SessionError as error:
-                if not self._conversation.may_pass(error):
-                    raise
-                time.sleep(pause_s)
-        return run()
+            self._telemetry = SdkTelemetry()
+        return self._telemetry.request(generation, address=address, is_stream=is_stream)

@@ -1,172 +1,258 @@
-"""What both remote clients share: how to reach routers, and what their answers mean.
+"""Connections to routers: addresses, credentials, and channels that wait or block.
 
 Loads gRPC and protobuf, and nothing that computes.
 """
 
-import logging
+import asyncio
+import ipaddress
 import random
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 
-from slipstream.client.addresses import are_local, has_several, router_target
-from slipstream.client.resuming import NO_PATIENCE, Patience, Resuming, Tries
-from slipstream.client.surface import Call, late
-from slipstream.core.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InternalError,
-    InvalidRequest,
-    SessionTaken,
-    SlipstreamError,
-)
-from slipstream.core.model_info import ModelInfo
-from slipstream.core.prompt import Prompt
-from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.convert_generation import generation_to_pb, prompt_to_pb
-from slipstream.rpc.convert_info import model_info_from_pb
+from slipstream.client.call import ClientCall
+from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts, StreamProgress
+from slipstream.core.errors import Cancelled, InvalidRequest, SessionClosed
+from slipstream.rpc.channel import ChannelOptions, check_address, connect, connect_sync
 from slipstream.rpc.security import ClientTls
-from slipstream.rpc.status import error_from, is_named
-from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceStub
 
-MAX_CONTROL_S = 30.0
-"""Of calls that generate nothing."""
-
-
-_LOG = logging.getLogger("slipstream.client")
-
-_CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-_UNCLEAR = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-_CUT_WORDS = ("RST_STREAM", "Stream removed")
+if TYPE_CHECKING:
+    from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceAsyncStub
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where routers are, how to get there, and how long to try."""
+    """Addresses of routers, credentials, and how long to try."""
 
     target: str
     options: ChannelOptions
-    patience: Patience
-    shows_tokens: bool = True
+    timeouts: RetryTimeouts
+    allows_tokens: bool = True
     """Whether a token may go there: in the clear only where that is meant."""
-
-    def with_token(self, token: str | None) -> "Connection":
-        """The same for another caller. Raises `InvalidRequest` for a token in the clear."""
-        if token is not None and not self.shows_tokens:
-            raise _in_the_clear(self.address)
-        return replace(self, options=replace(self.options, token=token))
 
     @property
     def address(self) -> str:
-        """The address as callers write it."""
+        """Return the address as callers write it."""
         return self.target.removeprefix("ipv4:").removeprefix("ipv6:")
 
-    def tries(self, timeout_s: float | None) -> Tries:
-        """The tries of one request, from now on."""
-        return Tries(timeout_s, self.patience, clock=time.monotonic, draw=random.random)
+    def with_token(self, token: str | None) -> "Connection":
+        """Return the same for another caller. Raises `InvalidRequest` for a token in the clear."""
+        if token is not None and not self.allows_tokens:
+            raise _in_the_clear(self.address)
+        return replace(self, options=replace(self.options, token=token))
 
-    def resuming(self, call: Call) -> Resuming:
-        """What one stream resumes with, from now on."""
-        return Resuming(call, self.tries(call.timeout_s))
+    def channel(self, *, is_blocking: bool) -> "RouterChannel":
+        """Return a channel for threads, or one for asyncio."""
+        return BlockingChannel(self) if is_blocking else AsyncChannel(self)
+
+    def retries(self, timeout_s: float | None) -> Retries:
+        """Return the retries of one request, from now on."""
+        return Retries(timeout_s, self.timeouts, clock=time.monotonic, draw=random.random)
+
+    def progress(self, call: ClientCall) -> StreamProgress:
+        """Return the progress of one stream, from now on."""
+        return StreamProgress(call, self.retries(call.timeout_s))
 
 
 def connection(
     address: str, *, token: str | None, tls: ClientTls | bool | None, retries: bool
 ) -> Connection:
-    """Raises `InvalidRequest` for an address that is none, and for a token in the clear."""
+    """Return a connection.
+
+    Raises `InvalidRequest` for an address that is none, and for a token in the clear.
+    """
     trusted = ClientTls() if tls is True else tls or None
     target = router_target(address)
-    shows_tokens = tls is not None or are_local(address)
-    if token is not None and not shows_tokens:
-        raise _in_the_clear(address)
-    if trusted is not None and trusted.name is None and has_several(target):
+    if trusted is not None and trusted.name is None and _has_several(target):
         raise InvalidRequest(
             f"the routers are {address}, so tls must give the name that their certificates share"
         )
-    options = ChannelOptions(tls=trusted, token=token, balances=True)
-    return Connection(target, options, Patience() if retries else NO_PATIENCE, shows_tokens)
+    options = ChannelOptions(tls=trusted, balances=True)
+    timeouts = RetryTimeouts() if retries else NO_RETRIES
+    to = Connection(target, options, timeouts, tls is not None or are_local(address))
+    return to.with_token(token)
 
 
-def error_of(error: grpc.RpcError, timeout_s: float | None) -> SlipstreamError:
-    """The error that a status stands for; `timeout_s` is what the whole request may take."""
-    known = error_from(error)
-    if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):
-        return late(timeout_s)
-    return known
+def closed_meanwhile() -> Cancelled:
+    """Return the error of a request whose client was closed under it."""
+    return Cancelled("the client was closed while the request ran")
 
 
-def pause_after(error: grpc.RpcError, tries: Tries, request: str) -> float:
-    """Seconds after which to send a request again that failed so. Raises what it stands for else.
+class AsyncChannel:
+    """A channel for asyncio. Clients with different tokens may share it.
 
-    Not for calls that this side cancelled.
+    Belongs to the loop of the first call, which opens it.
     """
-    known = error_of(error, tries.timeout_s)
-    is_sent_again = _is_cut(error) or (isinstance(known, SessionTaken) and tries.takes_back())
-    pause_s = tries.pause_s() if is_sent_again else None
-    if pause_s is None:
-        raise known from None
-    _LOG.info("%s broke off (%s), and is sent again in %.2f s", request, known, pause_s)
-    return pause_s
+
+    def __init__(self, to: Connection) -> None:
+        self._to = to
+        self._channel: grpc.aio.Channel | None = None
+        self.is_closed = False
+
+    async def call(self, method: str, request: object, **options: Any) -> Any:
+        """Return the answer to one call.
+
+        Raises `grpc.RpcError`, `SessionClosed` once it is closed, or `Cancelled` when it is closed
+        meanwhile.
+        """
+        return await _uncancelled(getattr(self._stub(), method)(request, **options))
+
+    def start(self, request: object, **options: Any) -> Any:
+        """Start a stream of generation. Raises `SessionClosed` once it is closed."""
+        stub: Any = self._stub()
+        return stub.GenerateStream(request, **options)
+
+    async def read(self, stream: Any) -> Any:
+        """Return the next message of a stream; None after the last. Raises what `call` does."""
+        message = await _uncancelled(stream.read())
+        return None if message is grpc.aio.EOF else message
+
+    async def pause(self, seconds: float) -> None:
+        """Wait. Raises `Cancelled` when it is closed meanwhile."""
+        await asyncio.sleep(seconds)
+        if self.is_closed:
+            raise closed_meanwhile()
+
+    async def aclose(self) -> None:
+        """Close it, and end the calls on it."""
+        self.is_closed = True
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _stub(self) -> "GenerationServiceAsyncStub":
+        if self.is_closed:
+            raise SessionClosed("the client is closed")
+        if self._channel is None:  # here, where a loop runs
+            self._channel = connect(self._to.target, self._to.options)
+        return GenerationServiceStub(self._channel)
+
+
+async def _uncancelled(answer: Awaitable[Any]) -> Any:
+    """Raise `Cancelled` for a call that ends with its channel; tasks are cancelled as ever."""
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise closed_meanwhile() from None
+
+
+class BlockingChannel:
+    """See `AsyncChannel`: one for threads, which blocks. They may share it."""
+
+    def __init__(self, to: Connection) -> None:
+        self._channel = connect_sync(to.target, to.options)
+        self._stub: Any = GenerationServiceStub(self._channel)
+        self._closing = threading.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed."""
+        return self._closing.is_set()
+
+    async def call(self, method: str, request: object, **options: Any) -> Any:
+        """See `AsyncChannel.call`."""
+        self._require_open()
+        try:
+            return getattr(self._stub, method)(request, **options)
+        except grpc.RpcError:
+            self._check_closed()
+            raise
+
+    def start(self, request: object, **options: Any) -> Any:
+        """See `AsyncChannel.start`."""
+        self._require_open()
+        return self._stub.GenerateStream(request, **options)
+
+    async def read(self, stream: Any) -> Any:
+        """See `AsyncChannel.read`."""
+        try:
+            return next(stream, None)
+        except grpc.RpcError:
+            self._check_closed()
+            raise
+
+    async def pause(self, seconds: float) -> None:
+        """See `AsyncChannel.pause`."""
+        self._closing.wait(seconds)
+        self._check_closed()
+
+    async def aclose(self) -> None:
+        """See `AsyncChannel.aclose`."""
+        self._closing.set()
+        self._channel.close()
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise SessionClosed("the client is closed")
+
+    def _check_closed(self) -> None:
+        if self.is_closed:
+            raise closed_meanwhile() from None
+
+
+RouterChannel = AsyncChannel | BlockingChannel
+
+
+def router_target(address: str) -> str:
+    """Return what gRPC is to dial. Raises `InvalidRequest`.
+
+    Several addresses, with commas between, are IP addresses of one kind: a name that stands for
+    several hosts is resolved by the DNS.
+    """
+    if "," not in address or "://" in address or address.startswith(("unix:", "ipv4:", "ipv6:")):
+        return check_address(address)
+    parts = [check_address(part.strip()) for part in address.split(",")]
+    kinds = {_kind(part) for part in parts}
+    if len(kinds) > 1:
+        raise InvalidRequest(
+            f"the addresses are {address!r}, but several must be all IPv4 or all IPv6"
+        )
+    return f"{kinds.pop()}:{','.join(parts)}"
+
+
+def are_local(address: str) -> bool:
+    """Return whether all addresses are this machine's."""
+    return all(_is_local(part.strip()) for part in address.split(","))
+
+
+def _has_several(target: str) -> bool:
+    return target.startswith(("ipv4:", "ipv6:")) and "," in target
+
+
+def _kind(part: str) -> str:
+    try:
+        return f"ipv{ipaddress.ip_address(_host(part)).version}"
+    except ValueError:
+        raise InvalidRequest(
+            f"one of several addresses is {part!r}, but must be IP:PORT; a name that stands for"
+            " several routers is written dns:///NAME:PORT"
+        ) from None
+
+
+def _is_local(part: str) -> bool:
+    if part.startswith("unix:"):
+        return True
+    host = _host(part)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _host(part: str) -> str:
+    host = part.rpartition(":")[0].rpartition("/")[2]
+    return host.removeprefix("ipv4:").removeprefix("ipv6:").strip("[]")
 
 
 def _in_the_clear(address: str) -> InvalidRequest:
     return InvalidRequest(
         f"the token would travel in the clear to {address}; pass tls, or tls=False to allow it"
     )
-
-
-def _is_cut(error: grpc.RpcError) -> bool:
-    """Whether the way there broke, rather than the request."""
-    status: Any = error
-    if status.code() in _CUT:
-        return True
-    # gRPC has no code of its own for a stream that was reset; neither has what others may mean.
-    is_unclear = status.code() in _UNCLEAR and not is_named(error)
-    return is_unclear and any(word in (status.details() or "") for word in _CUT_WORDS)
-
-
-@contextmanager
-def understood() -> Iterator[None]:
-    """An answer that is none is the router's fault, not the caller's."""
-    try:
-        yield
-    except InvalidRequest as error:
-        raise InternalError(f"the router's answer can't be read: {error}") from None
-
-
-def unary_request(call: Call) -> pb.GenerateRequest:
-    """A request for text at once."""
-    return pb.GenerateRequest(generation=generation_to_pb(call.generation))
-
-
-def stream_request(call: Call) -> pb.GenerateStreamRequest:
-    """A request for text as it becomes final."""
-    return pb.GenerateStreamRequest(generation=generation_to_pb(call.generation))
-
-
-def tokenize_request(
-    prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
-) -> pb.TokenizeRequest:
-    """A request for token ids."""
-    said = prompt_to_pb(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
-    return pb.TokenizeRequest(model=model, prompt=said)
-
-
-def models_from(answer: pb.GetModelInfoResponse) -> tuple[ModelInfo, ...]:
-    """The models asked for."""
-    with understood():
-        return tuple(model_info_from_pb(model) for model in answer.models)
-
-
-def unfinished() -> InternalError:
-    """The error of a stream that ends without saying why the text ends."""
-    return InternalError("the router ended the stream without a reason")
-
-
-def closed_meanwhile() -> Cancelled:
-    """The error of a request whose client was closed under it."""
-    return Cancelled("the client was closed while the request ran")

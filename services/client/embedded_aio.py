@@ -8,43 +8,38 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
+from slipstream.client.backend import ChunkSource
+from slipstream.client.call import ClientCall, late
 from slipstream.client.embedded import Embedded
 from slipstream.client.embedded_session import Answer, EnginePorts
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.client.stream import AsyncChunkStream
-from slipstream.client.surface import Call, late
-from slipstream.core.errors import Cancelled, InvalidRequest
-from slipstream.core.model_info import ModelInfo
+from slipstream.core.errors import Cancelled
 from slipstream.core.ports import Draft
-from slipstream.core.prompt import Prompt
-from slipstream.core.results import Chunk, Result, collected
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.results import Chunk
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
 from slipstream.draft.engine import LocalDraft
 from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget, BatchLimits
+from slipstream.target.batcher import BatchedTarget
 
 
-class AsyncEmbedded:
-    """See `client.backend.AsyncBackend`. Belongs to one event loop."""
+class AsyncEmbedded(Embedded):
+    """See `Backend`. Belongs to one event loop."""
 
     def __init__(self, engine: Engine, drafter: Drafter, thread: EngineThread) -> None:
         """Both were made on `thread`, and belong to it."""
-        self.engine, self.drafter = engine, drafter
         self._thread = thread
-        self._target = BatchedTarget(engine.target, thread, BatchLimits(engine.rows))
-        ports = EnginePorts(_batched(drafter.draft, thread), self._target, self._target.park)
-        self._embedded = Embedded(engine, drafter, ports)
-        self._turns: set[_EmbeddedTurn] = set()
-        self._is_closed = False
-        self.address: str | None = None
+        self._target = BatchedTarget(engine.target, thread, engine.budget)
+        draft = _batched(drafter.draft, thread)
+        super().__init__(engine, drafter, EnginePorts(draft, self._target, self._target.park))
+        self._running: set[_BatchedStream] = set()
 
     @classmethod
     def load(
         cls, target: str, draft: str, options: EngineOptions, *, profile: Path | None = None
-    ) -> "AsyncEmbedded":
+    ) -> Self:
         """Load both models by name; blocks until they are. See `Embedded.load`."""
         thread = EngineThread("slipstream-engine")
 
@@ -59,73 +54,42 @@ class AsyncEmbedded:
             raise
         return cls(engine, drafter, thread)
 
-    def with_token(self, token: str | None) -> "AsyncEmbedded":
-        """See `AsyncBackend.with_token`; nobody asks for one here."""
-        raise InvalidRequest("the engines are in this process, where nobody asks for a token")
-
-    async def generate(self, call: Call) -> Result:
-        """See `Backend.generate`."""
-        async with AsyncChunkStream(self.turn(call), request_id=call.request_id) as stream:
-            return collected([chunk async for chunk in stream])
-
-    def turn(self, call: Call) -> "_EmbeddedTurn":
-        """See `AsyncBackend.turn`."""
-        return _EmbeddedTurn(self, call)
-
-    async def tokenize(
-        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
-    ) -> tuple[int, ...]:
-        """See `Backend.tokenize`."""
-        return self._embedded.tokenize(
-            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
-        )
-
-    async def models(self, model: str) -> tuple[ModelInfo, ...]:
-        """See `Backend.models`."""
-        return self._embedded.models(model)
-
-    async def server_info(self) -> ServerInfo:
-        """See `Backend.server_info`; there is none."""
-        return self._embedded.server_info()
+    def stream(self, call: ClientCall) -> ChunkSource:
+        """See `Backend.stream`."""
+        return _BatchedStream(self, call, self._running)
 
     async def end_session(self, session_id: str) -> None:
         """See `Backend.end_session`."""
         if not self._is_closed:
-            await self._end([turn for turn in self._turns if turn.session_id == session_id])
-            await self._embedded.free(session_id)
+            await _end([stream for stream in self._running if stream.session_id == session_id])
+            await super().end_session(session_id)
+
+    async def pause(self, seconds: float) -> None:
+        """See `Backend.pause`."""
+        await asyncio.sleep(seconds)
 
     async def aclose(self) -> None:
-        """See `Backend.close`. Waits for the steps that run."""
+        """See `Backend.aclose`. Waits for the steps that run."""
         if self._is_closed:
             return
-        self._is_closed = True
-        self._embedded.close()
-        await self._end(list(self._turns), Cancelled("the client was closed while the request ran"))
+        await super().aclose()
+        error = Cancelled("the client was closed while the request ran")
+        await _end(list(self._running), error)
         await self._target.close()
         self._thread.close()
 
-    def begin(self, turn: "_EmbeddedTurn", call: Call) -> Answer:
-        """What a turn is to read. Raises what can be refused."""
-        answer = self._embedded.turn(call)
-        self._turns.add(turn)
-        return answer
 
-    def over(self, turn: "_EmbeddedTurn") -> None:
-        """Forget a turn that has ended."""
-        self._turns.discard(turn)
+class _BatchedStream:
+    """See `ChunkSource`: one request, which ends in a task of its own whatever its reader does."""
 
-    async def _end(self, turns: Sequence["_EmbeddedTurn"], error: Exception | None = None) -> None:
-        if endings := [turn.end(error) for turn in turns]:
-            await asyncio.wait(endings)
-
-
-class _EmbeddedTurn:
-    """One request, made when its first chunk is asked for."""
-
-    def __init__(self, at: AsyncEmbedded, call: Call) -> None:
+    def __init__(
+        self, engines: AsyncEmbedded, call: ClientCall, running: "set[_BatchedStream]"
+    ) -> None:
+        """The stream is in `running` from its start to its end."""
         self.session_id = call.generation.session and call.generation.session.session_id
-        self._at = at
+        self._engines = engines
         self._call = call
+        self._running = running
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline: float | None = None
         self._answer: Answer | None = None
@@ -133,12 +97,20 @@ class _EmbeddedTurn:
         self._ending: asyncio.Task[None] | None = None
         self._ended_by: Exception | None = None
 
+    async def start(self) -> Chunk | None:
+        """See `ChunkSource.start`: all that can be refused is, and nothing is computed."""
+        self._answer = self._engines.turn(self._call)
+        self._loop = asyncio.get_running_loop()
+        if self._call.timeout_s is not None:
+            self._deadline = self._loop.time() + self._call.timeout_s
+        self._running.add(self)
+        return None
+
     async def read(self) -> Chunk | None:
-        """See `Turn.read`. None also after the end."""
-        if self._is_over():
-            return self._nothing()
-        answer = self._answer or self._begin()
-        self._reading = asyncio.create_task(answer.read())
+        """See `ChunkSource.read`. None also after the end."""
+        if self._answer is None or self._is_ending():
+            return self._after_end()
+        self._reading = asyncio.create_task(self._answer.read())
         try:
             async with asyncio.timeout_at(self._deadline):
                 return await self._reading
@@ -146,24 +118,24 @@ class _EmbeddedTurn:
             raise late(self._call.timeout_s or 0.0) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._is_over() or (task is not None and task.cancelling()):
+            if not self._is_ending() or (task is not None and task.cancelling()):
                 raise
-            return self._nothing()
+            return self._after_end()
 
     async def aclose(self) -> None:
-        """See `Turn.aclose`."""
+        """See `ChunkSource.aclose`."""
         if self._answer is not None:
-            # Who waits may be cancelled; the engines are freed in any case.
+            # The caller may be cancelled; the engines are freed in any case.
             await asyncio.shield(self.end())
 
     def cancel(self) -> None:
-        """See `Turn.cancel`. Any thread, at any time: it may be the garbage collector's."""
+        """See `ChunkSource.cancel`."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed, and all of it is over
                 self._loop.call_soon_threadsafe(self.end)
 
     def end(self, error: Exception | None = None) -> asyncio.Task[None]:
-        """End the request. Whoever reads it gets the error, or nothing more."""
+        """End the request. Its reader gets the error, or nothing more."""
         if self._ending is None:
             self._ended_by = error
             self._ending = asyncio.create_task(self._end())
@@ -177,23 +149,20 @@ class _EmbeddedTurn:
             if self._answer is not None:
                 await self._answer.end()
         finally:
-            self._at.over(self)
+            self._running.discard(self)
 
-    def _begin(self) -> Answer:
-        self._answer = self._at.begin(self, self._call)
-        self._loop = asyncio.get_running_loop()
-        if self._call.timeout_s is not None:
-            self._deadline = self._loop.time() + self._call.timeout_s
-        return self._answer
-
-    def _is_over(self) -> bool:
+    def _is_ending(self) -> bool:
         return self._ending is not None
 
-    def _nothing(self) -> Chunk | None:
-        """What is read behind the end."""
+    def _after_end(self) -> Chunk | None:
         if self._ended_by is not None:
             raise self._ended_by
         return None
+
+
+async def _end(streams: Sequence[_BatchedStream], error: Exception | None = None) -> None:
+    if endings := [stream.end(error) for stream in streams]:
+        await asyncio.wait(endings)
 
 
 def _batched(draft: Draft, thread: EngineThread) -> Draft:

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
-from slipstream.client.surface import Call, late
 from slipstream.core.errors import SessionBusy
 from slipstream.core.inline import finished
 from slipstream.core.lookup_draft import LookupDraft
@@ -23,9 +23,8 @@ from slipstream.draft.build import Drafter
 from slipstream.router.attempt import Failures, InUse
 from slipstream.router.breaker import BreakerLimits, Breakers
 from slipstream.router.failover_draft import FailoverDraft
-from slipstream.state.claims import Taken
 from slipstream.state.record import Opening
-from slipstream.state.replay import replayed
+from slipstream.state.session_leases import AcquiredSession, replayed
 from slipstream.state.turn import turn_request
 from slipstream.text.prompts import encode_prompt, encode_turn
 
@@ -98,7 +97,7 @@ class EmbeddedSession:
         if self._answer is not None:
             raise SessionBusy(f"session {self.session_id} is busy with another request")
 
-    def turn(self, call: Call, taken: Taken, *, is_last: bool = False) -> Answer:
+    def turn(self, call: ClientCall, taken: AcquiredSession, *, is_last: bool = False) -> Answer:
         """Run one request. Bad input raises here, before the first chunk is asked for.
 
         The caches are freed with the end of the last turn, and parked with that of any other.

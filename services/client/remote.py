@@ -1,193 +1,225 @@
-"""Routers, for threads: requests out, chunks and typed errors in."""
+"""Routers: requests out, chunks and typed errors in."""
 
+import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import grpc
 
-from slipstream.client.connection import (
-    MAX_CONTROL_S,
-    Connection,
-    closed_meanwhile,
-    error_of,
-    models_from,
-    pause_after,
-    stream_request,
-    tokenize_request,
-    unary_request,
-    understood,
-    unfinished,
+from slipstream.client.call import ClientCall, late
+from slipstream.client.connection import Connection, RouterChannel
+from slipstream.client.retries import Retries, StreamProgress
+from slipstream.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    SessionNotFound,
+    SessionTaken,
+    Unavailable,
 )
-from slipstream.client.resuming import Resuming
-from slipstream.client.stream import ChunkStream
-from slipstream.client.surface import Call
-from slipstream.core.errors import DeadlineExceeded, SessionClosed, SessionNotFound, Unavailable
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.prompt import Prompt
 from slipstream.core.results import Chunk, Result
 from slipstream.core.server_info import ServerInfo
-from slipstream.rpc.channel import connect_sync, metadata
-from slipstream.rpc.convert_info import server_info_from_pb
+from slipstream.rpc.channel import metadata
+from slipstream.rpc.convert_generation import generation_to_pb, prompt_to_pb
+from slipstream.rpc.convert_info import model_info_from_pb, server_info_from_pb
 from slipstream.rpc.convert_results import chunk_from_pb, result_from_pb
+from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
-from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceStub
+
+MAX_CONTROL_S = 30.0
+"""Longest time for calls that generate nothing."""
+_LOG = logging.getLogger("slipstream.client")
+_CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_UNCLEAR = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+_CUT_WORDS = ("RST_STREAM", "Stream removed")
 
 
 class Remote:
-    """See `Backend`. Safe to share between threads."""
+    """See `Backend`: any router of several. It waits or blocks as its channel does."""
 
-    def __init__(self, to: Connection, timeout_s: float) -> None:
+    def __init__(self, to: Connection, timeout_s: float, channel: RouterChannel) -> None:
         self._to = to
         self.address: str | None = to.address
+        self._timeout_s = timeout_s
         self._control_s = min(timeout_s, MAX_CONTROL_S)
         self._metadata = metadata(to.options)
-        self._channel = connect_sync(to.target, to.options)
-        self._stub = GenerationServiceStub(self._channel)
-        self._closed = threading.Event()
+        self._channel = channel
 
-    def generate(self, call: Call) -> Result:
+    def with_token(self, token: str | None) -> "Remote":
+        """See `Backend.with_token`."""
+        return Remote(self._to.with_token(token), self._timeout_s, self._channel)
+
+    async def generate(self, call: ClientCall) -> Result:
         """See `Backend.generate`."""
-        answer: pb.GenerateResponse = self._ask(
-            self._stub.Generate, unary_request(call), call.timeout_s, call.watch.headers
-        )
-        with understood():
+        request = pb.GenerateRequest(generation=generation_to_pb(call.generation))
+        headers = call.telemetry.headers
+        answer = await self._call("Generate", request, call.timeout_s, headers)
+        with _understood():
             return result_from_pb(answer)
 
-    def stream(self, call: Call) -> ChunkStream:
-        """See `Backend.stream`. Returns with the first chunk at hand."""
-        self._require_open()
-        answer = _Answer(self._start, self._to.resuming(call), self._closed)
-        try:
-            first = next(answer)
-        except BaseException:
-            answer.end()
-            raise
-        return ChunkStream(answer, answer.end, request_id=call.request_id, first=first)
+    def stream(self, call: ClientCall) -> "_RemoteStream":
+        """See `Backend.stream`."""
+        return _RemoteStream(self._channel, self._start, self._to.progress(call))
 
-    def tokenize(
+    async def tokenize(
         self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
     ) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
-        request = tokenize_request(
-            prompt, raw=raw, allow_special_tokens=allow_special_tokens, model=model
-        )
-        return tuple(self._ask(self._stub.Tokenize, request, self._control_s).token_ids)
+        message = prompt_to_pb(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+        request = pb.TokenizeRequest(model=model, prompt=message)
+        return tuple((await self._call("Tokenize", request, self._control_s)).token_ids)
 
-    def models(self, model: str) -> tuple[ModelInfo, ...]:
+    async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""
         request = pb.GetModelInfoRequest(model=model)
-        return models_from(self._ask(self._stub.GetModelInfo, request, self._control_s))
+        answer = await self._call("GetModelInfo", request, self._control_s)
+        with _understood():
+            return tuple(model_info_from_pb(info) for info in answer.models)
 
-    def server_info(self) -> ServerInfo:
+    async def server_info(self) -> ServerInfo:
         """See `Backend.server_info`."""
-        request = pb.GetServerInfoRequest()
-        answer = self._ask(self._stub.GetServerInfo, request, self._control_s)
-        with understood():
+        answer = await self._call("GetServerInfo", pb.GetServerInfoRequest(), self._control_s)
+        with _understood():
             return server_info_from_pb(answer)
 
-    def end_session(self, session_id: str) -> None:
-        """See `Backend.end_session`. A router that can't be told forgets it in time by itself."""
-        if self._closed.is_set():
+    async def end_session(self, session_id: str) -> None:
+        """See `Backend.end_session`. A router that is away forgets it in time by itself."""
+        if self._channel.is_closed:
             return
         request = pb.DeleteSessionRequest(session_id=session_id)
         with suppress(SessionNotFound, Unavailable, DeadlineExceeded):
-            self._ask(self._stub.DeleteSession, request, self._control_s)
+            await self._call("DeleteSession", request, self._control_s)
 
-    def close(self) -> None:
-        """See `Backend.close`."""
-        self._closed.set()
-        self._channel.close()
+    async def pause(self, seconds: float) -> None:
+        """See `Backend.pause`."""
+        await self._channel.pause(seconds)
 
-    def _start(self, call: Call) -> Any:
-        return self._stub.GenerateStream(
-            stream_request(call),
+    async def aclose(self) -> None:
+        """See `Backend.aclose`."""
+        await self._channel.aclose()
+
+    def _start(self, call: ClientCall) -> Any:
+        return self._channel.start(
+            pb.GenerateStreamRequest(generation=generation_to_pb(call.generation)),
             timeout=call.timeout_s,
-            metadata=(*self._metadata, *call.watch.headers),
+            metadata=(*self._metadata, *call.telemetry.headers),
         )
 
-    def _ask(
+    async def _call(
         self,
-        method: Callable[..., Any],
+        method: str,
         request: object,
         timeout_s: float | None,
         headers: tuple[tuple[str, str], ...] = (),
     ) -> Any:
-        self._require_open()
-        tries, carried = self._to.tries(timeout_s), (*self._metadata, *headers)
+        retries, carried = self._to.retries(timeout_s), (*self._metadata, *headers)
         while True:
             try:
-                return method(request, timeout=tries.left_s(), metadata=carried)
+                return await self._channel.call(
+                    method, request, timeout=retries.left_s(), metadata=carried
+                )
             except grpc.RpcError as error:
-                if self._closed.is_set():
-                    raise closed_meanwhile() from None
-                pause_s = pause_after(error, tries, type(request).__name__)
-            _pause(pause_s, self._closed)
-
-    def _require_open(self) -> None:
-        if self._closed.is_set():
-            raise SessionClosed("the client is closed")
+                pause_s = _pause_after(error, retries, type(request).__name__)
+            await self._channel.pause(pause_s)
 
 
-class _Answer:
-    """The chunks of one stream, whatever becomes of the calls that bring them."""
+class _RemoteStream:
+    """See `ChunkSource`: one answer, over as many calls as it takes."""
 
     def __init__(
-        self, start: Callable[[Call], Any], resuming: Resuming, closed: threading.Event
+        self, channel: RouterChannel, start: Callable[[ClientCall], Any], progress: StreamProgress
     ) -> None:
+        self._channel = channel
         self._start = start
-        self._resuming = resuming
-        self._closed = closed
+        self._progress = progress
         self._rpc: Any = None
-        self._is_ended = False
+        self._ended = threading.Event()
 
-    def __iter__(self) -> Self:
-        return self
+    async def start(self) -> Chunk | None:
+        """See `ChunkSource.start`: a request has started when something of its answer has come."""
+        return await self.read()
 
-    def __next__(self) -> Chunk:
+    async def read(self) -> Chunk | None:
+        """See `ChunkSource.read`."""
         chunk = None
         while chunk is None:
-            message = self._message()
-            with understood():
-                chunk = self._resuming.received(chunk_from_pb(message))
+            message = await self._message()
+            if message is None:
+                if not self._progress.is_finished:
+                    raise InternalError("the router ended the stream without a reason")
+                return None
+            with _understood():
+                chunk = self._progress.received(chunk_from_pb(message))
         return chunk
 
-    def end(self) -> None:
-        """Cancel the call that runs, and begin no other."""
-        self._is_ended = True
+    async def aclose(self) -> None:
+        """See `ChunkSource.aclose`."""
+        self.cancel()
+
+    def cancel(self) -> None:
+        """See `ChunkSource.cancel`."""
+        self._ended.set()
         if self._rpc is not None:
             self._rpc.cancel()
 
-    def _message(self) -> pb.GenerateStreamResponse:
-        """The next one there is, of this call or of one after it."""
-        tries = self._resuming.tries
-        while True:
+    async def _message(self) -> Any:
+        """Return the next one there is, of this call or of one after it; None after the last."""
+        progress = self._progress
+        while not self._ended.is_set():
             try:
-                return self._read()
-            except StopIteration:
-                if self._resuming.is_finished:
-                    raise
-                raise unfinished() from None
+                return await self._next()
             except grpc.RpcError as error:
-                if self._closed.is_set():
-                    raise closed_meanwhile() from None
-                if self._is_ended:
-                    raise error_of(error, tries.timeout_s) from None
-                pause_s = pause_after(error, tries, f"request {self._resuming.request_id}")
+                if self._ended.is_set():
+                    break
+                pause_s = _pause_after(error, progress.retries, f"request {progress.request_id}")
             self._rpc = None
-            _pause(pause_s, self._closed)
+            await self._channel.pause(pause_s)
+        raise Cancelled("the stream was closed while it was read")
 
-    def _read(self) -> pb.GenerateStreamResponse:
+    async def _next(self) -> Any:
         if self._rpc is None:
-            self._rpc = self._start(self._resuming.next_call())
-            if self._is_ended:  # by another thread, during the pause
+            self._rpc = self._start(self._progress.next_call())
+            if self._ended.is_set():  # by another thread, meanwhile
                 self._rpc.cancel()
-        message: pb.GenerateStreamResponse = next(self._rpc)
-        return message
+        return await self._channel.read(self._rpc)
 
 
-def _pause(pause_s: float, closed: threading.Event) -> None:
-    """Wait. Raises `Cancelled` once the client is closed."""
-    if closed.wait(pause_s):
-        raise closed_meanwhile()
+def _pause_after(error: grpc.RpcError, retries: Retries, request: str) -> float:
+    """Return the seconds after which to send a request again that failed so.
+
+    Raises what the error stands for where it is not sent again.
+    """
+    known = error_from(error)
+    timeout_s = retries.timeout_s
+    if timeout_s is not None and type(known) is DeadlineExceeded and not is_named(error):
+        known = late(timeout_s)
+    is_sent_again = _is_cut(error) or (isinstance(known, SessionTaken) and retries.takes_back())
+    pause_s = retries.pause_s() if is_sent_again else None
+    if pause_s is None:
+        raise known from None
+    _LOG.info("%s broke off (%s), and is sent again in %.2f s", request, known, pause_s)
+    return pause_s
+
+
+def _is_cut(error: grpc.RpcError) -> bool:
+    """Return whether the way there broke, rather than the request."""
+    status: Any = error
+    if status.code() in _CUT:
+        return True
+    # gRPC has no code of its own for a stream that was reset; neither has what others may mean.
+    is_unclear = status.code() in _UNCLEAR and not is_named(error)
+    return is_unclear and any(word in (status.details() or "") for word in _CUT_WORDS)
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Blame the router, not the caller, for an answer that can't be read."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise InternalError(f"the router's answer can't be read: {error}") from None

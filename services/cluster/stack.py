@@ -15,7 +15,7 @@ from slipstream.cluster.app import build
 from slipstream.cluster.directory import Listing
 from slipstream.cluster.files import AddressFiles
 from slipstream.cluster.plan import ClusterPlan
-from slipstream.config import usually
+from slipstream.config import set_default_variables
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, Say, start_child
 
@@ -74,7 +74,7 @@ class RayStack:
 
         Raises `ServiceError`.
         """
-        usually(_RAY_VARIABLES)
+        set_default_variables(_RAY_VARIABLES)
         options: dict[str, Any] = {"address": self._place.address}
         if self._place.address is None:
             options = {

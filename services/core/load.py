@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable
 
 from slipstream.core.cost_curve import CostCurve
-from slipstream.core.offer import Offer
-from slipstream.core.row_costs import RowCosts
+from slipstream.core.row_costs import Offer, RowCosts
 
 MAX_ROWS = 128
 """Of one session: the largest tree and its root."""

@@ -3,11 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
-from slipstream.core.calibration import Calibration
 from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.options import MAX_NODES
-from slipstream.core.stop import MAX_DRAFT_TOKENS, make_stop
+from slipstream.core.stop import MAX_DRAFT_TOKENS, Calibration, make_stop
 from slipstream.core.types import Shape, StopPolicy
 
 

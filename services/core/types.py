@@ -8,7 +8,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob
 from slipstream.core.ngram_sources import CopySource
-from slipstream.core.offer import Offer
+from slipstream.core.row_costs import Offer
 from slipstream.core.tree import EMPTY, TokenTree
 
 MAX_SEED = 2**64 - 1

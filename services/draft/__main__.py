@@ -10,10 +10,9 @@ from slipstream.draft.config import DraftConfig
 from slipstream.draft.servicer import SERVICE, DraftServicer, register
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
-from slipstream.state.announcement import Announcement
-from slipstream.state.announcing import announced_in
-from slipstream.state.options import store_options
-from slipstream.telemetry.sampling import sampled
+from slipstream.state.factory import announced_in
+from slipstream.state.registry import Announcement
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 
@@ -27,10 +26,10 @@ async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start()
-        address = with_port(config.address, port)
-        reached = config.advertised_address or address
+        address = with_port(config.listen.address, port)
+        reached = config.replica.advertised_address or address
         async with (
-            announced_in(store_options(config), lambda: _announcement(servicer, reached)),
+            announced_in(config.store, lambda: _announcement(servicer, reached)),
             sampled(telemetry.instruments, servicer.sample),
         ):
             await server.serve_until_stopped(

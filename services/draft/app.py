@@ -31,8 +31,8 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
     if config.draft == NO_DRAFTER:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
     thread = EngineThread("draft")
-    feeds = KvFeeds(config.to_targets(), parse_device(config.device), config.sources())
-    cores = Cores(config.threads, config.pin_threads)
+    feeds = KvFeeds(config.to_targets(), parse_device(config.compute.device), config.sources())
+    cores = Cores(config.compute.threads, config.compute.pin_threads)
     drafter, target = load_on(thread.call, lambda: _build(config, feeds), cores)
     if drafter.memory is not None and isinstance(drafter.draft, LocalDraft):
         _LOG.info("memory: %s", drafter.memory)
@@ -43,7 +43,7 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
         _name(config.draft),
         target=target,
         incarnation=new_incarnation(),
-        max_sessions=config.max_sessions,
+        max_sessions=config.sessions.max_sessions,
     )
     return DraftServicer(
         drafter, feeds, about, config.settings(), thread=thread, telemetry=telemetry
@@ -51,7 +51,7 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
 
 
 def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | None]:
-    dtype, device = config.dtype, config.device
+    dtype, device = config.compute.dtype, config.compute.device
     if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
         alone = DraftTarget("", None, None, feeds, dtype, device, memory=config.memory())
         return build_drafter(config.draft, alone, profile=config.profile), None

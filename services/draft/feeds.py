@@ -21,7 +21,7 @@ from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.tensors import torch_dtype
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 
 
 @dataclass(frozen=True, slots=True)

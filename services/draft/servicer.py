@@ -40,7 +40,7 @@ from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.DraftService"

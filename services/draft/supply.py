@@ -11,7 +11,7 @@ from slipstream.draft.feed import FeedAddress
 from slipstream.draft.feeds import FeedNeed, KvFeeds
 from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvSource
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 
 
 class KvSupply:

@@ -24,8 +24,8 @@ from slipstream.telemetry.catalog import (
     WAITING,
 )
 from slipstream.telemetry.metric import Attributes, Instruments, Value
-from slipstream.telemetry.replies import Replies, Reply
 from slipstream.telemetry.round_attributes import proposed_attributes
+from slipstream.telemetry.spans import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 PROPOSE = "draft.propose"
@@ -63,7 +63,7 @@ def tell(reply: Reply, done: Done[Proposal], *, asked_s: float, kv_wait_s: float
     began_s = asked_s + done.queue_s
     reply.part("engine.queue", asked_s, began_s)
     reply.part("engine.run", began_s, began_s + done.engine_s)
-    reply.say(_attributes(done.value, kv_wait_s))
+    reply.set(_attributes(done.value, kv_wait_s))
 
 
 def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:

@@ -12,13 +12,13 @@ _EXTRA = ("fastapi", "uvicorn")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serve until stopped; return the exit code."""
     return run_service(SECTION, HttpConfig, _serve, argv=argv, doc=str(__doc__))
 
 
 async def _serve(config: HttpConfig, telemetry: Telemetry) -> None:
     try:
-        from slipstream.gateway.service import Gateway  # noqa: PLC0415 - needs an extra's packages
+        from slipstream.gateway.server import Gateway  # noqa: PLC0415 - needs an extra's packages
     except ModuleNotFoundError as missing:
         if missing.name not in _EXTRA:
             raise

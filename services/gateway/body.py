@@ -1,21 +1,19 @@
-"""Bodies of requests: bounded while they arrive, one JSON object, with what each name may say.
+"""Bodies of requests: one JSON object each, and models of its parameters, which OpenAPI shows."""
 
-What a parameter means is `fields`' part; here it is known, refused, or without effect.
-"""
+from collections.abc import Mapping, Sequence, Set
+from typing import Annotated, Any, Literal, TypeVar
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Set
-from typing import Any
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError, from_json
 
-from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
-
-from slipstream.gateway.errors import CallerGone, Refused
-
-JSON = "application/json"
+from slipstream.core.logprobs import MAX_LOGPROBS
+from slipstream.core.options import Mode
+from slipstream.core.prompt import Prompt
+from slipstream.core.types import Shape, StopPolicy, Verification
+from slipstream.gateway.errors import HttpError
 
 NO_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-"""Parameters that change no answer, whatever they say."""
+"""Parameters that change no answer, whatever their value."""
 
 HARMLESS: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
@@ -36,58 +34,237 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Parameters of OpenAI's that can't be honoured, and the values that ask for nothing."""
+"""Parameters of OpenAI's that can't be honoured, and the values that have no effect."""
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+_EMPTY: tuple[object, ...] = (None, [], "")
+"""Values of fields that clients send back with an answer of ours."""
 
 
-async def read_body(
-    parts: AsyncIterator[bytes], headers: Mapping[str, str], *, limit: int, timeout_s: float
-) -> bytes:
-    """Return all of a body.
+def _strings(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
-    Raises `Refused` for one that is no JSON, too large or too slow, and `CallerGone` when the
-    caller leaves before its end.
+
+def _one_prompt(value: Any) -> Any:
+    """Return a text or token ids, also out of a list of one of them."""
+    if isinstance(value, list) and value and not all(type(item) is int for item in value):
+        if len(value) > 1:
+            raise PydanticCustomError("refused", "has several prompts, but must be one")
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return value
+    raise PydanticCustomError("refused", "must be a text or a list of token ids")
+
+
+def _text_of(value: Any) -> Any:
+    """Return a message's text: as it is, or its parts joined."""
+    if not isinstance(value, list):
+        return value
+    return "".join(_part_text(part, number) for number, part in enumerate(value))
+
+
+def _part_text(part: Any, number: int) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        raise PydanticCustomError(
+            "refused",
+            "has a part {number} that is no text, but text is all that can be read",
+            {"number": number},
+        )
+    if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        raise PydanticCustomError(
+            "refused", "has a part {number} that must be type and text", {"number": number}
+        )
+    return part["text"]
+
+
+def _message(value: Any) -> Any:
+    """Return a message without the further fields of an answer, where these are empty."""
+    if not isinstance(value, dict):
+        return value
+    kept = ("role", "content")
+    return {name: it for name, it in value.items() if name in kept or it not in _EMPTY}
+
+
+_Text = Annotated[
+    str,
+    BeforeValidator(_text_of),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+_Strings = Annotated[
+    list[str],
+    BeforeValidator(_strings),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+_Prompt = Annotated[
+    Any,
+    BeforeValidator(_one_prompt),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}
+    ),
+]
+
+
+class _Model(BaseModel):
+    model_config = _STRICT
+
+
+class Message(_Model):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Text
+
+
+class StreamOptions(_Model):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class NamedSchema(_Model):
+    """A JSON schema as OpenAI wraps it."""
+
+    name: str = ""
+    description: str | None = None
+    value: Any = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Model):
+    """Format of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(_Model):
+    """Format of the text as vLLM has it: one of the three."""
+
+    json_schema: Any = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+
+
+class Speculation(_Model):
+    """The fields of the SDK's `SpeculationOptions`."""
+
+    mode: Annotated[Mode, Field(strict=False)] = Mode.AUTO
+    max_draft_tokens: int | None = None
+    max_nodes: int | None = None
+    shape: Annotated[Shape | None, Field(strict=False)] = None
+    stop: Annotated[StopPolicy | None, Field(strict=False)] = None
+    threshold: float | None = None
+    widths: list[int] | None = None
+    verification: Annotated[Verification | None, Field(strict=False)] = None
+    num_roots: int | None = None
+    drafter: str | None = None
+    lookup: bool | None = None
+
+
+class SharedRequest(_Model):
+    """Parameters of both kinds of requests."""
+
+    model: str = ""
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = {}
+    seed: int | None = None
+    stop: _Strings = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    speculation: Speculation | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Return whether a stream ends with counts of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatRequest(SharedRequest):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[Annotated[Message, BeforeValidator(_message)]]
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+
+    @property
+    def prompt(self) -> Prompt:
+        """Return the messages with the roles that models have: a developer's are the system's."""
+        roles = {"developer": "system"}
+        return [
+            {"role": roles.get(at.role, at.role), "content": at.content} for at in self.messages
+        ]
+
+
+class CompletionRequest(SharedRequest):
+    """The body of POST /v1/completions."""
+
+    prompt: _Prompt
+    allow_special_tokens: bool = False
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+
+
+R = TypeVar("R", bound=SharedRequest)
+
+
+def validated(kind: type[R], values: Mapping[str, Any]) -> R:
+    """Return a request with these parameters. Raises `HttpError` with the first fault.
+
+    Its message quotes no value: it goes into logs, and values are what people write.
     """
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
-        raise Refused(f"the content-type must be {JSON}", code="unsupported_media_type", status=415)
-    said = headers.get("content-length", "")
-    if said.isdecimal() and len(said) < 20 and int(said) > limit:
-        raise _too_large(limit)
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _gathered(parts, limit)
-    except TimeoutError:
-        message = f"the body did not arrive within {timeout_s:g} s"
-        raise Refused(message, code="request_timeout", status=408) from None
-    except ClientDisconnect:
-        raise CallerGone from None
+        return kind.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = _place(fault["loc"])
+    if fault["type"] == "missing":
+        raise HttpError(f"{place} is needed", code="missing_parameter", param=place)
+    if fault["type"] == "extra_forbidden":
+        raise HttpError(
+            f"{place} is no parameter of this server", code="unknown_parameter", param=place
+        )
+    message = fault["msg"]
+    starts = message.startswith("Input")
+    message = message.replace("Input", place, 1) if starts else f"{place} {message}"
+    raise HttpError(message, param=place)
+
+
+def _place(path: Sequence[str | int]) -> str:
+    """Return a place in a body as Python writes it: messages[0].content."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}" for step in path)
+    return "".join(steps).removeprefix(".")
 
 
 def parameters(body: bytes, known: Set[str]) -> dict[str, Any]:
-    """The parameters of a body that mean something. Raises `Refused`, naming the one that can't be.
+    """Return the parameters of a body that have an effect.
 
-    `known` are those that may be honoured; null is the same as leaving one out.
+    Raises `HttpError`, naming the one that can't be honoured. `known` are those that may be; null
+    is the same as leaving one out.
     """
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         reason = str(error).partition(" at line")[0]
-        raise Refused(f"the body is not JSON ({reason})", code="invalid_json") from None
+        raise HttpError(f"the body is not JSON ({reason})", code="invalid_json") from None
     if not isinstance(values, dict):
-        raise Refused("the body must be a JSON object", code="invalid_json")
+        raise HttpError("the body must be a JSON object", code="invalid_json")
     return {
         name: value
         for name, value in values.items()
         if not _is_without_effect(name, value, known) and value is not None
     }
-
-
-async def _gathered(parts: AsyncIterator[bytes], limit: int) -> bytes:
-    body = bytearray()
-    async for part in parts:
-        body += part
-        if len(body) > limit:
-            raise _too_large(limit)
-    return bytes(body)
 
 
 def _is_without_effect(name: str, value: object, known: Set[str]) -> bool:
@@ -96,7 +273,7 @@ def _is_without_effect(name: str, value: object, known: Set[str]) -> bool:
     if name in known:
         return False
     if name not in HARMLESS:
-        raise Refused(
+        raise HttpError(
             f"{name[:80]} is no parameter of this server", code="unknown_parameter", param=name[:80]
         )
     harmless = HARMLESS[name]
@@ -105,13 +282,8 @@ def _is_without_effect(name: str, value: object, known: Set[str]) -> bool:
         return True
     only = " or ".join(repr(it) for it in harmless)
     more = f"; it may only be {only}".replace("False", "false").replace("True", "true")
-    raise Refused(
+    raise HttpError(
         f"{name} can't be honoured here{more if only else ''}",
         code="unsupported_parameter",
         param=name,
     )
-
-
-def _too_large(limit: int) -> Refused:
-    message = f"the body is larger than {limit} bytes, which is the limit"
-    return Refused(message, code="body_too_large", status=413)

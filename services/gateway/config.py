@@ -1,12 +1,12 @@
-"""What the HTTP front can be told. Values only; reading them is `slipstream.config`'s part."""
+"""Options of the HTTP front."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.client.addresses import are_local, router_target
-from slipstream.config import option
+from slipstream.client.connection import are_local, router_target
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
+from slipstream.options import option
 from slipstream.rpc.certificates import read
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 
@@ -14,17 +14,17 @@ SECTION = "http"
 _POSITIVE = ("max_body_bytes", "max_connections", "timeout_s", "body_timeout_s")
 _WAITS = ("header_timeout_s", "send_timeout_s", "keep_alive_s")
 MAX_WAIT_S = 86_400.0
-"""The longest of the times that a connection may wait for its caller."""
+"""Limit of the times that a connection may wait for its client."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """Everything the HTTP front can be told."""
+    """Options of the HTTP front."""
 
     router: str = option("127.0.0.1:50051", "The router, or several with commas between.")
     listen_address: str = option("127.0.0.1:8000", "Where to listen.")
     token_file: Path | None = option(
-        None, "A file with the token that the router is shown for callers who show none."
+        None, "A file with the token for requests that have none of their own."
     )
     plaintext_tokens: bool = option(
         False, "Whether callers' tokens may go to a router elsewhere without TLS."
@@ -43,7 +43,9 @@ class HttpConfig:
     keep_alive_s: float = option(
         75.0, "Seconds that a connection stays open between requests; proxies keep theirs for 60."
     )
-    max_connections: int = option(1000, "Connections at once; each one more is told so and closed.")
+    max_connections: int = option(
+        1000, "Connections at once; each one more gets an error and is closed."
+    )
     max_body_bytes: int = option(4 << 20, "Largest body taken, in bytes.")
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve HTTPS with.")
@@ -73,7 +75,7 @@ class HttpConfig:
                 f" {MAX_MAX_TOKENS}"
             )
         router_target(self.router)
-        self.place()
+        self.host_and_port()
         self.tls()
         if self.to_router() is None and not (are_local(self.router) or self.plaintext_tokens):
             raise InvalidRequest(
@@ -81,8 +83,8 @@ class HttpConfig:
                 " peer_ca, or allow it with plaintext_tokens"
             )
 
-    def place(self) -> tuple[str, int]:
-        """Host and port to listen on."""
+    def host_and_port(self) -> tuple[str, int]:
+        """Return where to listen."""
         host, _, port = self.listen_address.rpartition(":")
         if not (host and port.isdecimal() and int(port) < 65536):
             raise InvalidRequest(
@@ -91,15 +93,15 @@ class HttpConfig:
         return host.removeprefix("[").removesuffix("]"), int(port)
 
     def tls(self) -> ServerTls | None:
-        """How to serve HTTPS; None for HTTP."""
+        """Return how to serve HTTPS; None for HTTP."""
         return server_tls(self.tls_cert, self.tls_key, None)
 
     def to_router(self) -> ClientTls | None:
-        """How to dial the router; None for plaintext."""
+        """Return how to dial the router; None for plaintext."""
         return peer_tls(self.peer_ca, self.peer_cert, self.peer_key, self.peer_router_name)
 
     def token(self) -> str | None:
-        """What the router is shown for callers who show nothing."""
+        """Return the token for requests that have none."""
         if self.token_file is None:
             return None
         token = read(self.token_file).decode(errors="replace").strip()

@@ -1,6 +1,6 @@
-"""One connection of the HTTP front, with a limit on every wait for its caller.
+"""One connection of the HTTP front, with a limit on every wait for its client.
 
-uvicorn's own protocol has a limit only between two requests. Knows no routes.
+uvicorn's own protocol has a limit only between two requests.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import Problem
-from slipstream.gateway.events import as_json
+from slipstream.gateway.errors import HttpError
+from slipstream.gateway.http_io import as_json
 
 _LOG = logging.getLogger("slipstream.http")
 
 
 class Phase(Enum):
-    """What a connection waits for."""
+    """Phase of a connection: what it waits for."""
 
     HEAD = "the head of a request"
     ANSWER = "a request's body and its answer, to the last byte,"
@@ -28,9 +28,9 @@ class Phase(Enum):
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is cut off once a wait for its caller takes too long.
+    """A connection that is cut off once a wait for its client takes too long.
 
-    To the application that is a caller who has left: what runs for it ends.
+    To the application that is a client that has left: what runs for it ends.
     """
 
     def __init__(self, *, limits: HttpConfig, **uvicorn: Any) -> None:
@@ -41,12 +41,12 @@ class BoundedConnection(H11Protocol):
         self._send_limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`. One connection too many is told so, and closed."""
+        """See `asyncio.Protocol`. One connection too many gets an error, and is closed."""
         if len(self.connections) >= self._limits.max_connections:
             transport.write(_too_many(self._limits.max_connections))
             transport.close()
             return
-        # Writing is paused from the first byte that the caller does not take.
+        # Writing is paused from the first byte that the client does not take.
         transport.set_write_buffer_limits(high=1)
         super().connection_made(transport)
         self._bound_phase()
@@ -96,7 +96,7 @@ class BoundedConnection(H11Protocol):
             self._send_limit.cancel()
 
     def _bound_phase(self) -> None:
-        """Begin the limit of a phase, once for each request."""
+        """Start the time limit of a phase, once for each request."""
         waits_for = self._phase(), self.cycle
         if waits_for == self._waits_for:
             return
@@ -142,9 +142,9 @@ class BoundedConnection(H11Protocol):
 
 
 def _too_many(limit: int) -> bytes:
-    """The answer on a connection that there is no room for."""
+    """Return the answer on one connection too many."""
     message = f"the server has {limit} connections, which is the limit"
-    body = as_json(Problem(503, message, "too_many_connections").body())
+    body = as_json(HttpError(message, code="too_many_connections", status=503).body())
     head = (
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

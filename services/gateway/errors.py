@@ -1,11 +1,8 @@
-"""Errors as OpenAI's clients expect them: one table from ours, and what only HTTP can refuse.
-
-Knows no framework.
-"""
+"""Errors as OpenAI's clients expect them: one table from ours, and what only HTTP can refuse."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 from slipstream.core import errors
@@ -31,58 +28,50 @@ TABLE: tuple[tuple[type[SlipstreamError], int, str], ...] = (
     (errors.DeadlineExceeded, 504, "deadline_exceeded"),
     (errors.SlipstreamError, 500, "internal_error"),
 )
-"""What an error is over HTTP: its status, and the code that programs read."""
+"""Status of an error over HTTP, and the code that programs read."""
 
 _PARAMETERS = {"max_tokens", "logprobs", *(at.name for at in fields(SamplingParams))}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One error on its way to a caller: a sentence, and what programs make of it."""
+class HttpError(Exception):
+    """An error over HTTP: a request that goes no further."""
 
-    status: int
-    message: str
-    code: str
-    param: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "invalid_value",
+        param: str | None = None,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        """The error as OpenAI has it."""
+        """Return the error as OpenAI has it."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": _TYPES.get(self.status, kind),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        kind = _TYPES.get(self.status, kind)
+        about = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": about}
 
 
-class Refused(Exception):
-    """A request that goes no further."""
-
-    def __init__(self, message: str, *, code: str, param: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.problem = Problem(status, message, code, param)
-
-
-class CallerGone(Exception):
-    """The caller left before the answer."""
-
-
-def problem_of(error: SlipstreamError) -> Problem:
-    """What an error of ours is over HTTP."""
+def http_error(error: SlipstreamError) -> HttpError:
+    """Return an error of ours as it is over HTTP."""
     status, code = next((status, code) for kind, status, code in TABLE if isinstance(error, kind))
     headers = {} if error.request_id is None else {"x-request-id": error.request_id}
     if isinstance(error, LimitExceeded) and error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     message = str(error) or "the service gave no reason"
-    return Problem(status, message, code, _param(message) if status == 400 else None, headers)
+    param = _param(message) if status == 400 else None
+    return HttpError(message, code=code, param=param, status=status, headers=headers)
 
 
 def _param(message: str) -> str | None:
-    """The parameter that a sentence begins with, if it does."""
+    """Return the parameter that a message begins with, if it does."""
     name = message.partition(" ")[0]
     return name if name in _PARAMETERS else None

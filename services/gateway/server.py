@@ -1,59 +1,61 @@
-"""The application on a port: HTTP or HTTPS, and an end that drops nobody. Knows no routes."""
+"""The HTTP front as a service: the application on a port, HTTP or HTTPS, over routers."""
 
 import asyncio
 import logging
 import math
 import signal
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from slipstream.client import AsyncClient
+from slipstream.client.connection import connection
+from slipstream.client.remote import Remote
 from slipstream.core.errors import Unavailable
+from slipstream.gateway.app import Routes, make_app
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.connection import BoundedConnection
 from slipstream.rpc.certificates import Reloaded, read_pair
+from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ServerTls
+from slipstream.telemetry.sdk_spans import SdkTelemetry
+from slipstream.telemetry.telemetry import Telemetry
 
+PROBE_S = 2.0
+"""Longest time for a router to answer a health check."""
 RENEW_S = 1
-"""How often, at most, the certificate is looked at."""
+"""Shortest time between two looks at the certificate."""
 _LOG = logging.getLogger("slipstream.http")
 
 
-class HttpServer:
-    """`start` it, then `serve_until_stopped`, or `stop`."""
+class Gateway:
+    """`start` it, then `serve_until_stopped`; `stop` in any case. For one event loop."""
 
-    def __init__(self, app: Any, config: HttpConfig) -> None:
+    def __init__(self, config: HttpConfig, telemetry: Telemetry | None = None) -> None:
+        """Raises `InvalidRequest` for what can't be used."""
         self._config = config
+        # Tokens in the clear are allowed only where that is meant.
+        to_router = config.to_router() or (False if config.plaintext_tokens else None)
+        to = connection(config.router, token=None, tls=to_router, retries=True)
+        remote = Remote(to, config.timeout_s, to.channel(is_blocking=False))
+        client = AsyncClient.of(remote, telemetry=SdkTelemetry.of(telemetry or Telemetry()))
+        probe = AsyncClient(config.router, tls=to_router, timeout_s=PROBE_S, retries=False)
+        self._clients = (client, probe)
         tls = config.tls()
         self._pair = None if tls is None else Reloaded((tls.cert, tls.key), lambda: _pair(tls))
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=math.ceil(config.keep_alive_s),
-                callback_notify=self._renew,
-                timeout_notify=RENEW_S,
-                ssl_certfile=None if tls is None else str(tls.cert),
-                ssl_keyfile=None if tls is None else str(tls.key),
-            )
-        )
+        self._server = _uvicorn(make_app(Routes(config, client, probe)), config, self._renew)
         self._looping: asyncio.Task[None] | None = None
 
-    async def start(self) -> int:
-        """Listen; the port. Raises `Unavailable` when the address can't be had."""
+    async def start(self) -> str:
+        """Listen; return the address. Raises `Unavailable` when it can't be had."""
         config, server = self._server.config, self._server
         config.load()
         server.lifespan = config.lifespan_class(config)
         listener = self._listen()
-        port: int = listener.getsockname()[1]
+        address = with_port(self._config.listen_address, listener.getsockname()[1])
         accepting = await asyncio.get_running_loop().create_server(
             self._connection,
             sock=listener,
@@ -63,7 +65,9 @@ class HttpServer:
         )
         server.servers, server.started = [accepting], True
         self._looping = asyncio.create_task(server.main_loop())
-        return port
+        scheme = "http" if config.ssl is None else "https"
+        _LOG.info("%s://%s/v1 asks %s", scheme, address, self._config.router)
+        return address
 
     async def serve_until_stopped(self) -> None:
         """Serve until SIGTERM or SIGINT, then finish what runs. A second signal ends the grace."""
@@ -74,14 +78,21 @@ class HttpServer:
         await stopped.wait()
         _LOG.info("stopping: requests in flight have %g s", self._config.grace_s)
         stopped.clear()
-        ending = loop.create_task(self.stop())
+        ending = loop.create_task(self._stop_serving(self._config.grace_s))
         hurry = loop.create_task(stopped.wait())
         await asyncio.wait({ending, hurry}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         self._server.force_exit = True
         await ending
 
-    async def stop(self, grace_s: float | None = None) -> None:
+    async def stop(self, grace_s: float) -> None:
+        """Finish what runs, at most for the grace, and leave the router. Again is fine."""
+        async with AsyncExitStack() as last:
+            for client in self._clients:
+                last.push_async_callback(client.aclose)
+            await self._stop_serving(grace_s)
+
+    async def _stop_serving(self, grace_s: float) -> None:
         """Take no more connections and finish requests, at most for the grace; then end them."""
         server, looping = self._server, self._looping
         if looping is None:
@@ -89,10 +100,14 @@ class HttpServer:
         self._looping = None
         server.should_exit = True
         await asyncio.wait({looping})
-        grace_s = self._config.grace_s if grace_s is None else grace_s
         server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         await server.shutdown()
-        await self._last()
+        tasks = set(server.server_state.tasks)
+        for task in tasks:  # requests that ran out of time free what they hold
+            if not task.cancelling():
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _connection(self) -> BoundedConnection:
         config, state = self._server.config, self._server.server_state
@@ -101,22 +116,13 @@ class HttpServer:
         )
 
     async def _renew(self) -> None:
-        """Connections from now on are shown the certificate that is there now."""
+        """Show connections from now on the certificate that is there now."""
         context = self._server.config.ssl
         if context is not None and self._pair is not None and self._pair.refresh():
             context.load_cert_chain(*self._pair.value)
 
-    async def _last(self) -> None:
-        """Requests that run out of time let go of what they hold."""
-        tasks = set(self._server.server_state.tasks)
-        for task in tasks:
-            if not task.cancelling():
-                task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
     def _listen(self) -> socket.socket:
-        host, port = self._config.place()
+        host, port = self._config.host_and_port()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             return socket.create_server((host, port), family=family)
@@ -125,7 +131,28 @@ class HttpServer:
             raise Unavailable(f"the address {where} can't be listened on") from None
 
 
+def _uvicorn(app: Any, config: HttpConfig, renew: Any) -> uvicorn.Server:
+    tls = config.tls()
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=math.ceil(config.keep_alive_s),
+            callback_notify=renew,
+            timeout_notify=RENEW_S,
+            ssl_certfile=None if tls is None else str(tls.cert),
+            ssl_keyfile=None if tls is None else str(tls.key),
+        )
+    )
+
+
 def _pair(tls: ServerTls) -> tuple[Path, Path]:
-    """The files, which belong together now. Raises `InvalidRequest`."""
+    """Return the files, which belong together now. Raises `InvalidRequest`."""
     read_pair(tls.cert, tls.key)
     return tls.cert, tls.key

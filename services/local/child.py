@@ -12,7 +12,7 @@ from typing import Any
 from slipstream.config import child_environment
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.exit_codes import BAD_INPUT
-from slipstream.leash import leashed
+from slipstream.parent_watch import watched_command
 
 Say = Callable[[str, str], None]
 """Told the name of a child and a line that it wrote."""
@@ -125,7 +125,7 @@ async def start_child(
     """
     command = [sys.executable, "-m", module, *flags]
     process = await asyncio.create_subprocess_exec(
-        *leashed(command),
+        *watched_command(command),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

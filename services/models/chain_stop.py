@@ -55,7 +55,7 @@ class Rules(NamedTuple):
 
 class Confidence(NamedTuple):
     """Measured acceptance of B chains by confidence: `points` [B, C], of which each has `counts`
-    [B]; see `core.calibration`."""
+    [B]; see `core.stop`."""
 
     points: Tensor
     counts: Tensor

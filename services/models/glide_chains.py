@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slipstream.core.calibration import Calibration
 from slipstream.core.draws import draw_keys, has_plain_law
-from slipstream.core.stop import MAX_DRAFT_TOKENS, Stop
+from slipstream.core.stop import MAX_DRAFT_TOKENS, Calibration, Stop
 from slipstream.core.types import SamplingParams
 from slipstream.models.buckets import fit, key_widths, powers
 from slipstream.models.chain_stop import Rule, rule_of

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.config import say_rank
+from slipstream.config import set_local_rank
 from slipstream.models.invariance import RowRule
 
 _WAIT = timedelta(hours=2)
@@ -86,7 +86,7 @@ def join_ranks(rank: int, size: int, *, device: str, meeting: str) -> Ranks:
 
     On CUDA each rank has the GPU of its number.
     """
-    say_rank(rank)  # by which transformers chooses the GPU
+    set_local_rank(rank)  # by which transformers chooses the GPU
     own = torch.device("cuda", rank) if device == "cuda" else None
     if own is not None:
         torch.cuda.set_device(own)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.config import tokenizers_dir
 from slipstream.core.errors import ModelMismatch, SlipstreamError
 from slipstream.models.store.digests import weights_digest
-from slipstream.text.tokenizer import TextTokenizer
-from slipstream.text.vocab import vocab_hash
+from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -1,7 +1,4 @@
-"""Memory of earlier texts: where the newest tokens of a text occurred before, and what followed.
-
-Knows token ids only; neither requests, nor stores, nor the wire.
-"""
+"""Memory of earlier texts: where the newest tokens of a text occurred before, and what followed."""
 
 from array import array
 from collections import deque
@@ -34,7 +31,7 @@ class LearnedTexts:
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self._generations = deque([_Generation()])  # youngest first
+        self._generations = deque([_TextArray()])  # youngest first
 
     @property
     def num_tokens(self) -> int:
@@ -68,20 +65,20 @@ class LearnedTexts:
         if min(kept) < 0 or max(kept) > MAX_TOKEN_ID:
             raise InvalidRequest(f"a text to learn has token ids outside 0 to {MAX_TOKEN_ID}")
         if not self._generations[0].learn(kept, room):
-            self._generations.appendleft(_Generation())
+            self._generations.appendleft(_TextArray())
             self._generations[0].learn(kept, room)
         return self._shrink()
 
     def age(self) -> int:
         """Begin a generation; return how many tokens went with the oldest one."""
-        self._generations.appendleft(_Generation())
+        self._generations.appendleft(_TextArray())
         return self._shrink()
 
     def drop_oldest(self) -> int:
         """Forget the oldest generation; return how many tokens it had."""
         dropped = self._generations.pop()
         if not self._generations:
-            self._generations.append(_Generation())
+            self._generations.append(_TextArray())
         return len(dropped.tokens)
 
     def _best(self, newest: Text, length: int) -> tuple[int, int] | None:
@@ -102,7 +99,7 @@ class LearnedTexts:
         return num_dropped
 
 
-class _Generation:
+class _TextArray:
     """Texts in one array, and the newest position behind each of their n-grams.
 
     A text that repeats itself a lot has parts that are not found again, so whole texts are known
@@ -120,12 +117,7 @@ class _Generation:
         before = tuple(self.tokens[max(position - len(newest), 0) : position])[::-1]
         if before == newest:
             return len(newest)
-        num_same = 0
-        for kept, token in zip(before, newest, strict=False):
-            if kept != token:
-                break
-            num_same += 1
-        return num_same
+        return _num_same(before, newest)
 
     def learn(self, text: Text, room: int) -> bool:
         """Append what is not there of a text, and renew what is; False if `room` tokens are full.
@@ -143,8 +135,9 @@ class _Generation:
                 continue
             if at > max(known_to, LONG) and not is_known and not self._append(text[start:at], room):
                 return False
-            self._renew(self.short, shorts[at - LONG :], position - LONG + SHORT, position + length)
-            self._renew(self.long, longs[at - LONG :], position, position + length)
+            end = position + length
+            _renew(self.short, shorts[at - LONG :], range(position - LONG + SHORT, end))
+            _renew(self.long, longs[at - LONG :], range(position, end))
             known_to = at = at + length
             start = max(at - LATEST, 0)
         is_over = is_known or known_to == len(text)
@@ -161,11 +154,8 @@ class _Generation:
         self.tokens.extend(piece)
         self.tokens.append(_SEPARATOR)
         for length, index in ((SHORT, self.short), (LONG, self.long)):
-            self._renew(index, _keys(piece, length), start + length, start + len(piece))
+            _renew(index, _keys(piece, length), range(start + length, start + len(piece)))
         return True
-
-    def _renew(self, index: dict[int, int], keys: Iterable[int], start: int, end: int) -> None:
-        index.update(zip(keys, range(start, end), strict=False))
 
     def _run(self, text: Text, at: int, position: int) -> int:
         """Return how much of a text from `at` on stands at a position; 0 where it is little."""
@@ -174,11 +164,21 @@ class _Generation:
         if tuple(kept) != text[at - LONG : at + length]:
             return 0
         kept = self.tokens[position + length : position + len(text) - at]
-        for token, other in zip(kept, islice(text, at + length, None), strict=False):
-            if token != other:
-                break
-            length += 1
-        return length
+        return length + _num_same(kept, islice(text, at + length, None))
+
+
+def _num_same(one: Iterable[int], other: Iterable[int]) -> int:
+    """Return with how many equal tokens both begin."""
+    num_same = 0
+    for token, same in zip(one, other, strict=False):
+        if token != same:
+            break
+        num_same += 1
+    return num_same
+
+
+def _renew(index: dict[int, int], keys: Iterable[int], positions: range) -> None:
+    index.update(zip(keys, positions, strict=False))
 
 
 def _keys(text: Text, length: int) -> Iterator[int]:

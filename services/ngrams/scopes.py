@@ -1,7 +1,4 @@
-"""Memories of several scopes within one bound. No text of one scope is found in another.
-
-Knows token ids and names of scopes; not what a scope stands for.
-"""
+"""Memories of several scopes within one bound. No text of one scope is found in another."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,20 +1,21 @@
-"""A file of n-grams, mapped into memory: what followed the last tokens of a text, and how often.
+"""Files of n-grams, mapped into memory: what followed the last tokens of a text, and how often.
 
 One hash table for contexts of every length: `buckets` [2^b + 1] lead from the highest b bits of a
 context's hash to `fingerprints` [C], the lowest 32 of them, and `starts` [C + 1] from a context to
 what followed it, the likeliest first: `tokens` [E] and `probabilities` [E], bytes of which `FULL`
-is 1. A safetensors file, so that any tool can list it. Knows token ids; neither models nor numpy.
+is 1. A safetensors file, so that any tool can list it.
 """
 
 import json
 import mmap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from slipstream.core.errors import WeightsError
+from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 
 FORMAT_VERSION = 1
 ARRAYS = ("buckets", "fingerprints", "starts", "tokens", "probabilities")
@@ -23,6 +24,8 @@ MAX_CONTEXT = 8
 MAX_FOLLOWING = 8
 """Most tokens behind a context."""
 SUFFIX = ".ngrams.safetensors"
+AUTO, NONE = "auto", "none"
+_SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 FULL = 255
 """The byte of a probability of 1."""
 MASK = 0xFFFFFFFFFFFFFFFF
@@ -38,7 +41,7 @@ _LONGEST_BUCKET = 64
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
-    """What a file says of itself: whose token ids it holds, and what it was counted on."""
+    """Header of a file: the tokenizer of its token ids, and how much text was counted."""
 
     tokenizer_hash: str
     vocab_size: int
@@ -111,6 +114,54 @@ class NgramFile:
             if self._fingerprints[at] == fingerprint:
                 return at
         return None
+
+
+class NgramStores:
+    """Stores by the hash of the tokenizer that they hold token ids of."""
+
+    def __init__(self, names: Iterable[str] = (AUTO,)) -> None:
+        """`names` are files, or auto for those of the package; a later one takes precedence.
+
+        Raises `WeightsError` for a file that is no store, `InvalidRequest` for one that is missing.
+        """
+        self._stores: dict[str, NgramFile] = {}
+        for name in names:
+            for path in sorted(_SHIPPED.glob("*" + SUFFIX)) if name == AUTO else (_file(name),):
+                store = open_store(path)
+                self._stores[store.header.tokenizer_hash] = store
+
+    def of(self, tokenizer_hash: str, *, vocab_size: int) -> NgramFile | None:
+        """Return the store of a tokenizer; None without one, or where it has larger token ids."""
+        store = self._stores.get(tokenizer_hash)
+        return None if store is None or store.header.vocab_size > vocab_size else store
+
+
+@cache
+def open_store(path: Path) -> NgramFile:
+    """Return the store in a file, mapped once in a process. Raises `WeightsError`."""
+    return NgramFile(path)
+
+
+def store_named(name: str, tokenizer_hash: str, *, vocab_size: int) -> NgramFile | None:
+    """Return the store that `name` stands for: auto is the package's, none is none, else a file.
+
+    Raises `ModelMismatch` for a file of another tokenizer, and what `NgramStores` does.
+    """
+    if name == NONE:
+        return None
+    store = NgramStores((name,)).of(tokenizer_hash, vocab_size=vocab_size)
+    if store is None and name != AUTO:
+        raise ModelMismatch(f"the n-grams in {name} are of another tokenizer than the target's")
+    return store
+
+
+def _file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise InvalidRequest(
+            f"ngrams is {name!r}, but must be auto, none or a file of `slipstream train ngrams`"
+        )
+    return path
 
 
 def context_hashes(latest: Sequence[int]) -> list[int]:

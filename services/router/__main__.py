@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.process import run_service, say_ready, with_port
-from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(config: RouterConfig, telemetry: Telemetry) -> None:
     router = Router(config, telemetry)
-    address = with_port(config.address, await router.start())
+    address = with_port(config.listen.address, await router.start())
     announcing = asyncio.get_running_loop().create_task(_announce(router, address))
     try:
         async with sampled(telemetry.instruments, router.sample):

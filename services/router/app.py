@@ -11,15 +11,15 @@ from collections.abc import Callable
 from itertools import product
 
 from slipstream.core.server_info import ReplicaRole, ReplicaState
-from slipstream.ngrams.registry import NgramStores
+from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.access import Access
-from slipstream.router.admission import Admission
 from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
+from slipstream.router.discovery import Sources
 from slipstream.router.fleet import DrafterDefaults, Fleet
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
-from slipstream.router.limits import KeyLimits
+from slipstream.router.limits import Admission, KeyLimits
 from slipstream.router.pool import Pool
 from slipstream.router.probes import DraftProbe, TargetProbe
 from slipstream.router.replica import Hooks
@@ -27,14 +27,12 @@ from slipstream.router.request_runner import RequestRunner, RouterState, Timeout
 from slipstream.router.request_telemetry import RouterTelemetry
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream.router.shadow import Shadow
-from slipstream.router.sources import Sources
 from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
-from slipstream.state.claims import Claims
-from slipstream.state.opening import open_quotas, open_store
-from slipstream.state.options import store_options
+from slipstream.state.factory import open_quotas, open_store
+from slipstream.state.session_leases import SessionLeases
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.telemetry import Telemetry
@@ -54,7 +52,7 @@ class Router:
         self._ready = asyncio.Event()
         breakers = Breakers(time.monotonic)
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
-        self._sources = Sources(config.targets, config.drafts, store_options(config))
+        self._sources = Sources(config.targets, config.drafts, config.store)
         self._targets = Pool(
             self._sources.targets,
             TargetProbe(),
@@ -74,10 +72,10 @@ class Router:
         self._admission = Admission(config.max_requests)
         self._next_fence = fences(time.time)
         self._store = self._open_store()
-        self._quotas = open_quotas(store_options(config), time.monotonic)
+        self._quotas = open_quotas(config.store, time.monotonic)
         self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
-        self._learner = TrafficLearner(config.learn_options(), store_options(config))
+        self._learner = TrafficLearner(config.learn_options(), config.store)
         self._runner = self._make_runner()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._background: asyncio.Task[None] | None = None
@@ -145,7 +143,7 @@ class Router:
         self._admission.is_draining = True
 
     def _open_store(self) -> WatchedStore:
-        config, options = self._config, store_options(self._config)
+        config, options = self._config, self._config.store
         return WatchedStore(
             open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
             self._telemetry.instruments,
@@ -154,7 +152,7 @@ class Router:
 
     def _make_runner(self) -> RequestRunner:
         config = self._config
-        claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
+        claims = SessionLeases(self._store, config.keep_rules(), next_fence=self._next_fence)
         return RequestRunner(
             self._fleet,
             RouterState(claims, self._leases, NgramStores(config.ngrams), self._learner),

@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.server_info import ReplicaRole
 from slipstream.core.timing import Clock
 from slipstream.rpc.channel import check_address
+from slipstream.state.factory import open_registry
+from slipstream.state.options import StoreOptions
 
 POLL_S = 1.0
 DNS_POLL_S = 5.0
@@ -166,3 +169,29 @@ def _checked(address: str) -> str:
     if "://" in address:
         raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
     return check_address(address)
+
+
+class Sources:
+    """The sources of both roles. `aclose` it."""
+
+    def __init__(self, targets: Sequence[str], drafts: Sequence[str], store: StoreOptions) -> None:
+        """Raises `InvalidRequest` for what names no source, or a registry without a store."""
+        needs_registry = REGISTRY in (*targets, *drafts) and store.url is not None
+        self._registry = open_registry(store) if needs_registry else None
+        self.targets = self._source(targets, ReplicaRole.TARGET)
+        self.drafts = self._source(drafts, ReplicaRole.DRAFT)
+
+    async def aclose(self) -> None:
+        """End connections. Again is fine."""
+        if self._registry is not None:
+            await self._registry.aclose()
+
+    def _source(self, items: Sequence[str], role: ReplicaRole) -> Source:
+        registry = self._registry
+        if registry is None:
+            return parse_source(items)
+
+        async def registered() -> Addresses:
+            return frozenset(at.address for at in await registry.live(role))
+
+        return parse_source(items, registered=registered)

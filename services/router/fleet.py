@@ -15,7 +15,7 @@ from slipstream.core.ngram_draft import NGRAM
 from slipstream.core.request import NO_DRAFTER, DraftFacts
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.breaker import Breakers
-from slipstream.router.epoch import Epoch
+from slipstream.router.heartbeat import Epoch
 from slipstream.router.placement import (
     KINDS,
     TargetView,
@@ -25,7 +25,7 @@ from slipstream.router.placement import (
     misfit,
 )
 from slipstream.router.pool import Pool
-from slipstream.router.probes import DraftModel, TargetModel, draft_view, target_view
+from slipstream.router.probes import DescribedDraft, DescribedTarget, draft_view, target_view
 from slipstream.router.replica import Replica
 from slipstream.rpc.exchange import Peer
 
@@ -37,8 +37,8 @@ NO_TARGET = "no target has been reached yet"
 class Placed:
     """A target replica chosen for a request, and what it was at that moment."""
 
-    replica: Replica[TargetModel]
-    model: TargetModel
+    replica: Replica[DescribedTarget]
+    model: DescribedTarget
     epoch: Epoch
     """Over as soon as the replica is lost, even if it is back at once."""
 
@@ -56,9 +56,9 @@ class Wanted:
     tokenizer_hash: str | None = None
     sticky: str | None = None
     arithmetic: str | None = None
-    """See `TargetModel.arithmetic`; None for any."""
+    """See `DescribedTarget.arithmetic`; None for any."""
 
-    def admits(self, model: TargetModel) -> bool:
+    def admits(self, model: DescribedTarget) -> bool:
         """Whether it would do."""
         same_numbering = self.tokenizer_hash in (None, model.tokenizer_hash)
         return same_numbering and self.arithmetic in (None, model.arithmetic)
@@ -80,8 +80,8 @@ class Fleet:
 
     def __init__(
         self,
-        targets: Pool[TargetModel],
-        drafts: Pool[DraftModel],
+        targets: Pool[DescribedTarget],
+        drafts: Pool[DescribedDraft],
         *,
         defaults: DrafterDefaults,
         breakers: Breakers,
@@ -183,7 +183,7 @@ class Fleet:
 
     def draft(
         self, target: Placed, kind: str, *, sticky: str | None, excluded: Collection[str]
-    ) -> tuple[Replica[DraftModel], DraftModel] | None:
+    ) -> tuple[Replica[DescribedDraft], DescribedDraft] | None:
         """The replica that is to guess for the target; None when there is none."""
         known = {
             at.address: (at, at.described)
@@ -227,7 +227,7 @@ class Fleet:
             raise UnsupportedCombination(f"drafter {kind} is not here, but {listing}")
         return DraftFacts(kind)
 
-    def drafts_for(self, target: Placed) -> list[tuple[DraftModel, bool]]:
+    def drafts_for(self, target: Placed) -> list[tuple[DescribedDraft, bool]]:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""
         view = target_view(target.replica, target.model)
         found = [
@@ -246,7 +246,7 @@ class Fleet:
                 return Placed(replica, replica.described, replica.epoch)
         return None
 
-    def draft_at(self, address: str | None) -> Replica[DraftModel] | None:
+    def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
         """The ready draft at an address."""
         return next((at for at in self._drafts.ready() if at.address == address), None)
 
@@ -264,7 +264,7 @@ def _without(wanted: Wanted, *, has_others: bool) -> str:
     )
 
 
-def _best(known: Sequence[tuple[DraftModel, bool]]) -> str | None:
+def _best(known: Sequence[tuple[DescribedDraft, bool]]) -> str | None:
     """The best kind among those that are ready, or else among all."""
     ready = {model.name for model, is_ready in known if is_ready}
     return best_kind(ready) or best_kind({model.name for model, _ in known})

@@ -16,11 +16,10 @@ from slipstream.core.request import DraftFacts, ModelFacts
 from slipstream.core.server_info import ReplicaRole
 from slipstream.router.placement import DraftView, Layout, TargetView
 from slipstream.router.replica import Replica
-from slipstream.rpc.channel import MAX_MESSAGE_BYTES
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
 from slipstream.rpc.convert_facts import check_identity, draft_facts_from_pb, model_facts_from_pb
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
-from slipstream.rpc.unary import call_unary
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.text.tokenizer import TextTokenizer
 
@@ -29,7 +28,7 @@ R = TypeVar("R", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
-class TargetModel:
+class DescribedTarget:
     """A target, with the tokenizer that it gave out."""
 
     facts: ModelFacts
@@ -70,7 +69,7 @@ class TargetModel:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModel:
+class DescribedDraft:
     """A draft."""
 
     facts: DraftFacts
@@ -113,7 +112,7 @@ class TargetProbe:
         # Kept while a target has it: one that names itself anew each time must not fill the memory.
         self._tokenizers = WeakValueDictionary[tuple[str, str], TextTokenizer]()
 
-    async def describe(self, channel: grpc.aio.Channel) -> TargetModel:
+    async def describe(self, channel: grpc.aio.Channel) -> DescribedTarget:
         """See `Probe.describe`; a tokenizer that is not what its hash says can't be used."""
         answer = await _describe_target(channel, with_tokenizer=False)
         check_identity(answer.identity)
@@ -122,7 +121,7 @@ class TargetProbe:
         tokenizer = self._tokenizers.get(key)
         if tokenizer is None:
             tokenizer = self._tokenizers[key] = await _fetch_tokenizer(channel, key[1])
-        return TargetModel(facts, answer, tokenizer)
+        return DescribedTarget(facts, answer, tokenizer)
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """See `Probe.load`."""
@@ -136,12 +135,12 @@ class DraftProbe:
     role = ReplicaRole.DRAFT
     service = "slipstream.rpc.v1.DraftService"
 
-    async def describe(self, channel: grpc.aio.Channel) -> DraftModel:
+    async def describe(self, channel: grpc.aio.Channel) -> DescribedDraft:
         """See `Probe.describe`."""
         method, request = f"/{self.service}/DescribeDraft", draft_pb2.DescribeDraftRequest()
         answer = await _described(channel, method, request, draft_pb2.DescribeDraftResponse)
         check_identity(answer.identity)
-        return DraftModel(draft_facts_from_pb(answer), answer)
+        return DescribedDraft(draft_facts_from_pb(answer), answer)
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """See `Probe.load`."""
@@ -149,7 +148,7 @@ class DraftProbe:
         return (await call_unary(channel, method, request, draft_pb2.GetDraftLoadResponse)).load
 
 
-def target_view(replica: Replica[TargetModel], model: TargetModel) -> TargetView:
+def target_view(replica: Replica[DescribedTarget], model: DescribedTarget) -> TargetView:
     """What placement needs to know."""
     identity = model.description.identity
     return TargetView(
@@ -163,7 +162,7 @@ def target_view(replica: Replica[TargetModel], model: TargetModel) -> TargetView
     )
 
 
-def draft_view(replica: Replica[DraftModel], model: DraftModel) -> DraftView:
+def draft_view(replica: Replica[DescribedDraft], model: DescribedDraft) -> DraftView:
     """What placement needs to know."""
     answer = model.description
     has_layout = answer.HasField("target_layout")

@@ -1,7 +1,7 @@
-"""One replica: reached, asked what it is, followed by its health and its answers, lost and found.
+"""One replica: reached, described, followed by its health and its answers, lost and found.
 
 It is lost when its connection breaks, or when it is silent for too long: a stopped process keeps
-its connections. Knows nothing of what it is asked for. Whoever runs `follow` owns it.
+its connections.
 """
 
 import asyncio
@@ -15,11 +15,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable
-from slipstream.core.printable import printable
+from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
 from slipstream.core.server_info import ReplicaInfo, ReplicaRole, ReplicaState
-from slipstream.router.epoch import Epoch
-from slipstream.router.heartbeat import Heartbeat, while_both
+from slipstream.router.heartbeat import Epoch, Heartbeat, while_both
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named
@@ -84,12 +82,11 @@ class Probe(Protocol[D_co]):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Who is told of a replica's changes."""
+    """Called after a change of a replica's state, and when its address is another process, or
+    gone, so that what was known of it is to be forgotten."""
 
     on_change: Callable[[], None] = lambda: None
-    """Called after every change of its state."""
     forget: Callable[[str], None] = lambda address: None
-    """Called when what was known of an address holds no longer: it was met anew, or is gone."""
 
 
 class Replica(Generic[D]):
@@ -140,7 +137,7 @@ class Replica(Generic[D]):
 
     @property
     def peer(self) -> Peer:
-        """Return how the replica is reached; who uses it is counted."""
+        """Return how the replica is reached; its users are counted."""
         return Peer(self.name, self.channel, self.used)
 
     @property

@@ -19,7 +19,7 @@ from slipstream.router.failover_draft import FailoverDraft
 from slipstream.router.failover_target import FailoverTarget, Search
 from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.lease_keeper import KvLocation
-from slipstream.router.probes import DraftModel
+from slipstream.router.probes import DescribedDraft
 from slipstream.router.replica import Replica
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
@@ -36,7 +36,7 @@ _FENCE_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaOptions:
+class RequestReplicaOptions:
     """How a request uses its replicas. `target.fence` is that of its session."""
 
     target: CallOptions
@@ -55,7 +55,12 @@ class RequestReplicas:
     """Both ports of one request, over replicas. Park or release them in the end."""
 
     def __init__(
-        self, fleet: Fleet, placed: Placed, options: ReplicaOptions, *, on_loss: Callable[[], None]
+        self,
+        fleet: Fleet,
+        placed: Placed,
+        options: RequestReplicaOptions,
+        *,
+        on_loss: Callable[[], None],
     ) -> None:
         """`on_loss` is called for every target that is lost."""
         self._fleet = fleet
@@ -124,7 +129,7 @@ class RequestReplicas:
         )
         return None if found is None else self._use_draft(*found)
 
-    def _use_draft(self, replica: Replica[DraftModel], model: DraftModel) -> InUse[Draft]:
+    def _use_draft(self, replica: Replica[DescribedDraft], model: DescribedDraft) -> InUse[Draft]:
         description = self._placed.model.description
         side = TargetSide(
             description.identity,

@@ -12,11 +12,10 @@ from slipstream.core.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.results import Chunk, collected
 from slipstream.core.server_info import ServerInfo
 from slipstream.router.access import Access, Key
-from slipstream.router.admission import Admission
 from slipstream.router.fields import refuse_too_many, refuse_unknown
 from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
-from slipstream.router.limits import KeyLimits
+from slipstream.router.limits import Admission, KeyLimits
 from slipstream.router.request_runner import RequestRunner
 from slipstream.router.request_telemetry import RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Shadow

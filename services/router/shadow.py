@@ -18,8 +18,8 @@ from slipstream.core.request import Request
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.server_info import ShadowInfo
 from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream.router.admission import Admission
 from slipstream.router.fleet import Fleet, Wanted
+from slipstream.router.limits import Admission
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_target import RemoteTarget
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.offer import Offer
-from slipstream.core.row_costs import MAX_POINTS, RowCosts
+from slipstream.core.row_costs import MAX_POINTS, Offer, RowCosts
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
     NodeStats,

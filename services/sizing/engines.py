@@ -12,8 +12,8 @@ from itertools import count
 
 from slipstream.engine.gathering import Gathering
 from slipstream.sizing.recording import DeviceTimes
-from slipstream.target.schedule import RowBudget, Schedule
-from slipstream.target.waiting import Spending, TimeSpent
+from slipstream.target.schedule import Schedule, StepBudget
+from slipstream.target.time_spent import Activity, TimeSpent
 
 Callback = Callable[[], None]
 _SHORTEST_WAIT_S = 0.0005
@@ -51,7 +51,14 @@ class Verification:
     """Whether the session's request ends with it."""
 
 
-Job = tuple[Verification, Callback]
+@dataclass(eq=False, slots=True)
+class Job:
+    """A verification on its way, as `target/schedule.py` reads it."""
+
+    work: Verification
+    done: Callback
+    num_pending: int
+    num_nodes: int
 
 
 class SimTarget:
@@ -60,7 +67,7 @@ class SimTarget:
     def __init__(self, clock: Clock, times: DeviceTimes, max_tokens: int) -> None:
         self._clock = clock
         self._seconds = cache(times.curve().seconds)
-        budget = RowBudget(max_tokens, seconds=self._seconds)
+        budget = StepBudget(max_tokens, seconds=self._seconds)
         self._schedule: Schedule[Job] = Schedule(budget)
         self._gathering: Gathering[int] = Gathering()
         self._arrivals: list[Job] = []
@@ -73,7 +80,7 @@ class SimTarget:
 
     def verify(self, work: Verification, done: Callback) -> None:
         """Queue the work; its callback runs when its step ends."""
-        self._arrivals.append((work, done))
+        self._arrivals.append(Job(work, done, work.pending, work.nodes))
         self._gathering.came(work.session, self._idle_s())
         self._consider()
 
@@ -106,12 +113,14 @@ class SimTarget:
     def _step(self) -> None:
         self._gathering.started(self._idle_s())
         for job in self._arrivals:
-            self._schedule.add(job, num_pending=job[0].pending, num_nodes=job[0].nodes)
+            self._schedule.add(job)
         self._arrivals.clear()
-        portions = self._schedule.next(has_company=self._gathering.has_company)
-        num_tokens = sum(at.num_pending + (at.key[0].nodes if at.is_last else 0) for at in portions)
-        seconds = self._seconds(num_tokens, len(portions))
-        jobs = [at.key for at in portions if at.is_last]
+        batch = self._schedule.next(has_company=self._gathering.has_company)
+        for at in batch:
+            at.request.num_pending -= at.num_pending
+        num_tokens = sum(at.num_tokens for at in batch)
+        seconds = self._seconds(num_tokens, len(batch))
+        jobs = [at.request for at in batch if at.is_last]
         self._is_stepping = True
         self._account()
         self.num_steps += 1
@@ -121,15 +130,15 @@ class SimTarget:
     def _end(self, jobs: list[Job], seconds: float) -> None:
         self._is_stepping = False
         self.busy_s += seconds
-        away = [work.session for work, _ in jobs if not work.is_last]
+        away = [job.work.session for job in jobs if not job.work.is_last]
         self._gathering.stepped(away, self._idle_s(), seconds=seconds)
-        for _, done in jobs:
-            done()
+        for job in jobs:
+            job.done()
         self._consider()
 
     def _account(self) -> None:
-        away = Spending.WAITING if self._gathering.num_away else Spending.IDLE
-        self.spent.turn(Spending.BUSY if self._is_stepping else away)
+        away = Activity.WAITING if self._gathering.num_away else Activity.IDLE
+        self.spent.turn(Activity.BUSY if self._is_stepping else away)
 
 
 @dataclass(eq=False, slots=True)

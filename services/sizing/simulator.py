@@ -15,7 +15,7 @@ from typing import TypeVar
 from slipstream.core.errors import InvalidRequest
 from slipstream.sizing.engines import Callback, Clock, Drafting, SimDraft, SimTarget, Verification
 from slipstream.sizing.recording import PLAIN, RecordedRequest, Recording
-from slipstream.target.waiting import Spending
+from slipstream.target.time_spent import Activity
 
 _WINDOW = (0.1, 0.9)
 """Part of a run that throughput is taken from: neither its beginning nor its end is typical."""
@@ -159,7 +159,7 @@ class _Simulation:
         targets, drafts = self._targets, self._drafts
         firsts = [at[1][0] - at[0][0] for at in answers]
         others = [(at[-1][0] - at[1][0]) / max(sum(n for _, n in at[2:]), 1) for at in answers]
-        waited_s = sum(at.spent.totals()[Spending.WAITING] for at in targets)
+        waited_s = sum(at.spent.totals()[Activity.WAITING] for at in targets)
         return SimResult(
             fleet=self._fleet,
             requests=len(answers),

@@ -1,16 +1,15 @@
 """Sessions in the memory of one process: the default, and the model of what Redis does.
 
-Nothing here ever waits, so that code without an event loop can use it as well.
+No operation ever waits, so that code without an event loop can use it as well.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from slipstream.core.timing import Clock
-from slipstream.state.expiries import Expiries
-from slipstream.state.kept_session import KeptSession
-from slipstream.state.record import Bounds, Claim, Grant, Lease, News, Record, Turn
-from slipstream.state.refusals import check_claim, check_news, claim_refused, session_refused
+from slipstream.state.kept_session import Expiries, KeptSession
+from slipstream.state.record import Bounds, Claim, Grant, News, Record, StoredTurn, StoreLease
+from slipstream.state.store import check_claim, check_news, claim_refused, session_refused
 
 
 @dataclass(slots=True)
@@ -64,9 +63,9 @@ class MemoryStore:
         kept.hold(self._bounds.lease_s, claim.ttl_s, now=now)
         self._count(kept)
         self._make_room(now)
-        return Grant(kept.whole(), Lease(claim.session_id, kept.record.fence, claim.ttl_s))
+        return Grant(kept.whole(), StoreLease(claim.session_id, kept.record.fence, claim.ttl_s))
 
-    async def append(self, lease: Lease, news: News) -> None:
+    async def append(self, lease: StoreLease, news: News) -> None:
         """See `SessionStore`."""
         check_news(news, self._bounds)
         now = self._clock()
@@ -78,12 +77,12 @@ class MemoryStore:
         self._count(kept)
         self._make_room(now)
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: StoreLease) -> None:
         """See `SessionStore`."""
         now = self._clock()
         self._held(lease, now).hold(self._bounds.lease_s, lease.ttl_s, now=now)
 
-    async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
+    async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
         """See `SessionStore`."""
         now = self._clock()
         self._forget_old(now)
@@ -125,13 +124,13 @@ class MemoryStore:
     def _begun(self, claim: Claim) -> KeptSession:
         if not claim.create or not claim.model:
             raise claim_refused("absent", claim)
-        turn = Turn(claim.request_id, claim.digest)
+        turn = StoredTurn(claim.request_id, claim.digest)
         kept = KeptSession(Record(claim.session_id, claim.owner, claim.model, 0, turn))
         self._all[claim.session_id] = kept
         self._shares.setdefault(claim.owner, _Share()).num_sessions += 1
         return kept
 
-    def _held(self, lease: Lease, now: float) -> KeptSession:
+    def _held(self, lease: StoreLease, now: float) -> KeptSession:
         self._forget_old(now)
         kept = self._all.get(lease.session_id)
         if kept is None or kept.record.fence < lease.fence:

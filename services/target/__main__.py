@@ -18,44 +18,45 @@ from slipstream.models.loading import load_model, parse_device
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
-from slipstream.state.announcement import Announcement
-from slipstream.state.announcing import announced_in
-from slipstream.state.options import store_options
-from slipstream.target.batcher import BatchLimits
+from slipstream.state.factory import announced_in
+from slipstream.state.registry import Announcement
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
-from slipstream.target.crew import Crew, rank_threads, start_crew
-from slipstream.target.describe import describe
+from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
-from slipstream.telemetry.sampling import sampled
+from slipstream.target.tensor_parallel import WorkerProcesses, rank_threads, start_workers
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.target")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serve until stopped; return the process's exit code."""
     return run_service("target", TargetConfig, _serve, argv=argv, doc=str(__doc__))
 
 
 async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
     if config.tensor_parallel > 1:  # decided once, so that all ranks agree on it
-        dtype = dtype_name(choose_dtype(config.dtype, parse_device(config.device)))
-        config = replace(config, dtype=dtype)
-    with start_crew(config, _lost) as crew:
-        await _serve_with(crew, config, telemetry)
+        dtype = dtype_name(choose_dtype(config.compute.dtype, parse_device(config.compute.device)))
+        config = replace(config, compute=replace(config.compute, dtype=dtype))
+    with start_workers(config, _lost) as driver:
+        await _serve_with(driver, config, telemetry)
 
 
-async def _serve_with(crew: Crew | None, config: TargetConfig, telemetry: Telemetry) -> None:
-    servicer = _load(config, crew, telemetry)
+async def _serve_with(
+    driver: WorkerProcesses | None, config: TargetConfig, telemetry: Telemetry
+) -> None:
+    servicer = _load(config, driver, telemetry)
     try:
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
-        address = with_port(config.address, port)
-        servicer.advertise(config.advertised_address or address)
+        address = with_port(config.listen.address, port)
+        servicer.advertise(config.replica.advertised_address or address)
         await server.set_serving(True)
         async with (
-            announced_in(store_options(config), lambda: _announcement(servicer)),
+            announced_in(config.store, lambda: _announcement(servicer)),
             sampled(telemetry.instruments, servicer.sample),
         ):
             await server.serve_until_stopped(
@@ -80,38 +81,35 @@ def _announcement(servicer: TargetServicer) -> Announcement:
 
 
 def _lost(reason: str, is_input: bool) -> None:
-    """End here and now: a thread may wait for the lost rank for ever."""
+    """End the process at once: a thread may wait for the lost rank for ever."""
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
     os._exit(BAD_INPUT if is_input else FAILED)
 
 
-def _load(config: TargetConfig, crew: Crew | None, telemetry: Telemetry) -> TargetServicer:
+def _load(
+    config: TargetConfig, driver: WorkerProcesses | None, telemetry: Telemetry
+) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
-        team = crew.meet() if crew else None
+        team = driver.join() if driver else None
         loaded = load_model(
             config.model,
-            dtype=config.dtype,
-            device=config.device,
+            dtype=config.compute.dtype,
+            device=config.compute.device,
             num_ranks=config.tensor_parallel,
         )
         numerics = cast(Numerics, config.numerics)
         built = build_target(loaded, numerics=numerics, limits=config.target_limits(), team=team)
-        return built, describe(loaded, built, max_sessions=config.max_sessions)
+        return built, describe(loaded, built, max_sessions=config.sessions.max_sessions)
 
     thread = EngineThread("target")
-    built, about = load_on(thread.call, load, Cores(rank_threads(config), config.pin_threads))
+    built, about = load_on(
+        thread.call, load, Cores(rank_threads(config), config.compute.pin_threads)
+    )
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
-    batch = BatchLimits(built.rows, config.max_waiting)
-    return TargetServicer(
-        built.target,
-        about,
-        config.lease_limits(),
-        thread=thread,
-        batch=batch,
-        telemetry=telemetry,
-    )
+    target = BatchedTarget(built.target, thread, built.budget, max_waiting=config.max_waiting)
+    return TargetServicer(target, about, config.sessions.lease_limits(), telemetry)
 
 
 if __name__ == "__main__":

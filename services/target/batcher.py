@@ -1,16 +1,14 @@
 """Many sessions on one target: their verifications and prompts share its forwards.
 
-Lives on the event loop. The engine's thread makes one step after the other (`works.py`), of what
-has come by then; `gathering.py` says when to start the next one. Knows no wire.
+Lives on the event loop. The engine's thread computes one step after the other (`request_queue.py`),
+of what has come by then; `gathering.py` chooses when the next one starts.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass, field
 from functools import partial
 
 from slipstream.core import errors
@@ -21,25 +19,17 @@ from slipstream.core.types import Proposal, Session, Verdict
 from slipstream.engine.failures import FailedSteps
 from slipstream.engine.gathering import Gathering
 from slipstream.engine.thread import EngineThread
-from slipstream.target.compiled import CompiledGrammar
 from slipstream.target.engine import LocalTarget
-from slipstream.target.pending import PendingVerification, Verified
-from slipstream.target.schedule import RowBudget, Schedule
-from slipstream.target.waiting import Spending, TimeSpent
-from slipstream.target.works import Ran, Step, Work, Works
+from slipstream.target.grammar_constraint import CompiledGrammar
+from slipstream.target.request import PendingRequest, TargetRequest, TargetStep
+from slipstream.target.request_queue import RequestQueue
+from slipstream.target.schedule import Schedule, StepBudget
+from slipstream.target.time_spent import Activity, TimeSpent
 
 _LOG = logging.getLogger("slipstream.target")
 
 _SHORTEST_WAIT_S = 0.0005
-"""Of a timer: while the thread is busy, the clock of the gathering stands still."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Rows of a step, and how many requests may wait for memory."""
-
-    rows: RowBudget = field(default_factory=RowBudget)
-    max_waiting: int = 64
+"""Shortest timer: while the thread is busy, the clock of the gathering stands still."""
 
 
 class BatchedTarget:
@@ -49,70 +39,57 @@ class BatchedTarget:
         self,
         engine: LocalTarget,
         thread: EngineThread,
-        limits: BatchLimits | None = None,
+        budget: StepBudget | None = None,
         *,
+        max_waiting: int = 64,
         clock: Clock = time.perf_counter,
-        on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        """`engine` belongs to `thread`. `on_step` is told of every forward, on the event loop."""
-        limits = limits or BatchLimits()
-        self._engine = engine
-        self._thread = thread
+        """`engine` belongs to `thread`; up to `max_waiting` requests wait for memory."""
+        self.engine = engine
+        self.thread = thread
+        self.on_step: Callable[[TargetStep], None] | None = None
+        """Called with every forward, on the event loop."""
         self._clock = clock
-        self._on_step = on_step
-        self._rows = limits.rows
-        schedule: Schedule[Work] = Schedule(limits.rows)
-        self._works = Works(engine, schedule, max_waiting=limits.max_waiting, clock=clock)
+        self._budget = budget or StepBudget()
+        schedule: Schedule[TargetRequest] = Schedule(self._budget)
+        self._queue = RequestQueue(engine, schedule, max_waiting=max_waiting, clock=clock)
         self._gathering: Gathering[str] = Gathering()
-        self._arrivals: deque[Work] = deque()
-        self._pending: dict[str, PendingVerification] = {}
-        self._blocked: frozenset[Work] = frozenset()
+        self._pending: dict[str, PendingRequest] = {}
         self._has_room = False
         self._news = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._is_closed = False
         self._is_stepping = False
-        self._num_steps = self._num_rows = self._last_rows = 0
-        self._spent = TimeSpent(clock)
+        self._last_tokens = 0
+        self.num_steps = 0
+        """Forwards since the start."""
+        self.num_tokens = 0
+        """Batched tokens of all of them."""
+        self.spent = TimeSpent(clock)
         self.failed_steps = FailedSteps("target")
 
     @property
     def num_waiting(self) -> int:
-        """Verifications that have not begun."""
-        return sum(pending.work.began is None for pending in self._pending.values())
+        """Requests that have not begun."""
+        return sum(pending.request.began is None for pending in self._pending.values())
 
     @property
-    def num_steps(self) -> int:
-        """Forwards since the start."""
-        return self._num_steps
+    def tokens_in_flight(self) -> int:
+        """Batched tokens of the last forward, while there is something to do."""
+        return 0 if self._activity() is Activity.IDLE else self._last_tokens
 
     @property
-    def num_rows(self) -> int:
-        """Their rows."""
-        return self._num_rows
+    def tokens_free(self) -> int:
+        """Tokens that it would still take at next to no cost."""
+        return self._budget.num_free(self.tokens_in_flight)
 
-    @property
-    def rows_in_flight(self) -> int:
-        """Rows of the last forward, while there is something to do."""
-        return 0 if self._doing() is Spending.IDLE else self._last_rows
-
-    @property
-    def rows_free(self) -> int:
-        """Rows that it would still take at next to no cost."""
-        return self._rows.num_free(self.rows_in_flight)
-
-    @property
-    def spent(self) -> TimeSpent:
-        """What the time goes to."""
-        return self._spent
-
-    async def run(self, sequence: TokenSequence, proposal: Proposal) -> Verified:
-        """Return the verdict, and what it took. Raises what `begin` and its answer do."""
-        return await self.begin(sequence, proposal).verified()
+    async def run(self, sequence: TokenSequence, proposal: Proposal) -> TargetRequest:
+        """Return the request with its verdict. Raises what `begin` and its answer do."""
+        return await self.begin(sequence, proposal).done()
 
     def begin(
         self, sequence: TokenSequence, proposal: Proposal, *, max_queue_s: float | None = None
-    ) -> PendingVerification:
+    ) -> PendingRequest:
         """Begin a verification, which may wait for memory for `max_queue_s`, None for no limit.
 
         Its answer raises what `core.ports.Target.verify` does, `SessionTaken` when another call for
@@ -123,12 +100,12 @@ class BatchedTarget:
             raise errors.Unavailable("the target is about to stop")
         session_id = sequence.session_id
         self._end(session_id, errors.SessionTaken(f"session {session_id} was taken over"))
-        work = Work(sequence, proposal)
-        pending = PendingVerification(work, self._clock(), max_queue_s, self._left)
+        request = TargetRequest(sequence, proposal, self._clock())
+        pending = PendingRequest(request, max_queue_s, self._left)
         self._pending[session_id] = pending
-        self._arrivals.append(work)
-        self._gathering.came(session_id, self._thread.idle_s)
-        self._spent.turn(self._doing())
+        self._queue.add(request)
+        self._gathering.came(session_id, self.thread.idle_s)
+        self.spent.turn(self._activity())
         self._wake()
         return pending
 
@@ -137,25 +114,23 @@ class BatchedTarget:
 
         Raises `InvalidRequest` for one that can't be followed, `CapacityError` where too many wait.
         """
-        grammars, grammar = self._engine.grammars, session.grammar
+        grammars, grammar = self.engine.grammars, session.grammar
         if grammars is None or grammar is None:
             return None
-        if (found := grammars.find(grammar)) is not None:
-            return found
-        return await asyncio.wrap_future(grammars.compiling(grammar))
+        return await asyncio.wrap_future(grammars.compile(grammar))
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`, `prepare` and `run`."""
         _held = await self.prepare(sequence.session)
-        return (await self.run(sequence, proposal)).value
+        return (await self.run(sequence, proposal)).result()
 
     async def park(self, session_id: str) -> None:
         """See `LocalTarget.park`. What is under way of the session ends first."""
-        await self._leave(session_id, lambda: self._engine.park(session_id))
+        await self._leave(session_id, lambda: self.engine.park(session_id))
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Target.release`. What is under way of the session ends first."""
-        await self._leave(session_id, lambda: finished(self._engine.release(session_id)))
+        await self._leave(session_id, lambda: finished(self.engine.release(session_id)))
 
     async def close(self) -> None:
         """Refuse what comes, end what is under way, and wait for the step that runs."""
@@ -168,48 +143,52 @@ class BatchedTarget:
     async def _leave(self, session_id: str, job: Callable[[], None]) -> None:
         self._end(session_id, errors.SessionClosed(f"session {session_id} has ended"))
         self._gathering.gone(session_id)
-        self._spent.turn(self._doing())
+        self.spent.turn(self._activity())
 
         def leave() -> None:
             job()
-            self._works.leave(session_id)
+            self._queue.leave(session_id)
 
         try:
-            await self._thread.run(leave)
+            await self.thread.run(leave)
         finally:
             self._has_room = True
             self._wake()
 
-    def _left(self, pending: PendingVerification) -> None:
+    def _left(self, pending: PendingRequest) -> None:
         """End what is under way for a caller that no longer waits."""
-        if self._pending.get(pending.work.session_id) is pending:
-            self._end(pending.work.session_id, None)
+        if self._pending.get(pending.session_id) is pending:
+            self._end(pending.session_id, errors.SessionClosed("its caller has left"))
 
-    def _end(self, session_id: str, error: Exception | None) -> None:
-        """End what is under way of a session, if anything. Without an error nobody waits for it."""
+    def _end(self, session_id: str, error: Exception) -> None:
+        """End what is under way of a session, if anything."""
         pending = self._pending.pop(session_id, None)
         if pending is None:
             return
-        pending.work.is_dropped = True
+        pending.request.is_dropped = True
         self._gathering.gone(session_id)
-        pending.fail(error)
+        pending.end(error)
         self._wake()
 
     def _end_all(self, error: Exception) -> None:
         for session_id in list(self._pending):
             self._end(session_id, error)
 
+    def _end_late(self, session_id: str, limit_s: float) -> None:
+        self._end(session_id, errors.NoRoom(f"a round waited {limit_s:g} s for memory, the limit"))
+
     def _wake(self) -> None:
-        """Something has changed for the next step."""
+        """Have the driver look again, since something has changed for the next step."""
         self._news.set()
         if self._driver is None and self._has_work():
-            # Of no session: what it logs is not about the one that came first.
+            # Without a session's context: its logs are not about the one that came first.
             self._driver = asyncio.get_running_loop().create_task(self._drive(), context=Context())
 
     def _has_work(self) -> bool:
-        if self._has_room and self._blocked:
+        blocked = self._queue.blocked
+        if self._has_room and blocked:
             return True
-        return any(pending.work not in self._blocked for pending in self._pending.values())
+        return any(pending.request not in blocked for pending in self._pending.values())
 
     async def _drive(self) -> None:
         """Make steps while there is work."""
@@ -226,13 +205,13 @@ class BatchedTarget:
         finally:
             self._driver = None
             self._is_stepping = False
-            self._spent.turn(self._doing())
+            self.spent.turn(self._activity())
 
     async def _gather(self) -> None:
         """Wait for the sessions that are about to come again."""
         loop = asyncio.get_running_loop()
         while self._has_work():
-            wait_s = self._gathering.wait_s(self._thread.idle_s)
+            wait_s = self._gathering.wait_s(self.thread.idle_s)
             if wait_s <= 0:
                 return
             self._news.clear()
@@ -242,55 +221,46 @@ class BatchedTarget:
 
     async def _step(self) -> None:
         has_room, self._has_room = self._has_room, False
-        self._gathering.started(self._thread.idle_s)
+        self._gathering.started(self.thread.idle_s)
         has_company = self._gathering.has_company
         self._is_stepping = True
-        self._spent.turn(Spending.BUSY)
-        done = await self._thread.run(
-            lambda: self._works.run(self._arrivals, has_room=has_room, has_company=has_company)
-        )
-        self._settle(done.value)
+        self.spent.turn(Activity.BUSY)
+        run = partial(self._queue.run, has_room=has_room, has_company=has_company)
+        self._settle((await self.thread.run(run)).value)
 
-    def _settle(self, ran: Ran) -> None:
-        """Hand out what is done. The gathering knows of it before anybody can come again."""
+    def _settle(self, step: TargetStep | None) -> None:
+        """Hand out what is done. The gathering gets it before any session can come again."""
         self._is_stepping = False
-        self._queue(ran.blocked)
-        done = [pending for pending in self._pending.values() if pending.work in ran.done]
-        if ran.step is not None:
-            self._count(ran.step)
-            back = [pending.work.session_id for pending in done if _comes_again(pending.work)]
-            self._gathering.stepped(back, self._thread.idle_s, seconds=ran.step.seconds)
-        self._spent.turn(self._doing())
-        for pending in done:
-            del self._pending[pending.work.session_id]
-            pending.answer()
-
-    def _queue(self, blocked: frozenset[Work]) -> None:
-        """Let those who wait for memory know, and those who no longer do."""
         for pending in self._pending.values():
-            if pending.work in blocked:
-                pending.queue(partial(self._is_late, pending.work.session_id))
-            elif pending.work in self._blocked:
+            if pending.request in self._queue.blocked:
+                pending.queue(self._end_late)
+            else:
                 pending.leave_queue()
-        self._blocked = blocked
+        done = [pending for pending in self._pending.values() if pending.request.is_done]
+        if step is not None:
+            self._count(step)
+            back = [pending.session_id for pending in done if _comes_again(pending.request)]
+            self._gathering.stepped(back, self.thread.idle_s, seconds=step.seconds)
+        self.spent.turn(self._activity())
+        for pending in done:
+            del self._pending[pending.session_id]
+            pending.end(pending.request.error)
 
-    def _is_late(self, session_id: str, limit_s: float) -> None:
-        self._end(session_id, errors.NoRoom(f"a round waited {limit_s:g} s for memory, the limit"))
-
-    def _count(self, step: Step) -> None:
-        self._num_steps += 1
-        self._num_rows += step.num_rows
-        self._last_rows = step.num_rows
+    def _count(self, step: TargetStep) -> None:
+        self.num_steps += 1
+        self.num_tokens += step.num_tokens
+        self._last_tokens = step.num_tokens
         self.failed_steps.record(has_failed=step.has_failed)
-        if self._on_step is not None:
-            self._on_step(step)
+        if self.on_step is not None:
+            self.on_step(step)
 
-    def _doing(self) -> Spending:
-        """What the time is spent on at the moment."""
+    def _activity(self) -> Activity:
+        """Return what the time is spent on at the moment."""
         if self._is_stepping:
-            return Spending.BUSY
-        return Spending.WAITING if self._gathering.num_away else Spending.IDLE
+            return Activity.BUSY
+        return Activity.WAITING if self._gathering.num_away else Activity.IDLE
 
 
-def _comes_again(work: Work) -> bool:
-    return work.verdict is not None and work.verdict.finish_reason is None
+def _comes_again(request: TargetRequest) -> bool:
+    verdict = request.verdict
+    return verdict is not None and verdict.finish_reason is None

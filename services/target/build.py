@@ -1,4 +1,4 @@
-"""The target's engine out of a loaded model, with what it says of itself."""
+"""The target's engine, built of a loaded model."""
 
 import logging
 from dataclasses import dataclass
@@ -20,40 +20,40 @@ from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammars import Grammars
 from slipstream.target.memory import KvMemory
-from slipstream.target.metering import FixedMeter, LoadMeter, Meter
-from slipstream.target.schedule import RowBudget
+from slipstream.target.meter import FixedMeter, LoadMeter, Meter
+from slipstream.target.schedule import StepBudget
 from slipstream.target.trial import learn_cost
 
 _LOG = logging.getLogger("slipstream.target")
 
 MAX_ROWS = 256
-"""Of a step, where nobody says."""
+"""Batched tokens of a step, if not configured."""
 _TILE = 32
-"""Rows that are worth filling up where no product has a size of its own."""
-_LEARN_ROWS = 128
+"""Tokens that are worth filling up where no product has a size of its own."""
+_LEARN_TOKENS = 128
 _LEARN_S = 1.5
-"""Time that is spent at the start on what steps cost."""
+"""Time that the start spends on measuring the costs of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTarget:
-    """An engine, the model it runs, the facts that requests are checked against, what memory there
-    is, and what a step may hold."""
+    """An engine, the model it runs, the facts that requests are checked against, its memory, and
+    the budget of a step."""
 
     target: LocalTarget
     model: CausalModel
     facts: ModelFacts
     memory: MemoryPlan
-    rows: RowBudget
+    budget: StepBudget
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLimits:
-    """How much an engine holds and does at once.
+    """Limits of what an engine holds and computes at once.
 
-    `kv_memory` is a budget as in `models.memory.num_pages`; `max_cached_bytes` bounds what is kept
-    of it for prompts that begin alike (None: all of it); `max_rows` are those of one step, and
-    `free_rows` what every session is offered for a round (None: what pays, as it is learnt).
+    `kv_memory` is a budget as in `models.memory.num_pages`; `max_cached_bytes` bounds the prefix
+    cache (None: all of it); `max_rows` are the batched tokens of one step, and `free_rows` the
+    token budget of every session's round (None: what pays, as it is learnt).
     """
 
     max_sessions: int = 64
@@ -70,9 +70,9 @@ def build_target(
     limits: TargetLimits | None = None,
     team: TensorParallelGroup | None = None,
 ) -> BuiltTarget:
-    """Take the loaded model over; it is of no use to anybody else afterwards.
+    """Build an engine that takes the loaded model over.
 
-    With a `team` this is rank 0 of it, which leads the others.
+    With a `team` this is rank 0 of it, which drives the others.
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
@@ -80,10 +80,10 @@ def build_target(
     if team:
         model.drive(team.workers)
     memory, plan = plan_memory(model, limits)
-    num_rows = min(limits.max_rows, _LEARN_ROWS)
+    max_tokens = min(limits.max_rows, _LEARN_TOKENS)
     name = f"costs of {loaded.path} {model.weight_bytes} {model.dtype} {numerics} {model.engine}"
-    curve = learn_cost(model, memory.pool, max_rows=num_rows, seconds=_LEARN_S, name=name)
-    meter: Meter = LoadMeter(curve, max_rows=limits.max_rows)
+    curve = learn_cost(model, memory.pool, max_tokens=max_tokens, seconds=_LEARN_S, name=name)
+    meter: Meter = LoadMeter(curve, max_tokens=limits.max_rows)
     if limits.free_rows is not None:
         meter = FixedMeter(limits.free_rows)
     grammars = grammars_of(loaded, model.vocab_size)
@@ -96,12 +96,12 @@ def build_target(
         has_grammars=grammars is not None,
         max_logprobs=MAX_LOGPROBS,
     )
-    rows = RowBudget(limits.max_rows, min(model.rule.max_rows, _TILE), seconds=curve.seconds)
-    return BuiltTarget(target, model, facts, plan, rows)
+    budget = StepBudget(limits.max_rows, min(model.rule.max_rows, _TILE), seconds=curve.seconds)
+    return BuiltTarget(target, model, facts, plan, budget)
 
 
 def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, MemoryPlan]:
-    """The engine's pages, and the account of all its memory."""
+    """Return the engine's pages, and the account of all its memory."""
     layout = model.layout
     longest = round_up(model.context_length, BLOCK_SIZE) // BLOCK_SIZE
     workspace = model.workspace_bytes(limits.max_rows)
@@ -117,8 +117,8 @@ def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, Mem
 
 
 def grammars_of(loaded: LoadedModel, vocab_size: int) -> Grammars | None:
-    """What makes outputs follow grammars; None, with a warning, where the tokenizer does not
-    allow for it."""
+    """Return the grammars of a model's outputs; None, with a warning, where its tokenizer does not
+    allow them."""
     try:
         text, ends = text_tokenizer(loaded.tokenizer), loaded.stop_token_ids
         digest = bytes_digest(text.parts().json)

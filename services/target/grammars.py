@@ -1,7 +1,7 @@
-"""JSON schemas and regular expressions as constraints: compiled, kept and found again.
+"""JSON schemas and regular expressions as constraints: compiled, and cached.
 
 A grammar is compiled once, on a thread for that alone, and copied for each session that follows
-it: no session waits for the grammars of others. Knows no logits, no laws and no caches.
+it: no session waits for the grammars of others.
 """
 
 from collections import OrderedDict
@@ -22,9 +22,12 @@ from slipstream.core.errors import (
 )
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Session
-from slipstream.target.compiled import NO_WAY, CompiledGrammar, sentence
-from slipstream.target.grammar_follower import Follower
+from slipstream.target.grammar_constraint import (
+    NO_WAY,
+    CompiledGrammar,
+    GrammarConstraint,
+    one_line,
+)
 from slipstream.text.tokenizer import TextTokenizer
 
 MAX_COMPILED = 32
@@ -42,10 +45,8 @@ _JSON = {
 """One way to write a value: an open choice of spaces would let a text go on for ever. Without
 spaces SmolLM2-135M takes 14% fewer tokens, which are no less likely. Keywords that are not enforced
 are refused."""
-_LEXER_STATES = 20_000
-"""About 40 MB for a grammar."""
-_LEXER_FUEL = 100_000
-"""About 10 ms of work for a slot."""
+_LIMITS = LLParserLimits(max_lexer_states=20_000, step_lexer_fuel=100_000, verbose_errors=False)
+"""About 40 MB for a grammar, and 10 ms of work for a position."""
 
 
 class Grammars:
@@ -70,15 +71,11 @@ class Grammars:
         self._text, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(stop_token_ids)
         if not is_known:
             _ = self._tokenizer
-        self._limits = LLParserLimits(
-            max_lexer_states=_LEXER_STATES, step_lexer_fuel=_LEXER_FUEL, verbose_errors=False
-        )
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._known: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
         self._num_compiling = 0
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        self._tells_forced = True
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -88,30 +85,28 @@ class Grammars:
             )
         except ValueError as error:
             raise ModelMismatch(
-                f"grammars can't follow this tokenizer ({sentence(str(error))})"
+                f"grammars can't follow this tokenizer ({one_line(str(error))})"
             ) from None
 
-    def force(self, is_on: bool) -> None:
-        """Whether followers made from now on tell what is forced; they do unless told otherwise."""
-        self._tells_forced = is_on
-
-    def knows(self, grammar: Grammar) -> bool:
-        """Whether it is compiled already."""
-        return self.find(grammar) is not None
-
     def find(self, grammar: Grammar) -> CompiledGrammar | None:
-        """Return it if it is kept, or held by anybody; takes no time to speak of."""
+        """Return the compiled grammar if it is cached or in use, else None; at once."""
         with self._lock:
             if grammar in self._kept:
                 self._kept.move_to_end(grammar)
             return self._known.get(grammar)
 
-    def compiling(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """Have it compiled on a thread of its own; some 100 ms, without the interpreter's lock.
+    def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
+        """Return the compiled grammar, at once if it is cached or in use; its users hold it.
 
-        Raises `CapacityError` where too many wait for that. The future raises `InvalidRequest` for
-        what is no such grammar, asks for what can't be enforced, allows no text, or is too complex.
+        Otherwise it is compiled on the thread for that, in some 100 ms, without the interpreter's
+        lock. Raises `CapacityError` where too many wait for that. The future raises
+        `InvalidRequest` for what is no such grammar, asks for what can't be enforced, allows no
+        text, or is too complex.
         """
+        if (compiled := self.find(grammar)) is not None:
+            future: Future[CompiledGrammar] = Future()
+            future.set_result(compiled)
+            return future
         with self._lock:
             if self._num_compiling >= MAX_COMPILING:
                 raise CapacityError(
@@ -122,34 +117,22 @@ class Grammars:
         future.add_done_callback(self._compiled)
         return future
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Return it when it is ready. Hold on to it for as long as it is followed.
-
-        Not for an engine's thread. Raises what `compiling` and its future do.
-        """
-        return self.find(grammar) or self.compiling(grammar).result()
-
-    def follower(self, grammar: Grammar, stop_token_ids: frozenset[int]) -> Follower:
-        """Compile it and return a constraint for one session. Raises as `compile` and `following`
-        do."""
-        return self.following(self.compile(grammar), stop_token_ids)
-
-    def following(self, compiled: CompiledGrammar, stop_token_ids: frozenset[int]) -> Follower:
-        """Return a constraint for one session, whose texts end with any of these.
+    def constraint(
+        self, compiled: CompiledGrammar, stop_token_ids: frozenset[int]
+    ) -> GrammarConstraint:
+        """Return a constraint for one session, whose texts end with any of these tokens.
 
         Raises `InvalidRequest` where there are none.
         """
         if not stop_token_ids:
             kind = compiled.grammar.kind.value
             raise InvalidRequest(f"a {kind} is given, but no stop token to end with")
-        follower = Follower(compiled, self._tokenizer, stop_token_ids)
-        follower.tells_forced = self._tells_forced
-        return follower
+        return GrammarConstraint(compiled, self._tokenizer, stop_token_ids)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         compiled = self.find(grammar)
         if compiled is None:
-            compiled = CompiledGrammar(grammar, self._made(grammar), self._renew)
+            compiled = CompiledGrammar(grammar, self._make_matcher(grammar), self._renew)
         with self._lock:
             self._known[grammar] = self._kept[grammar] = compiled
             if len(self._kept) > MAX_COMPILED:
@@ -162,48 +145,29 @@ class Grammars:
 
     def _renew(self, compiled: CompiledGrammar) -> None:
         def make() -> None:
-            compiled.spare = self._made(compiled.grammar)
+            compiled.spare = self._make_matcher(compiled.grammar)
 
         self._thread.submit(make)
 
-    def _made(self, grammar: Grammar) -> LLMatcher:
+    def _make_matcher(self, grammar: Grammar) -> LLMatcher:
         name = grammar.kind.value
         try:
-            matcher = LLMatcher(self._tokenizer, _source(grammar), limits=self._limits, log_level=0)
+            matcher = LLMatcher(self._tokenizer, _source(grammar), limits=_LIMITS, log_level=0)
         except ValueError as error:
-            raise InvalidRequest(f"the {name} can't be followed: {sentence(str(error))}") from None
+            raise InvalidRequest(f"the {name} can't be followed: {one_line(str(error))}") from None
         if matcher.is_error():
-            raise InvalidRequest(f"the {name} can't be followed: {sentence(matcher.get_error())}")
-        reason = self._tried(matcher.deep_copy())
+            raise InvalidRequest(f"the {name} can't be followed: {one_line(matcher.get_error())}")
+        reason = _first_error(matcher.deep_copy())
         if not reason:
             return matcher
         if reason.startswith(NO_WAY):
             raise InvalidRequest(f"the {name} allows no text at all")
         raise InvalidRequest(f"the {name} is too complex: {reason}")
 
-    def _tried(self, matcher: LLMatcher) -> str:
-        """Return why it does not get through the first tokens of a text; empty where it does."""
-        for _ in range(_TRIED_TOKENS):
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            if matcher.is_error():
-                return sentence(matcher.get_error())
-            ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            if not len(ids) or matcher.is_stopped():
-                break
-            matcher.try_consume_tokens([int(ids[-1])])
-        return ""
 
-
-def prepared(grammars: Grammars | None, session: Session) -> CompiledGrammar | None:
-    """Return the session's grammar once it is compiled, to hold on to; None without one."""
-    if grammars is None or session.grammar is None:
-        return None
-    return grammars.compile(session.grammar)
-
-
-def follower_of(
-    grammars: Grammars | None, sequence: TokenSequence, known: Follower | None
-) -> Follower | None:
+def constraint_of(
+    grammars: Grammars | None, sequence: TokenSequence, known: GrammarConstraint | None
+) -> GrammarConstraint | None:
     """Return the constraint of a sequence, `known` if it was that already; None for none.
 
     Raises `InvalidRequest` for a grammar or an output that can't be followed, `NotBuilt` where none
@@ -219,9 +183,22 @@ def follower_of(
         compiled = grammars.find(grammar)
         if compiled is None:  # never done here: other sessions would wait for it
             raise InternalError(f"the {grammar.kind.value} is followed before it was compiled")
-        known = grammars.following(compiled, stops)
+        known = grammars.constraint(compiled, stops)
     known.check(sequence.tokens[session.num_prompt_tokens :])
     return known
+
+
+def _first_error(matcher: LLMatcher) -> str:
+    """Return why a matcher does not get through the first tokens of a text; "" where it does."""
+    for _ in range(_TRIED_TOKENS):
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            return one_line(matcher.get_error())
+        ids = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        if not len(ids) or matcher.is_stopped():
+            break
+        matcher.try_consume_tokens([int(ids[-1])])
+    return ""
 
 
 def _source(grammar: Grammar) -> str:

@@ -1,13 +1,12 @@
 """Streams of keys and values, from the engine's cache to drafts. Verification waits for none.
 
 A slice is copied out on the engine's thread, one at a time for all streams together, and only when
-its reader has room: whatever became final meanwhile goes out as one. Knows no drafts.
+its reader has room: whatever became final meanwhile goes out as one.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from slipstream.core.errors import (
@@ -23,8 +22,9 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agree
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
 from slipstream.target.engine import LocalTarget
-from slipstream.target.served import Reader, Served, ServedSessions
-from slipstream.target.taps import KvSlice, KvTap, check_layers
+from slipstream.target.kv_sender import KvSender, KvSlice, check_layers
+from slipstream.target.verify_stream import KvReader, VerifyStream
+from slipstream.telemetry.spans import Reply
 
 SLICE_BYTES = 4 << 20
 """What a verification may have to wait for: one copy of about so many bytes, below a millisecond.
@@ -37,37 +37,31 @@ Write = Callable[[target_pb2.StreamKvResponse], Awaitable[None]]
 
 @dataclass(slots=True)
 class Snapshot:
-    """What one reader was sent at a stretch: all that there was at the time, in slices."""
+    """All that there was for one reader at a time, sent in slices."""
 
     began: float
-    verified: object | None = None
-    """What was told of it: see `Served.tell`."""
+    reply: Reply | None = None
+    """Span of the verification that made it, if that is traced."""
     start: int = 0
     count: int = 0
     num_bytes: int = 0
     ended: float = 0.0
 
-    def add(self, frame: KvFrame, now: float) -> None:
-        """A frame is out."""
-        self.count += frame.count
-        self.num_bytes += len(frame.payload)
-        self.ended = now
 
-
-Sent = Callable[[Snapshot], None]
-"""Told of every snapshot once it is out."""
+OnSent = Callable[[Snapshot], None]
+"""Called with every snapshot once it is out."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
-    """What one reader was promised, and where it stands."""
+class _KvStream:
+    """One `StreamKv` call: what it reads, and where it writes."""
 
     source: KvSource
     form: KvFormat
-    served: Served
-    reader: Reader
+    session: VerifyStream
+    reader: KvReader
     write: Write
-    sent: Sent
+    on_sent: OnSent
 
 
 class KvStreams:
@@ -77,56 +71,57 @@ class KvStreams:
         self,
         target: LocalTarget,
         thread: EngineThread,
-        sessions: ServedSessions,
+        sessions: Mapping[str, VerifyStream],
         incarnation: str,
         *,
         clock: Clock = time.perf_counter,
     ) -> None:
+        """`sessions` are those with a running request."""
         self._target = target
         self._clock = clock
         self._thread = thread
         self._sessions = sessions
         self._incarnation = incarnation
-        self._turn = asyncio.Lock()
-        self._num_open = 0
-        self._num_bytes = 0
-
-    @property
-    def num_open(self) -> int:
+        self._lock = asyncio.Lock()
+        self.num_open = 0
         """Streams that are open."""
-        return self._num_open
-
-    @property
-    def num_bytes(self) -> int:
+        self.num_bytes = 0
         """Bytes of payload sent since the start."""
-        return self._num_bytes
 
-    async def serve(self, request: target_pb2.StreamKvRequest, write: Write, sent: Sent) -> None:
+    async def serve(
+        self, request: target_pb2.StreamKvRequest, write: Write, on_sent: OnSent
+    ) -> None:
         """Send what there is, then what comes, until the session ends.
 
         Raises `HandshakeError` for another process, `SessionNotFound`, `PermissionDenied` for a
         wrong credential, `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a
         start above what is held.
         """
-        served = self._admit(request)
+        session = self._admit(request)
         form = self._form(request)
-        source = KvSource(served.session_id, self._incarnation)
-        async with self._counted(), served.reader() as reader:
-            stream = _Stream(source, form, served, reader, write, sent)
-            tap = await self._tap(stream, request.start)
-            if tap is not None:
-                await self._send(stream, tap)
+        source = KvSource(session.session_id, self._incarnation)
+        self.num_open += 1
+        try:
+            async with session.reader() as reader:
+                stream = _KvStream(source, form, session, reader, write, on_sent)
+                sender = await self._sender(stream, request.start)
+                if sender is not None:
+                    await self._send(stream, sender)
+        finally:
+            self.num_open -= 1
 
-    def _admit(self, request: target_pb2.StreamKvRequest) -> Served:
+    def _admit(self, request: target_pb2.StreamKvRequest) -> VerifyStream:
         expected = [
             Expectation("protocol_version", PROTOCOL_VERSION, request.protocol_version),
             Expectation("incarnation", self._incarnation, request.incarnation),
         ]
         require_agreement("this target", expected)
-        served = self._sessions.find(request.session_id)
-        if not served.admits(request.credential):
-            raise PermissionDenied(f"the credential is not that of session {served.session_id}")
-        return served
+        session = self._sessions.get(request.session_id)
+        if session is None:
+            raise SessionNotFound(f"no request of session {request.session_id} is running here")
+        if not session.admits(request.credential):
+            raise PermissionDenied(f"the credential is not that of session {session.session_id}")
+        return session
 
     def _form(self, request: target_pb2.StreamKvRequest) -> KvFormat:
         layout = self._target.layout
@@ -139,22 +134,14 @@ class KvStreams:
             ENCODING.from_pb(request.encoding) or KvEncoding.RAW,
         )
 
-    @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
-        self._num_open += 1
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-
-    async def _tap(self, stream: _Stream, start: int) -> KvTap | None:
-        """A place in the session's cache, once there is one; None when the session ends before."""
-        served, news = stream.served, stream.reader.news
-        while not served.is_over:
+    async def _sender(self, stream: _KvStream, start: int) -> KvSender | None:
+        """Return a sender of the session's cache once that is there; None if it ends before."""
+        session, news = stream.session, stream.reader.news
+        while not session.is_ended:
             news.clear()
             try:
                 done = await self._thread.run(
-                    lambda: self._target.tap(served.session_id, stream.form.layers, start)
+                    lambda: self._target.kv_sender(session.session_id, stream.form.layers, start)
                 )
             except SessionNotFound:
                 if start > 0:
@@ -167,44 +154,46 @@ class KvStreams:
                 return done.value
         return None
 
-    async def _send(self, stream: _Stream, tap: KvTap) -> None:
+    async def _send(self, stream: _KvStream, sender: KvSender) -> None:
         """Send snapshot after snapshot."""
-        while not stream.served.is_over:
+        while not stream.session.is_ended:
             stream.reader.news.clear()
             snapshot = Snapshot(self._clock())
             try:
-                is_new = await self._catch_up(stream, tap, snapshot)
+                is_new = await self._send_snapshot(stream, sender, snapshot)
             except SessionClosed:
                 return
             finally:
                 if snapshot.num_bytes:
-                    stream.sent(snapshot)
+                    stream.on_sent(snapshot)
             if not is_new:
-                stream.reader.take_verified()  # what it made went out before
+                stream.reader.take_reply()  # what it made went out before
                 await stream.reader.news.wait()
 
-    async def _catch_up(self, stream: _Stream, tap: KvTap, snapshot: Snapshot) -> bool:
-        """Send slices until one takes all that is left; whether there was anything."""
+    async def _send_snapshot(self, stream: _KvStream, sender: KvSender, snapshot: Snapshot) -> bool:
+        """Send slices until one takes all that is left; return whether there was anything."""
         most = _slice_positions(stream.form)
-        piece = await self._take(tap, most)
+        piece = await self._take(sender, most)
         if piece is None:
             return False
         snapshot.start = piece.start
-        snapshot.verified = stream.reader.take_verified()
+        snapshot.reply = stream.reader.take_reply()
         while piece is not None:
             for frame in _frames(piece, stream.form):
                 await stream.write(frame_to_pb(stream.source, stream.form, frame))
-                self._num_bytes += len(frame.payload)
-                snapshot.add(frame, self._clock())
-            is_last = piece.count < most or stream.served.is_over
-            piece = None if is_last else await self._take(tap, most)
-        if snapshot.verified is None:  # the step was over, but nobody had come to tell of it
-            snapshot.verified = stream.reader.take_verified()
+                self.num_bytes += len(frame.payload)
+                snapshot.num_bytes += len(frame.payload)
+                snapshot.count += frame.count
+                snapshot.ended = self._clock()
+            is_last = piece.count < most or stream.session.is_ended
+            piece = None if is_last else await self._take(sender, most)
+        if snapshot.reply is None:  # the step was over, but its verdict not yet recorded
+            snapshot.reply = stream.reader.take_reply()
         return True
 
-    async def _take(self, tap: KvTap, count: int) -> KvSlice | None:
-        async with self._turn:
-            return (await self._thread.run(lambda: tap.take(count))).value
+    async def _take(self, sender: KvSender, count: int) -> KvSlice | None:
+        async with self._lock:
+            return (await self._thread.run(lambda: sender.take(count))).value
 
 
 def _frames(piece: KvSlice, form: KvFormat) -> Iterator[KvFrame]:
@@ -215,6 +204,6 @@ def _frames(piece: KvSlice, form: KvFormat) -> Iterator[KvFrame]:
 
 
 def _slice_positions(form: KvFormat) -> int:
-    """Positions of about `SLICE_BYTES` in the cache, in whole payloads."""
+    """Return the positions of about `SLICE_BYTES` in the cache, in whole payloads."""
     frame_bytes = form.max_positions * form.num_heads * form.head_dim * form.dtype.num_bytes
     return form.max_positions * max(1, SLICE_BYTES // frame_bytes)

@@ -1,194 +1,196 @@
-"""Who joins the next forward of a target, and with how many rows. Pure queue logic.
+"""Choice of the requests that join the next forward of a target, and their tokens. Pure.
 
-Work that needs only its last final token goes first: those are running sessions, and somebody
-reads along. Prompts go in chunks beside them, in turn. Knows neither tensors nor time: what rows
-cost is a function that it is given.
+Requests with one pending token go first: they are running sessions, whose readers wait. Prompts go
+in chunks beside them, in turn. The cost of a step is a function that is given.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from slipstream.core.errors import InvalidRequest
 
-K = TypeVar("K", bound=Hashable)
-
-Seconds = Callable[[int], float]
-"""What a forward of so many rows takes."""
-
 _FREE = 1.05
 """Times the cost of a step that count as no more: curves that are measured are never quite flat."""
-_FEW_ROWS = 8
+_FEW_TOKENS = 8
 """Prompts that got less than this are owed a chunk in the next step."""
 
 
+class Schedulable(Protocol):
+    """A request: the schedule reads what is left of it to compute."""
+
+    @property
+    def num_pending(self) -> int:
+        """Return how many final tokens have to be cached; at least 1."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """Return how many nodes of a tree join the last pending token."""
+        ...
+
+
+R = TypeVar("R", bound=Schedulable)
+
+
 @dataclass(frozen=True, slots=True)
-class RowBudget:
-    """The rows of a step: `max_rows` in all; products are computed `tile` rows at a time.
+class StepBudget:
+    """The batched tokens of a step: `max_tokens` in all; products are computed `tile` at a time.
 
     Prompts may make a step of running sessions `max_slowdown` times as long as it would be
     without; only where that leaves them too little, one tile more, every other step.
     """
 
-    max_rows: int = 256
+    max_tokens: int = 256
     tile: int = 32
     max_slowdown: float = 1.8
-    seconds: Seconds | None = None
-    """None: every tile costs the same."""
+    seconds: Callable[[int], float] | None = None
+    """Time of a step of so many tokens; None: every tile costs the same."""
 
     def __post_init__(self) -> None:
-        if self.max_rows < 1:
-            raise InvalidRequest(f"max_rows is {self.max_rows}, but must be at least 1")
-        if self.tile < 1:
-            raise InvalidRequest(f"tile is {self.tile}, but must be at least 1")
-        if not self.max_slowdown >= 1:
-            raise InvalidRequest(f"max_slowdown is {self.max_slowdown}, but must be at least 1")
+        for name in ("max_tokens", "tile", "max_slowdown"):
+            if not getattr(self, name) >= 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be at least 1")
 
     @property
-    def few_rows(self) -> int:
+    def few_tokens(self) -> int:
         """The least that waiting prompts get every other step."""
-        return min(_FEW_ROWS, max(self.max_rows // 2, 1))
+        return min(_FEW_TOKENS, max(self.max_tokens // 2, 1))
 
-    def cost_s(self, rows: int) -> float:
-        """What a step of so many rows takes; never less for more."""
-        return float(self.border(rows)) if self.seconds is None else self.seconds(rows)
+    def cost_s(self, num_tokens: int) -> float:
+        """Return the time of a step of so many tokens; never less for more."""
+        return (
+            float(self.tile_end(num_tokens)) if self.seconds is None else self.seconds(num_tokens)
+        )
 
-    def num_free(self, rows: int) -> int:
-        """Rows that a step of so many would still take at next to no cost."""
-        base = max(rows, 1)
+    def num_free(self, num_tokens: int) -> int:
+        """Return how many more tokens such a step would take at next to no cost."""
+        base = max(num_tokens, 1)
         if self.seconds is None:
-            return self.border(base) - rows
-        choices = range(base, self.max_rows + 1)
-        num_same = bisect_right(choices, _FREE * self.seconds(base), key=self.seconds)
-        return max(base + num_same - 1 - rows, 0)
+            return self.tile_end(base) - num_tokens
+        return max(self._most_within(base, _FREE * self.seconds(base)) - num_tokens, 0)
 
-    def border(self, rows: int) -> int:
-        """The end of the tile that `rows` end in, or of the budget."""
-        return min(-(-rows // self.tile) * self.tile, max(self.max_rows, rows))
+    def most_beside(self, num_tokens: int) -> int:
+        """Return the size of the largest step that prompts may make of one of so many tokens."""
+        base = max(num_tokens, 1)
+        return self._most_within(base, self.max_slowdown * self.cost_s(base))
+
+    def tile_end(self, num_tokens: int) -> int:
+        """Return the end of the tile that `num_tokens` end in, or of the budget."""
+        return min(-(-num_tokens // self.tile) * self.tile, max(self.max_tokens, num_tokens))
+
+    def _most_within(self, base: int, limit_s: float) -> int:
+        """Return the most tokens, from `base` on, whose step takes no longer; else `base - 1`."""
+        choices = range(base, self.max_tokens + 1)
+        return base - 1 + bisect_right(choices, limit_s, key=self.cost_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Portion(Generic[K]):
-    """What of a work joins the next step: final tokens, and with the last one its tree."""
+@dataclass(slots=True)
+class ScheduledRequest(Generic[R]):
+    """What of a request joins a forward: pending tokens, and the tree with the last of them."""
 
-    key: K
+    request: R
     num_pending: int
-    is_last: bool
+    is_last: bool = field(init=False)
+    """Whether the forward decides the request."""
+    num_tokens: int = field(init=False)
+    """Tokens that it adds to the forward, nodes included."""
+
+    def __post_init__(self) -> None:
+        self.is_last = self.num_pending == self.request.num_pending
+        self.num_tokens = self.num_pending + (self.request.num_nodes if self.is_last else 0)
 
 
-@dataclass(eq=False, slots=True)
-class _Work(Generic[K]):
-    key: K
-    num_pending: int
-    num_nodes: int
-    place: int
-    """In the queue: those that waited longer come first."""
+class Schedule(Generic[R]):
+    """The requests that wait for a target's forwards, those that waited longest first."""
 
-    @property
-    def num_rows(self) -> int:
-        return self.num_pending + self.num_nodes
-
-
-class Schedule(Generic[K]):
-    """The work that waits for a target. `next` takes what joins a step out of it."""
-
-    def __init__(self, budget: RowBudget) -> None:
+    def __init__(self, budget: StepBudget) -> None:
         self._budget = budget
-        self._works: dict[K, _Work[K]] = {}
-        self._num_places = 0
+        self._waiting: dict[R, None] = {}
         self._is_owed = False
         """Whether prompts had to stand back in the last step."""
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self._waiting)
 
-    def __contains__(self, key: K) -> bool:
-        return key in self._works
+    def __contains__(self, request: R) -> bool:
+        return request in self._waiting
 
-    def add(self, key: K, *, num_pending: int, num_nodes: int) -> None:
-        """Work that waits from now on: tokens to be cached, and a tree below the last of them."""
-        assert num_pending >= 1 and key not in self._works
-        self._works[key] = _Work(key, num_pending, num_nodes, self._place())
+    def add(self, request: R) -> None:
+        """Append a request to those that wait."""
+        assert request.num_pending >= 1 and request not in self._waiting
+        self._waiting[request] = None
 
-    def remove(self, key: K) -> None:
-        """Forget it; one that is not there is fine."""
-        self._works.pop(key, None)
+    def remove(self, request: R) -> None:
+        """Forget a request; one that does not wait is fine."""
+        self._waiting.pop(request, None)
 
-    def next(self, *, has_company: bool = False) -> list[Portion[K]]:
-        """What the next step computes; taken as done.
+    def next(self, *, has_company: bool = False) -> list[ScheduledRequest[R]]:
+        """Return what the next step computes. Requests that it decides wait no longer.
 
         `has_company` says that sessions run which do not wait now: prompts leave room for them to
-        come back soon. No more rows than the budget, but for one work that is larger by itself.
+        come back soon. No more tokens than the budget, but for one request that is larger by
+        itself. The step has to be computed before the next call.
         """
-        works = sorted(self._works.values(), key=lambda work: work.place)
-        ready = [work for work in works if work.num_pending == 1]
-        prompts = [work for work in works if work.num_pending > 1]
-        reserved = self._budget.few_rows if prompts and self._is_owed else 0
-        chosen, num_rows = self._fitting(ready, reserved)
-        is_shared = has_company or bool(ready)
-        limit = self._chunk(num_rows, is_shared) if prompts else 0
-        portions = self._chunks(prompts, limit)
-        given = sum(portion.num_pending for portion in portions)
-        is_left = any(work.num_pending > 1 for work in self._works.values())
-        self._is_owed = is_left and given < self._budget.few_rows
-        return [*(self._whole(work) for work in chosen), *portions]
+        few = self._budget.few_tokens
+        ready = [request for request in self._waiting if request.num_pending == 1]
+        prompts = [request for request in self._waiting if request.num_pending > 1]
+        chosen = self._fitting(ready, few if prompts and self._is_owed else 0)
+        num_tokens = sum(at.num_tokens for at in chosen)
+        limit = self._chunk(num_tokens, has_company or bool(ready)) if prompts else 0
+        chunks = self._chunks(prompts, limit)
+        left = {at.request: at.request.num_pending - at.num_pending for at in chunks}
+        is_left = any(left.get(request, request.num_pending) > 1 for request in prompts)
+        self._is_owed = is_left and sum(at.num_pending for at in chunks) < few
+        scheduled = chosen + chunks
+        for at in scheduled:
+            del self._waiting[at.request]
+            if not at.is_last:  # to the end of the queue
+                self._waiting[at.request] = None
+        return scheduled
 
-    def _fitting(self, ready: Sequence[_Work[K]], reserved: int) -> tuple[list[_Work[K]], int]:
-        """Those that fit, the longest waiting first, and their rows.
+    def _fitting(self, ready: Sequence[R], reserved: int) -> list[ScheduledRequest[R]]:
+        """Return those that fit, the longest waiting first.
 
         One that is too large for any step goes alone, when it is the first.
         """
-        max_rows = self._budget.max_rows
-        if ready and ready[0].num_rows > max_rows and not reserved:
-            return [ready[0]], ready[0].num_rows
-        chosen, num_rows = [], 0
-        for work in ready:
-            if num_rows + work.num_rows <= max_rows - reserved:
-                chosen.append(work)
-                num_rows += work.num_rows
-        return chosen, num_rows
+        room = self._budget.max_tokens - reserved
+        chosen: list[ScheduledRequest[R]] = []
+        for at in (ScheduledRequest(request, 1) for request in ready):
+            if at.num_tokens <= room:
+                chosen.append(at)
+                room -= at.num_tokens
+            elif (
+                at.request is ready[0] and at.num_tokens > self._budget.max_tokens and not reserved
+            ):
+                return [at]
+        return chosen
 
-    def _chunk(self, num_rows: int, is_shared: bool) -> int:
-        """How many rows of prompts join `num_rows` others.
+    def _chunk(self, num_tokens: int, is_shared: bool) -> int:
+        """Return how many tokens of prompts join `num_tokens` others.
 
         As many as may slow the step down, in whole tiles where that is not too few: the rest of a
         tile costs next to nothing. What is owed is given at any price.
         """
         budget = self._budget
-        if not is_shared or num_rows >= budget.max_rows:
-            return max(budget.max_rows - num_rows, 0)
-        base = max(num_rows, 1)
-        allowed_s = budget.max_slowdown * budget.cost_s(base)
-        choices = range(base, budget.max_rows + 1)
-        end = choices[bisect_right(choices, allowed_s, key=budget.cost_s) - 1]
+        if not is_shared or num_tokens >= budget.max_tokens:
+            return max(budget.max_tokens - num_tokens, 0)
+        end = budget.most_beside(num_tokens)
         if self._is_owed:
-            end = max(end, budget.border(num_rows + budget.few_rows))
+            end = max(end, budget.tile_end(num_tokens + budget.few_tokens))
         whole = end // budget.tile * budget.tile
-        return (whole if whole - num_rows >= budget.few_rows else end) - num_rows
+        return (whole if whole - num_tokens >= budget.few_tokens else end) - num_tokens
 
-    def _chunks(self, prompts: Sequence[_Work[K]], limit: int) -> list[Portion[K]]:
-        """`limit` rows for the prompts, in turn: who got some goes to the end of the queue."""
-        portions = []
-        for work in prompts:
-            if work.num_rows <= limit:
-                portion = self._whole(work)
-                limit -= work.num_rows
-            else:
-                part = min(limit, work.num_pending - 1)
-                if part == 0:
+    def _chunks(self, prompts: Sequence[R], limit: int) -> list[ScheduledRequest[R]]:
+        """Return `limit` tokens of the prompts, the longest waiting first."""
+        chunks = []
+        for request in prompts:
+            at = ScheduledRequest(request, request.num_pending)
+            if at.num_tokens > limit:
+                if limit == 0:
                     break
-                work.num_pending -= part
-                work.place = self._place()
-                portion = Portion(work.key, part, is_last=False)
-                limit -= part
-            portions.append(portion)
-        return portions
-
-    def _whole(self, work: _Work[K]) -> Portion[K]:
-        del self._works[work.key]
-        return Portion(work.key, work.num_pending, is_last=True)
-
-    def _place(self) -> int:
-        self._num_places += 1
-        return self._num_places
+                at = ScheduledRequest(request, min(limit, request.num_pending - 1))
+            chunks.append(at)
+            limit -= at.num_tokens
+        return chunks

@@ -1,7 +1,7 @@
-"""The target's side of the wire: unpacks, hands to the engine, packs.
+"""`TargetService`: unpacks messages, hands them to the engine, packs its answers.
 
 A `Verify` stream is a lease on its session: when it ends, for whatever reason, the engine frees
-what it held, unless the session was parked. Knows no models.
+what it held, unless the session was parked.
 """
 
 import logging
@@ -13,25 +13,21 @@ from typing import Any
 import grpc
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
-from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Proposal, ReplyTiming, Session
-from slipstream.engine.thread import EngineThread
+from slipstream.core.types import ReplyTiming
 from slipstream.rpc.convert import session_from_pb, verdict_to_pb, verify_from_pb
-from slipstream.rpc.delta import Delta
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.target.batcher import BatchedTarget, BatchLimits
-from slipstream.target.engine import LocalTarget
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.kv_streams import KvStreams
-from slipstream.target.pending import Verified
-from slipstream.target.served import Served, ServedSessions
-from slipstream.target.telling import Telling, tell_load
+from slipstream.target.request import PendingRequest, TargetRequest
+from slipstream.target.telemetry import TargetTelemetry, record_load
+from slipstream.target.verify_stream import VerifyStream
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.TargetService"
@@ -43,43 +39,40 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
-    """`TargetService` over an engine in this process. Made on the event loop; close it."""
+    """`TargetService` over a target in this process. Made on the event loop; close it."""
 
     def __init__(
         self,
-        target: LocalTarget,
+        target: BatchedTarget,
         about: target_pb2.DescribeTargetResponse,
         limits: LeaseLimits,
-        *,
-        thread: EngineThread | None = None,
-        batch: BatchLimits | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """`about` is what `DescribeTarget` answers, its tokenizer included; `thread`, closed here,
-        is where the engine was made, None being one of its own."""
+        """`about` answers `DescribeTarget`, its tokenizer included. `target` and its thread are
+        closed with the servicer."""
         self._target = target
         self.about = about
-        self._telling = Telling(telemetry or Telemetry())
-        self._thread = thread or EngineThread("target")
-        self._batched = BatchedTarget(target, self._thread, batch, on_step=self._telling.on_step)
-        self._leases = Leases(self._batched.release, target.kv_bytes, limits)
-        self._sessions = ServedSessions()
-        self._kv = KvStreams(target, self._thread, self._sessions, about.identity.incarnation)
+        self._telemetry = TargetTelemetry(telemetry or Telemetry())
+        target.on_step = self._telemetry.on_step
+        self._leases = Leases(target.release, target.engine.kv_bytes, limits)
+        self._streams: dict[str, VerifyStream] = {}
+        incarnation = about.identity.incarnation
+        self._kv = KvStreams(target.engine, target.thread, self._streams, incarnation)
         self._num_rounds = self._num_cached_tokens = 0
 
     def advertise(self, address: str) -> None:
-        """Where drafts reach this target; known once it listens."""
+        """Set the address where drafts reach this target, once it listens."""
         self.about.advertised_address = address
 
     async def broken(self) -> str:
         """Wait until steps fail again and again; return a sentence that says so."""
-        return await self._batched.failed_steps.too_many()
+        return await self._target.failed_steps.too_many()
 
     async def close(self) -> None:
         """Free what is parked and end the engine's thread. The calls must have ended."""
         await self._leases.clear()
-        await self._batched.close()
-        self._thread.close()
+        await self._target.close()
+        self._target.thread.close()
 
     async def Verify(
         self,
@@ -90,17 +83,17 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         opening = await anext(request_iterator, None)
         if opening is None:
             return
-        session, served = await self._open(opening)
-        inbox = Inbox(request_iterator, served.lease)
+        stream = await self._open(opening)
+        inbox = Inbox(request_iterator, stream.lease)
         try:
-            opened = target_pb2.TargetOpened(kv_credential=served.credential)
+            opened = target_pb2.TargetOpened(kv_credential=stream.credential)
             yield target_pb2.VerifyResponse(opened=opened)
-            async with aclosing(self._answers(inbox, session, served)) as answers:
+            async with aclosing(self._answers(inbox, stream)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
-            self._sessions.end(served)
-            await self._leases.close(served.lease)
+            self._end(stream)
+            await self._leases.close(stream.lease)
 
     async def StreamKv(  # type: ignore[override]  # a coroutine that writes, rather than yields
         self,
@@ -110,8 +103,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """See target.proto."""
         bind(session_id=request.session_id)
         try:
-            with self._telling.streaming(request) as sent:
-                await self._kv.serve(request, context.write, sent)
+            with self._telemetry.streaming(request) as on_sent:
+                await self._kv.serve(request, context.write, on_sent)
         except SessionOutOfSync as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except grpc.aio.InternalError as error:
@@ -140,96 +133,109 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         return target_pb2.GetTargetLoadResponse(load=self.load())
 
     def load(self) -> common_pb2.Load:
-        """What is held at the moment, and was done since the start."""
-        memory = self._target.memory
+        """Return what is held at the moment, and was done since the start."""
+        memory = self._target.engine.memory
         return common_pb2.Load(
             num_sessions=self._leases.num_active,
             num_parked=self._leases.num_parked,
             kv_bytes=self._leases.held_bytes,
             num_kv_streams=self._kv.num_open,
             kv_streamed_bytes=self._kv.num_bytes,
-            num_waiting=self._batched.num_waiting,
+            num_waiting=self._target.num_waiting,
             num_rounds=self._num_rounds,
-            num_steps=self._batched.num_steps,
-            num_rows=self._batched.num_rows,
+            num_steps=self._target.num_steps,
+            num_rows=self._target.num_tokens,
             kv_capacity_bytes=memory.pool.num_pages * memory.pool.layout.bytes_per_page,
             kv_cached_bytes=memory.num_cached_bytes,
             num_cached_tokens=self._num_cached_tokens,
         )
 
     def sample(self, instruments: Instruments) -> None:
-        """Tell how things are at the moment."""
-        tell_load(instruments, self.load(), self._batched)
+        """Record the present load as metrics."""
+        record_load(instruments, self.load(), self._target)
 
-    async def _open(self, message: target_pb2.VerifyRequest) -> tuple[Session, Served]:
+    async def _open(self, message: target_pb2.VerifyRequest) -> VerifyStream:
         if message.WhichOneof("message") != "open":
             raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
-        asked = message.open
-        require_agreement("this target", identity_expectations(self.about.identity, asked.expected))
-        if len(asked.session.session_id) > MAX_ID_LENGTH:
+        opening = message.open
+        require_agreement(
+            "this target", identity_expectations(self.about.identity, opening.expected)
+        )
+        if len(opening.session.session_id) > MAX_ID_LENGTH:
             raise InvalidRequest(
-                f"the session id has {len(asked.session.session_id)} characters, but may have up"
+                f"the session id has {len(opening.session.session_id)} characters, but may have up"
                 f" to {MAX_ID_LENGTH}"
             )
-        session = session_from_pb(asked.session)
+        session = session_from_pb(opening.session)
         bind(session_id=session.session_id)
-        grammar = await self._batched.prepare(session)
-        lease = await self._leases.open(session.session_id, asked.session.fence)
-        served = self._sessions.begin(lease)
-        served.grammar = grammar
-        if asked.HasField("max_queue_ms"):
-            served.max_queue_s = asked.max_queue_ms / 1000
-        return session, served
+        grammar = await self._target.prepare(session)
+        lease = await self._leases.open(session.session_id, opening.session.fence)
+        before = self._streams.get(session.session_id)
+        if before is not None:  # its lease was taken over
+            before.end()
+        stream = self._streams[session.session_id] = VerifyStream(lease, session)
+        stream.grammar = grammar
+        if opening.HasField("max_queue_ms"):
+            stream.max_queue_s = opening.max_queue_ms / 1000
+        return stream
 
     async def _answers(
-        self, inbox: Inbox[target_pb2.VerifyRequest], session: Session, served: Served
+        self, inbox: Inbox[target_pb2.VerifyRequest], stream: VerifyStream
     ) -> AsyncGenerator[target_pb2.VerifyResponse, None]:
         """Answer message after message; nothing comes after a session is parked."""
-        sequence = TokenSequence(session)
         while (message := await inbox.next()) is not None:
             match message.WhichOneof("message"):
                 case "verify":
                     arrived = time.perf_counter()
-                    with self._telling.answering(message) as reply:
-                        delta, proposal = verify_from_pb(message.verify)
-                        # The engine checks the ids; a round that it refuses ends the stream.
-                        sequence = Delta(delta.start, delta.tokens).applied(sequence)
-                        limit_s = served.max_queue_s
-                        pending = self._batched.begin(sequence, proposal, max_queue_s=limit_s)
-                        if limit_s is not None and await pending.is_queued():
+                    with self._telemetry.answering(message) as reply:
+                        pending = self._begin(message.verify, stream)
+                        if stream.max_queue_s is not None and await pending.is_queued():
                             yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
-                        done = await pending.verified()
-                        sequence.append(done.value.tokens)
-                        self._record(done, proposal, served, reply)
-                    timing = ReplyTiming(time.perf_counter() - arrived, done.queue_s, done.engine_s)
-                    yield target_pb2.VerifyResponse(verdict=verdict_to_pb(done.value, timing))
+                        done = await pending.done()
+                        self._record(done, stream, reply)
+                    service_s = time.perf_counter() - arrived
+                    timing = ReplyTiming(service_s, done.queue_s, done.engine_s)
+                    verdict = verdict_to_pb(done.result(), timing)
+                    yield target_pb2.VerifyResponse(verdict=verdict)
                 case "park":
-                    yield await self._park(message.park, served)
+                    yield await self._park(message.park, stream)
                     return
                 case _:
                     kind = _kind(message)
                     raise InvalidRequest(f"an open stream verifies or parks, but got {kind}")
 
-    async def _park(self, message: draft_pb2.Park, served: Served) -> target_pb2.VerifyResponse:
-        self._sessions.end(served)
-        if not served.lease.is_revoked:
-            await self._batched.park(served.session_id)
-        await self._leases.park(served.lease, message.ttl_ms / 1000)
+    def _begin(self, message: target_pb2.VerifyProposal, stream: VerifyStream) -> PendingRequest:
+        """Begin a round. The engine checks its tokens; a round that it refuses ends the stream."""
+        delta, proposal = verify_from_pb(message)
+        stream.sequence = delta.applied(stream.sequence)
+        return self._target.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
+
+    def _end(self, stream: VerifyStream) -> None:
+        stream.end()
+        if self._streams.get(stream.session_id) is stream:
+            del self._streams[stream.session_id]
+
+    async def _park(
+        self, message: draft_pb2.Park, stream: VerifyStream
+    ) -> target_pb2.VerifyResponse:
+        self._end(stream)
+        if not stream.lease.is_revoked:
+            await self._target.park(stream.session_id)
+        await self._leases.park(stream.lease, message.ttl_ms / 1000)
         return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
 
-    def _record(
-        self, done: Verified, proposal: Proposal, served: Served, reply: Reply | None
-    ) -> None:
-        is_first, served.has_begun = not served.has_begun, True
+    def _record(self, done: TargetRequest, stream: VerifyStream, reply: Reply | None) -> None:
+        stream.sequence.append(done.result().tokens)  # the next delta comes behind them
+        is_first, stream.has_begun = not stream.has_begun, True
         if is_first:
-            self._num_cached_tokens += done.value.num_cached
+            self._num_cached_tokens += done.num_cached
         self._num_rounds += 1
-        self._telling.verified(reply, done, num_nodes=len(proposal.tree), is_first=is_first)
-        served.tell(reply)
+        self._telemetry.record_verdict(reply, done, is_first=is_first)
+        stream.notify(reply)
 
 
 def register(servicer: TargetServicer) -> Register:
-    """How a server is told of it."""
+    """Return what adds the service to a server."""
     return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from slipstream.config import option
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import option
 from slipstream.telemetry.telemetry import TraceBounds
 
 SECTION = "telemetry"

@@ -18,12 +18,11 @@ import slipstream
 from slipstream.core.request import Generation
 from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result
 from slipstream.core.types import FinishReason
-from slipstream.telemetry.calls import server_attributes
-from slipstream.telemetry.carrier import carried, decided
+from slipstream.telemetry.carrier import carried, carrier_of
 from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS
-from slipstream.telemetry.failures import CANCELLED, failed_as
 from slipstream.telemetry.genai import prompt_attributes, request_attributes, stats_attributes
 from slipstream.telemetry.metric import Instruments, Metric
+from slipstream.telemetry.spans import CANCELLED, record_error_as, server_attributes
 from slipstream.telemetry.telemetry import Telemetry
 
 _SCOPE = "slipstream.client"
@@ -33,7 +32,7 @@ _Attributes = dict[str, Any]
 
 
 class SdkTelemetry:
-    """Watches the requests of a client, for the application's own telemetry."""
+    """Telemetry of a client's requests, which goes to the application's own."""
 
     def __init__(
         self,
@@ -56,9 +55,9 @@ class SdkTelemetry:
         watcher._clock = time.perf_counter
         return watcher
 
-    def watch(self, asked: Generation, *, address: str | None, is_stream: bool) -> "SdkSpan":
+    def request(self, generation: Generation, *, address: str | None, is_stream: bool) -> "SdkSpan":
         """A request that is about to be made, of the router there or of engines in this process."""
-        about = _about(asked, address, is_stream=is_stream)
+        about = _about(generation, address, is_stream=is_stream)
         return SdkSpan(self._tracer, self._instruments, self._clock, about)
 
 
@@ -94,12 +93,14 @@ class SdkSpan:
         kind = SpanKind.CLIENT if "server.address" in self._about else SpanKind.INTERNAL
         self._span = self._tracer.start_span(_name(self._about), kind=kind, attributes=self._about)
         current = trace.get_current_span()
-        at = carried(self._span) or carried(current) or decided(self._span) or decided(current)
+        at = (
+            carried(self._span) or carried(current) or carrier_of(self._span) or carrier_of(current)
+        )
         if at is not None:
             headers = (("traceparent", at.traceparent), ("tracestate", at.tracestate))
             self.headers = tuple(header for header in headers if header[1])
 
-    def received(self, chunk: Chunk) -> None:
+    def record_chunk(self, chunk: Chunk) -> None:
         """A part of the answer has come; the last one ends the span."""
         if self._has_ended:
             return
@@ -114,28 +115,28 @@ class SdkSpan:
         if chunk.finish_reason is not None and self._is_last_word():
             self._finish(chunk.finish_reason, chunk.stats)
 
-    def answered(self, result: Result) -> None:
+    def record_result(self, result: Result) -> None:
         """All of the answer has come at once."""
         if self._is_last_word():
             self._say_prompt(result.prompt)
             self._finish(result.finish_reason, result.stats)
 
-    def resumed(self, num_received: int) -> None:
+    def record_resumed(self, num_received: int) -> None:
         """It broke off, and is sent again for what follows so many tokens."""
         if not self._has_ended:
             self._span.add_event("resumed", {"slipstream.resumed.num_received": num_received})
 
-    def failed(self, error: BaseException) -> None:
+    def record_error(self, error: BaseException) -> None:
         """It came to this end. What a caller gives up is no failure."""
         if not isinstance(error, Exception):
-            self.left()
+            self.record_cancelled()
         elif self._is_last_word():
             kind = type(error).__name__
-            failed_as(self._span, kind, error)
+            record_error_as(self._span, kind, error)
             self._say_received()
             self._end(kind)
 
-    def left(self) -> None:
+    def record_cancelled(self) -> None:
         """Nobody reads on. What came until then was asked for, and is counted."""
         if self._is_last_word():
             self._span.set_attribute("error.type", CANCELLED)
@@ -179,9 +180,9 @@ class SdkSpan:
         self._instruments.record(metric, value, common | (more or {}))
 
 
-def _about(asked: Generation, address: str | None, *, is_stream: bool) -> _Attributes:
+def _about(generation: Generation, address: str | None, *, is_stream: bool) -> _Attributes:
     """What is known of a request before it is sent; nothing of what it says."""
-    attributes: _Attributes = dict(request_attributes(asked, is_stream=is_stream))
+    attributes: _Attributes = dict(request_attributes(generation, is_stream=is_stream))
     if address is not None:
         attributes |= _server(address)
     return attributes

@@ -12,12 +12,12 @@ from tokenizers import AddedToken, Tokenizer
 
 from slipstream.core.errors import InvalidRequest
 
-# Digits alone, which no template rewrites; nobody else can know them.
+# Digits alone, which no template rewrites, and no caller can guess.
 BREAK = f"{secrets.randbelow(10**16):016d}"
 
 
 class ControlTokens:
-    """The tokens that a tokenizer calls special. Any number of threads may use it."""
+    """The special tokens of a tokenizer. Safe to share between threads."""
 
     def __init__(self, backend: Tokenizer) -> None:
         """Add a token to `backend` that stands for a break, and is never one of a text's tokens."""
@@ -38,7 +38,7 @@ class ControlTokens:
         self.break_id = backend.token_to_id(BREAK)
 
     def as_text(self, text: str) -> str:
-        """The text, with a break behind the first character of each name of a control token.
+        """Return the text with a break behind the first character of each control token's name.
 
         Raises `InvalidRequest` where a control token would be left all the same.
         """
@@ -50,7 +50,7 @@ class ControlTokens:
         return text
 
     def apart(self, text: str) -> str:
-        """The text, with a break at an end that may be a part of a name with what is beside it."""
+        """Return the text with breaks at ends that could form a name with what is beside them."""
         before = BREAK if _has_part(self._endings, text, at_end=False) else ""
         return before + text + (BREAK if _has_part(self._beginnings, text, at_end=True) else "")
 
@@ -70,7 +70,7 @@ class ControlTokens:
 
 
 def _parts(parts: Iterable[str]) -> dict[int, frozenset[str]]:
-    """Parts of names by their length."""
+    """Return parts of names by their length."""
     found: dict[int, set[str]] = {}
     for part in parts:
         found.setdefault(len(part), set()).add(part)

@@ -1,7 +1,6 @@
-"""From what a caller says to token ids: text, messages or ids, a first turn or a later one.
+"""From prompts to token ids: text, messages or ids, of a first turn or a later one.
 
-A later turn is encoded alone and appended; what was said before is never tokenised again.
-Knows nothing of engines and sessions.
+A later turn is encoded alone and appended; earlier ones are never tokenised again.
 """
 
 from collections.abc import Sequence
@@ -23,12 +22,12 @@ def encode_prompt(
     allow_special_tokens: bool = False,
     max_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """Token ids of a conversation's first turn, up to where the model is to go on.
+    """Return the token ids of a conversation's first turn, up to where the model is to go on.
 
     Text is one user message, put through the model's chat template unless `raw`. Ids are taken
-    as they are. The names of special tokens are plain text in all that a caller says, but for a raw
-    prompt with `allow_special_tokens`. Raises `InvalidRequest` for an empty or ill-formed prompt,
-    and `PromptTooLong` for text that is far longer than `max_tokens`.
+    as they are. The names of special tokens are plain text, but for a raw prompt with
+    `allow_special_tokens`. Raises `InvalidRequest` for an empty or ill-formed prompt, and
+    `PromptTooLong` for text that is far longer than `max_tokens`.
     """
     content: Any = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
     if not isinstance(content, str) and are_ids(content):
@@ -36,9 +35,9 @@ def encode_prompt(
     _check_lengths(tokenizer, content, max_tokens)
     if raw:
         text = content if allow_special_tokens else tokenizer.as_text(content)
-        return _not_empty(tokenizer.encode(text, add_special_tokens=True, max_tokens=max_tokens))
-    text = tokenizer.render(_messages(content))
-    return _not_empty(tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens))
+    else:
+        text = tokenizer.render(_messages(content))
+    return _not_empty(tokenizer.encode(text, add_special_tokens=raw, max_tokens=max_tokens))
 
 
 def encode_turn(
@@ -50,7 +49,7 @@ def encode_turn(
     allow_special_tokens: bool = False,
     max_tokens: int | None = None,
 ) -> tuple[int, ...]:
-    """Token ids to append for a later turn, behind a reply that ended with `last_token`.
+    """Return the token ids to append for a later turn, behind a reply that ended with `last_token`.
 
     Closes the reply as the chat template does, unless the model has done so itself. Raises what
     `encode_prompt` does.

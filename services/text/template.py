@@ -6,8 +6,8 @@ they are and what they write is bounded in size. The time and memory that they t
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -30,59 +30,37 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 Now = Callable[[], datetime]
 
 
-@dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A template in Jinja, and what it may name: special tokens and the time of day.
+    """A template in Jinja, with the special tokens and the clock that it may use.
 
-    An empty source is a model without a template. Raises `InvalidRequest` for what is too large
-    or takes the names of others. A source with mistakes is refused when it is asked to render,
-    for the model can still go on from raw text.
+    An empty source is a model without a template. Safe to share between threads.
     """
 
-    source: str
-    special_tokens: Mapping[str, str]
-    now: Now
+    def __init__(self, source: str, special_tokens: Mapping[str, str], now: Now) -> None:
+        """Raises `InvalidRequest` for what is too large, or a special token with another's name.
 
-    def __post_init__(self) -> None:
-        _check_size(self.source, self.special_tokens)
-        for name in self.special_tokens:
+        A source with mistakes is refused when it is to render, for the model can still go on from
+        raw text.
+        """
+        _check_size(source, special_tokens)
+        for name in special_tokens:
             if not name.isidentifier() or name in _RESERVED:
                 raise InvalidRequest(f"no special token of a chat template can be named {name!r}")
-
-    def compiled(self) -> "CompiledTemplate":
-        """The template ready to render. Raises `InvalidRequest` when there is none, or none whole.
-
-        Safe to share between threads.
-        """
-        if not self.source:
-            raise InvalidRequest("the model has no chat template, so the prompt must be raw")
-        try:
-            program = _environment(self.now).from_string(self.source)
-        except TemplateSyntaxError as error:
-            raise InvalidRequest(
-                f"the chat template is broken in line {error.lineno} ({_brief(error)})"
-            ) from None
-        except Exception as error:  # deep nesting, literals that are none
-            raise InvalidRequest(f"the chat template is broken ({_brief(error)})") from None
-        return CompiledTemplate(program, dict(self.special_tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledTemplate:
-    """A template that has been understood."""
-
-    program: Template
-    special_tokens: Mapping[str, str]
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._now = now
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The conversation as text, up to where the model is to answer.
+        """Return the conversation as text, up to where the model is to answer.
 
-        Raises `InvalidRequest` when the template refuses the messages, or fails over them.
+        Raises `InvalidRequest` without a template, for one with mistakes, and when it refuses the
+        messages, or fails over them.
         """
         if not messages:
             raise InvalidRequest("there are no messages for the chat template")
+        program = self._program
         try:
-            return self._text([dict(message) for message in messages])
+            return self._text(program, [dict(message) for message in messages])
         except InvalidRequest:
             raise
         except Exception as error:  # a stranger's program fails as it likes
@@ -90,15 +68,27 @@ class CompiledTemplate:
                 f"the chat template refuses these messages ({_brief(error)})"
             ) from None
 
-    def _text(self, messages: list[dict[str, str]]) -> str:
-        parts = []
-        num_chars = 0
-        pieces = self.program.generate(
+    @cached_property
+    def _program(self) -> Template:
+        if not self._source:
+            raise InvalidRequest("the model has no chat template, so the prompt must be raw")
+        try:
+            return _environment(self._now).from_string(self._source)
+        except TemplateSyntaxError as error:
+            raise InvalidRequest(
+                f"the chat template is broken in line {error.lineno} ({_brief(error)})"
+            ) from None
+        except Exception as error:  # deep nesting, literals that are none
+            raise InvalidRequest(f"the chat template is broken ({_brief(error)})") from None
+
+    def _text(self, program: Template, messages: list[dict[str, str]]) -> str:
+        parts, num_chars = [], 0
+        pieces = program.generate(
             messages=messages,
             tools=None,
             documents=None,
             add_generation_prompt=True,
-            **self.special_tokens,
+            **self._special_tokens,
         )
         for piece in pieces:
             num_chars += len(piece)
@@ -118,7 +108,7 @@ def _environment(now: Now) -> ImmutableSandboxedEnvironment:
         return now().strftime(format)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -128,8 +118,8 @@ def _environment(now: Now) -> ImmutableSandboxedEnvironment:
     return environment
 
 
-class _Generation(Extension):
-    """`{% generation %}`, which marks the assistant's words for training: rendered as they are."""
+class _GenerationTag(Extension):
+    """`{% generation %}`, which marks the assistant's text for training: rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -187,11 +177,7 @@ def _tojson(
 ) -> str:
     """JSON as models were trained on: `<` and quotes stay, where Jinja would escape for HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

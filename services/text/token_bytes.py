@@ -1,8 +1,7 @@
 """Tokens as bytes: each alone, though it need not be whole characters.
 
-Behind others, the bytes of a text's tokens, joined, are its UTF-8. What decoders do to a text's
-beginning is not done: those of SentencePiece's manner drop its first space. Knows a tokenizer by
-its decoder.
+The bytes of a text's tokens, joined, are its UTF-8. What decoders do to the start of a text is not
+done: SentencePiece's drop its first space.
 """
 
 import json
@@ -17,7 +16,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of each token of a tokenizer, worked out once. Any number of threads may ask."""
+    """The bytes of each token of a tokenizer, computed once. Safe to share between threads."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
@@ -28,12 +27,12 @@ class TokenBytes:
         self._known: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
-        """Of added and special tokens as they are written; empty for what is no token."""
+        """Return the bytes, of added and special tokens as they are written; empty for no token."""
         if token_id not in self._known:
-            self._known[token_id] = self._worked_out(token_id)
+            self._known[token_id] = self._compute(token_id)
         return self._known[token_id]
 
-    def _worked_out(self, token_id: int) -> bytes:
+    def _compute(self, token_id: int) -> bytes:
         if token_id in self._names:
             return self._names[token_id].encode()
         token = self._backend.id_to_token(token_id) if token_id >= 0 else None
@@ -41,7 +40,7 @@ class TokenBytes:
 
 
 def _spelling(backend: Tokenizer) -> Callable[[str], bytes]:
-    """How the tokenizer's decoder reads a token."""
+    """Return how the tokenizer's decoder reads a token."""
     steps = _steps(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
@@ -51,14 +50,14 @@ def _spelling(backend: Tokenizer) -> Callable[[str], bytes]:
 
 
 def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Of a decoder that is a sequence of others, those; they may be such again."""
+    """Return the steps of a decoder, which may be a sequence of such."""
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _steps(inner)]
 
 
 def _spaces(step: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a step of a decoder reads in the place of what is written."""
+    """Return what a step of a decoder replaces, and by what."""
     if step["type"] == "Metaspace":
         return [(step["replacement"], " ")]
     if step["type"] == "Replace" and "String" in step["pattern"]:
@@ -67,7 +66,7 @@ def _spaces(step: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _from_piece(token: str, *, spaces: Sequence[tuple[str, str]], has_bytes: bool) -> bytes:
-    """In SentencePiece's manner: a text with a sign for spaces, or one byte in hexadecimal."""
+    """Return a token of SentencePiece: text with a sign for spaces, or one byte in hexadecimal."""
     if has_bytes and (byte := _BYTE.fullmatch(token)):
         return bytes.fromhex(byte[1])
     for written, read in spaces:
@@ -76,14 +75,14 @@ def _from_piece(token: str, *, spaces: Sequence[tuple[str, str]], has_bytes: boo
 
 
 def _from_alphabet(token: str, *, alphabet: Mapping[str, int]) -> bytes:
-    """In GPT-2's manner: a character for each byte. Any other text is read as it is written."""
+    """Return a token of GPT-2: a character for each byte, or else text as it is written."""
     if all(character in alphabet for character in token):
         return bytes(alphabet[character] for character in token)
     return token.encode()
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's: bytes that are visible in Latin-1 stand for themselves, the others follow it."""
+    """Return GPT-2's: bytes visible in Latin-1 stand for themselves, the others follow it."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in visible]
     signs = {chr(byte): byte for byte in visible}

@@ -1,8 +1,6 @@
-"""Text to token ids and back, as transformers does it, in a process that never loads it.
+"""Text to token ids and back, as transformers does it, in a process that never loads it."""
 
-Knows a tokenizer by its parts, which fit on the wire; nothing of files, models and sessions.
-"""
-
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -14,25 +12,24 @@ from tokenizers import Encoding, Tokenizer
 from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
 from slipstream.core.prompt import Message, check_unicode
 from slipstream.text.control_tokens import BREAK, ControlTokens
-from slipstream.text.template import ChatTemplate, CompiledTemplate, Now
+from slipstream.text.template import ChatTemplate, Now
 from slipstream.text.token_bytes import TokenBytes
-from slipstream.text.vocab import vocab_hash
 
 PIECE_CHARS = 1 << 16
-"""Of a long text, encoded at a time to see whether the whole of it may fit."""
+"""Characters of a long text that are encoded at a time to see whether all of it may fit."""
 CUT_TOKENS = 256
-"""More than a piece has by itself than within its text: words that were cut, at both ends."""
+"""Tokens that a piece may have more than within its text: its words are cut at both ends."""
 
 
 class TokenizerParts(NamedTuple):
     """All that a `TextTokenizer` is made of."""
 
     json: bytes
-    """In the format of the `tokenizers` library."""
+    """The tokenizer in the format of the `tokenizers` library."""
     chat_template: str
-    """In Jinja; empty for none."""
+    """The template in Jinja; empty for none."""
     special_tokens: Mapping[str, str]
-    """What templates may name, such as bos_token."""
+    """Tokens that templates may name, such as bos_token."""
 
 
 class TextTokenizer:
@@ -58,7 +55,7 @@ class TextTokenizer:
         *,
         now: Now = datetime.now,
     ) -> "TextTokenizer":
-        """From what `parts` gave, here or elsewhere; `now` is the clock that templates may ask.
+        """Return a tokenizer of what `parts` gave; `now` is the clock that templates may use.
 
         Raises `WeightsError` for JSON that is no tokenizer, `InvalidRequest` for a template or
         special tokens out of bounds.
@@ -68,21 +65,21 @@ class TextTokenizer:
         return cls(TokenizerParts(json, chat_template, special_tokens), _backend(json), template)
 
     def parts(self) -> TokenizerParts:
-        """What `from_parts` makes the same tokenizer of."""
+        """Return what `from_parts` makes the same tokenizer of."""
         return self._parts
 
     @property
     def chat_template(self) -> str:
-        """In Jinja; empty for none."""
+        """Return the template in Jinja; empty for none."""
         return self._parts.chat_template
 
     def __len__(self) -> int:
-        """Number of tokens, those included that were added to the model's vocabulary."""
+        """Return the number of tokens, those added to the model's vocabulary included."""
         return self._num_tokens
 
     @cached_property
     def vocab_hash(self) -> str:
-        """SHA-256 of the numbering of tokens: equal where ids mean the same."""
+        """Return the `vocab_hash` of the tokens, those added included."""
         vocab = self._backend.get_vocab(with_added_tokens=True)
         del vocab[BREAK]
         return vocab_hash(vocab)
@@ -90,7 +87,7 @@ class TextTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of a text, whole; special tokens that are written in it become such.
+        """Return the token ids of a text; special tokens that are written in it become such.
 
         Those that `as_text` and `render` have broken stay text.
         `add_special_tokens` puts the model's own around it, such as one that begins every text.
@@ -129,37 +126,37 @@ class TextTokenizer:
             raise InvalidRequest(f"the text can't be turned into tokens ({error})") from None
 
     def as_text(self, text: str) -> str:
-        """A caller's text as `encode` takes it for text, though it has the names of special tokens.
+        """Return a text that `encode` takes for text, also the names of special tokens in it.
 
         Raises `InvalidRequest` for text that can only be read as such a token.
         """
         return self._control.as_text(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens, otherwise as the tokens have it.
+        """Return the text of token ids, without special tokens, otherwise as the tokens have it.
 
         Ids that are no token's are passed over. Incomplete UTF-8 becomes U+FFFD.
         """
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token as it is behind others; they need not be whole characters.
+        """Return the bytes of one token behind others; they need not be whole characters.
 
         Special tokens have the bytes of their names, and ids that are no token's have none.
         """
         return b"" if token_id == self._control.break_id else self._token_bytes.of(token_id)
 
     def render(self, messages: Sequence[Message]) -> str:
-        """A conversation as the chat template writes it, up to where the model is to answer.
+        """Return a conversation as the chat template writes it, up to where the model is to answer.
 
         To `encode`, all special tokens in it are the template's: what messages have of their names
         is broken. Raises `InvalidRequest` without a template, or when it refuses these messages.
         """
-        control, template = self._control, self._compiled
-        said = [_each(message, control.as_text) for message in messages]
-        text = template.render(said)
-        apart = [_each(message, control.apart) for message in said]
-        if apart == said:
+        control, template = self._control, self._template
+        safe = [_each(message, control.as_text) for message in messages]
+        text = template.render(safe)
+        apart = [_each(message, control.apart) for message in safe]
+        if apart == safe:
             return text
         # An end of a message is part of a special token only if a break there leaves fewer of them.
         broken = template.render(apart)
@@ -169,9 +166,13 @@ class TextTokenizer:
     def _token_bytes(self) -> TokenBytes:
         return TokenBytes(self._backend)
 
-    @cached_property
-    def _compiled(self) -> CompiledTemplate:
-        return self._template.compiled()
+
+def vocab_hash(vocab: Mapping[str, int]) -> str:
+    """Return the SHA-256 of the (id, token) pairs in id order: equal where ids mean the same."""
+    digest = hashlib.sha256()
+    for token, index in sorted(vocab.items(), key=lambda item: (item[1], item[0])):
+        digest.update(f"{index}\t{token}\n".encode())
+    return digest.hexdigest()
 
 
 def _each(message: Message, change: Callable[[str], str]) -> Message:

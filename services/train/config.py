@@ -3,29 +3,33 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from slipstream.core.errors import TrainingError
+from slipstream.options import option
+
+LENGTH = "Length and speed"
+"""Heading of options in `--help`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """Weights of the loss terms and the block lengths of the cross mask.
+    """Weights of the loss terms (0 switches one off), and block lengths of the cross mask.
 
-    prompt_weight: weight of a prompt position beside a generated one; kl_weight, hard_weight and
-    hidden_weight: of the divergence from the target's law, of the cross-entropy of the next
-    generated token, and of the smooth-L1 distance to the target's final hidden state (0 switches
-    a term off). unroll: length of the chains whose survival weighs positions, 0 for none;
-    unroll_floor: weight of a position that its chain would not reach (see `unroll.py`).
+    The distance to the target's final hidden state is smooth L1; see `unroll.py` for the weights
+    of positions by chains.
     """
 
-    block_min: int = 2
-    block_max: int = 8
-    prompt_weight: float = 0.5
-    kl_weight: float = 1.0
-    hard_weight: float = 0.0
-    hidden_weight: float = 3.0
-    unroll: int = 0
-    unroll_floor: float = 0.1
+    PANEL: ClassVar[str] = "Loss"
+
+    block_min: int = option(2, "Shortest block of the cross mask.")
+    block_max: int = option(8, "Longest block: the largest lag.")
+    prompt_weight: float = option(0.5, "Weight of prompt positions beside generated ones.")
+    kl_weight: float = option(1.0, "Weight of the divergence from the target's distribution.")
+    hard_weight: float = option(0.0, "Weight of the next generated token's cross-entropy.")
+    hidden_weight: float = option(3.0, "Weight of the distance to the target's hidden state.")
+    unroll: int = option(0, "Weigh positions by the reach of chains of this many tokens; 0: alike.")
+    unroll_floor: float = option(0.1, "Weight of positions that no chain reaches.")
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_min <= self.block_max:
@@ -56,9 +60,11 @@ class Schedule:
     `lr * floor`.
     """
 
-    steps: int | None = None
-    minutes: float | None = None
-    lr: float = 8e-4
+    PANEL: ClassVar[str] = LENGTH
+
+    steps: int | None = option(None, "Length of the run in steps.")
+    minutes: float | None = option(None, "Length of the run in minutes.")
+    lr: float = option(8e-4, "Peak learning rate.")
     warmup: float = 0.03
     floor: float = 0.02
 
@@ -84,21 +90,25 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything about a run that changes its result.
+    """Everything about a run that changes its result; the options of `slipstream train glide`."""
 
-    ema: decay of the average of the weights that checks and exports use, 0 for the weights
-    themselves. patience: held-out checks without a longer acceptance that end the run, 0 for none.
-    """
+    PANEL: ClassVar[str] = LENGTH
 
     schedule: Schedule
     loss: LossSettings = LossSettings()
-    batch_tokens: int = 4096
-    weight_decay: float = 0.05
+    batch_tokens: int = option(4096, "Tokens in a batch, padding included.")
+    weight_decay: float = option(0.05, "Weight decay of matrices.")
     grad_clip: float = 1.0
-    ema: float = 0.0
-    patience: int = 0
+    ema: float = option(
+        0.0, "Decay of the average of weights that is checked and exported; 0: none."
+    )
+    patience: int = option(
+        0,
+        "Checks without a longer acceptance that end the run; 0: never.",
+        rich_help_panel="Checks",
+    )
     precision: Precision = Precision.BFLOAT16
-    seed: int = 0
+    seed: int = option(0, "Seed of data order and masks.", min=0)
     num_heldout: int = 60
     report_seconds: float = 30.0
     export_seconds: float = 240.0

@@ -4,6 +4,7 @@ Chains of the full depth, whatever a policy would do, in exact verification. Kno
 files or of what is learnt.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,13 @@ from torch import Tensor
 from slipstream.client.engine import Engine
 from slipstream.core.candidates import ordered_top
 from slipstream.core.inline import finished, iterated
-from slipstream.core.loop import Round, decode
+from slipstream.core.loop import decode
 from slipstream.core.options import MAX_NODES, Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
 from slipstream.core.request import Ask, DraftFacts, make_request
+from slipstream.core.round import Round
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.slots import law_entropy
@@ -134,8 +137,9 @@ class Recorder:
         ask = Ask(sampling, max_tokens, speculation=self._speculation)
         request = make_request(_SESSION, prompt, ask, self._engine.facts, self._facts)
         tokens, slots = list(prompt), list[_Slot]()
+        sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
         rounds = decode(
-            self._draft, self._engine.target, Planner(request.settings), request.session, prompt
+            self._draft, self._engine.target, planner, sequence, clock=time.perf_counter
         )
         for at in iterated(rounds):
             slots += self._visited(at, len(tokens) - len(prompt))

@@ -25,7 +25,7 @@ from processes import ROOT
 
 ROLES = ("router", "target", "draft", "gateway")
 _LOADED = [
-    *("slipstream.gateway.service", "transformers.models.llama.modeling_llama", "redis.asyncio")
+    *("slipstream.gateway.server", "transformers.models.llama.modeling_llama", "redis.asyncio")
 ]
 _PR_SET_PDEATHSIG = 1
 _WATCHDOG_MS = "20"

@@ -11,7 +11,6 @@ from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
-from slipstream.target.batcher import BatchLimits
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def model():
 async def full(model, *, max_waiting=64):
     """A target whose memory two sessions, `s0` and `s2`, hold."""
     engine = tiny.local_target(model, num_pages=2)
-    async with batched(engine, BatchLimits(max_waiting=max_waiting)) as (target, thread):
+    async with batched(engine, max_waiting=max_waiting) as (target, thread):
         for number in (0, 2):
             await ask(target, number)
         yield target, thread

@@ -17,8 +17,7 @@ from slipstream.core.errors import (
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal
 from slipstream.engine.failures import MAX_FAILED_STEPS
-from slipstream.target.batcher import BatchLimits
-from slipstream.target.schedule import RowBudget
+from slipstream.target.schedule import StepBudget
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -39,11 +38,11 @@ class Faulty:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def step(self, shares):
+    def step(self, batch):
         if self.num_failures:
             self.num_failures -= 1
             raise self._error
-        self._engine.step(shares)
+        self._engine.step(batch)
 
 
 async def conversation(verify, number: int, prompt: tuple[int, ...], known=()) -> list:
@@ -72,8 +71,8 @@ async def test_verdicts_are_those_of_a_target_of_ones_own(dtype):
         await alone.release(f"s{number}")
         drafted.append(await conversation(alone.verify, number, prompt, plain[-1]))
         await alone.release(f"s{number}")
-    limits = BatchLimits(RowBudget(max_rows=48, tile=16))
-    async with batched(tiny.local_target(model), limits) as (target, _):
+    budget = StepBudget(max_tokens=48, tile=16)
+    async with batched(tiny.local_target(model), budget) as (target, _):
         together = await asyncio.gather(
             *(
                 conversation(target.verify, number, prompt, plain[number])
@@ -96,12 +95,12 @@ async def test_sessions_share_their_steps(model):
         )
         num_rounds = sum(map(len, answers))
         assert target.num_steps < num_rounds / 4
-        assert target.num_rows == num_rounds - 8 + 8 * 8
+        assert target.num_tokens == num_rounds - 8 + 8 * 8
 
 
 async def test_a_prompt_and_running_sessions_go_on_side_by_side(model):
-    limits = BatchLimits(RowBudget(max_rows=32, tile=8))
-    async with batched(tiny.local_target(model), limits) as (target, _):
+    budget = StepBudget(max_tokens=32, tile=8)
+    async with batched(tiny.local_target(model), budget) as (target, _):
         running = asyncio.ensure_future(
             conversation(target.verify, 0, tuple(tiny.tokens(8)), known=())
         )
@@ -213,12 +212,12 @@ async def test_who_stops_waiting_is_not_computed_for(model):
             with pytest.raises(asyncio.CancelledError):
                 await asked
         assert (await target.verify(TokenSequence(session_of(2, 3), (1, 2, 3)), Proposal())).tokens
-        assert (target.num_steps, target.num_rows) == (1, 3)
+        assert (target.num_steps, target.num_tokens) == (1, 3)
 
 
 async def test_a_prompt_is_dropped_between_its_chunks(model):
-    limits = BatchLimits(RowBudget(max_rows=8, tile=8))
-    async with batched(tiny.local_target(model), limits) as (target, _):
+    budget = StepBudget(max_tokens=8, tile=8)
+    async with batched(tiny.local_target(model), budget) as (target, _):
         prompt = tuple(tiny.tokens(400))
         asked = asyncio.ensure_future(
             target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())

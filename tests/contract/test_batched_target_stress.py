@@ -9,8 +9,8 @@ import tiny
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget, BatchLimits
-from slipstream.target.schedule import RowBudget
+from slipstream.target.batcher import BatchedTarget
+from slipstream.target.schedule import StepBudget
 
 NUM_SESSIONS = 150
 NUM_PAGES = 8
@@ -46,8 +46,8 @@ async def test_sessions_that_come_and_go_leave_nothing_behind(seed):
     chance = random.Random(seed)
     engine = tiny.local_target(tiny.causal(), num_pages=NUM_PAGES, max_sessions=NUM_SESSIONS)
     thread = EngineThread("target")
-    limits = BatchLimits(RowBudget(max_rows=64, tile=16), max_waiting=NUM_SESSIONS)
-    target = BatchedTarget(engine, thread, limits)
+    budget = StepBudget(max_tokens=64, tile=16)
+    target = BatchedTarget(engine, thread, budget, max_waiting=NUM_SESSIONS)
     tasks, num_done = [], 0
     for number in range(NUM_SESSIONS):
         tasks.append(asyncio.create_task(come_and_go(target, number, chance)))
@@ -62,6 +62,6 @@ async def test_sessions_that_come_and_go_leave_nothing_behind(seed):
     assert target.num_waiting == 0
     while len(asyncio.all_tasks()) > 1:  # what was shielded is still on its way
         await asyncio.sleep(0)
-    assert engine.num_kv_bytes == engine.memory.num_cached_bytes
+    assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
     await target.close()
     thread.close()

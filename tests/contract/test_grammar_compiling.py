@@ -13,6 +13,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from slipstream.models.causal import CausalModel
 from slipstream.target.grammars import MAX_COMPILED, MAX_COMPILING
+from slipstream.target.request import TargetRequest
 from tiny_checkpoint import tiny_llama
 
 PROMPT = tuple(ids("say: "))
@@ -27,14 +28,14 @@ def engine():
     model.config.max_position_embeddings = 1024
     engine = tiny.local_target(CausalModel(model))
     engine.grammars = grammars()
-    make = engine.grammars._made
+    make = engine.grammars._make_matcher
     engine.threads = []
 
     def made(grammar):
         engine.threads.append(threading.current_thread().name)
         return make(grammar)
 
-    engine.grammars._made = made
+    engine.grammars._make_matcher = made
     return engine
 
 
@@ -52,7 +53,7 @@ async def test_no_grammar_is_compiled_on_the_engine_s_thread(engine):
         first = await verify(target, session_of("a", WORDS))
         for count in range(1, MAX_COMPILED + 2):
             await target.prepare(session_of("b", regex(f"x{{{count}}}")))
-        assert not engine.grammars.knows(regex("x{1}"))
+        assert engine.grammars.find(regex("x{1}")) is None
         await verify(target, session_of("a", WORDS), first.tokens)
         await verify(target, session_of("a", WORDS))
         hungry = await target.prepare(session_of("c", HUNGRY))
@@ -72,26 +73,26 @@ async def test_a_prepared_grammar_is_found_for_as_long_as_it_is_held(engine):
         for count in range(1, MAX_COMPILED + 2):
             await target.prepare(session_of("b", regex(f"x{{{count}}}")))
         run = target.run(TokenSequence(session_of("a", WORDS), PROMPT), Proposal())
-        assert (await run).value.tokens
+        assert (await run).result().tokens
         assert prepared.grammar == WORDS
 
 
 async def test_an_engine_that_lacks_a_grammar_does_not_compile_it(engine):
     with pytest.raises(InternalError, match="before it was compiled"):
-        engine.begin(TokenSequence(session_of("a", WORDS), PROMPT), Proposal())
+        engine.begin(TargetRequest(TokenSequence(session_of("a", WORDS), PROMPT), Proposal()))
     assert not engine.threads
 
 
 async def test_steps_of_others_go_on_while_a_grammar_is_compiled(engine):
     is_compiling, may_end = threading.Event(), threading.Event()
-    make = engine.grammars._made
+    make = engine.grammars._make_matcher
 
     def slow(grammar):
         is_compiling.set()
         may_end.wait(30)
         return make(grammar)
 
-    engine.grammars._made = slow
+    engine.grammars._make_matcher = slow
     async with batched(engine) as (target, _):
         waiting = asyncio.ensure_future(verify(target, session_of("a", WORDS)))
         await asyncio.to_thread(is_compiling.wait)

@@ -11,8 +11,8 @@ import redis.asyncio
 
 from redis_server import redis_server, running_redis
 from slipstream.core.errors import InvalidRequest, LimitExceeded
-from slipstream.state.calls import Calls
 from slipstream.state.quotas import Limits, MemoryQuotas, Ticket
+from slipstream.state.redis_client import RedisClient
 from slipstream.state.redis_quotas import RedisQuotas
 
 TTL_S = 30.0
@@ -65,7 +65,7 @@ def url():
 @asynccontextmanager
 async def in_redis(url, *, timeout_s=60.0, clock=lambda: 0.0):
     client = redis.asyncio.from_url(url, socket_timeout=60, socket_connect_timeout=60)
-    calls = Calls(client, timeout_s=timeout_s, place="test")
+    calls = RedisClient(client, timeout_s=timeout_s, place="test")
     quotas = RedisQuotas(calls, prefix="test", clock=clock)
     yield InRedis(client, quotas)
     await quotas.aclose()

@@ -6,7 +6,8 @@ import pytest
 import redis.asyncio
 
 from redis_server import redis_server
-from slipstream.state.calls import Calls, Script
+from slipstream.state.redis_client import RedisClient
+from slipstream.state.scripts import Script
 
 LIMIT_S = 20.0
 ONE = Script("return 1")
@@ -21,7 +22,7 @@ def server():
 @pytest.mark.parametrize("num_steps", range(0, 24, 2))
 async def test_whoever_asks_for_ever_ends_when_cancelled(server, num_steps):
     async with redis.asyncio.from_url(server.url) as client:
-        calls = Calls(client, timeout_s=LIMIT_S, place="here")
+        calls = RedisClient(client, timeout_s=LIMIT_S, place="here")
 
         async def ask_for_ever():
             while True:

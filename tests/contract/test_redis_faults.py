@@ -8,9 +8,9 @@ import pytest
 from redis_server import redis_server
 from session_stores import BOUNDS, TIMEOUT_S, begins, claim, held, opened, told
 from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
-from slipstream.state.opening import open_store
+from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import Lease, News
+from slipstream.state.record import News, StoreLease
 
 HASH, TOKENS = "slipstream:session:{chat}", "slipstream:session:{chat}:tokens"
 
@@ -158,5 +158,5 @@ async def test_nobody_answers_where_nobody_is():
             StoreOptions(url, timeout_s=TIMEOUT_S), BOUNDS, time.monotonic, next_fence=int
         )
         with pytest.raises(Unavailable, match="can't be reached"):
-            await store.renew(Lease("chat", 1, 1.0))
+            await store.renew(StoreLease("chat", 1, 1.0))
         await store.aclose()

@@ -7,7 +7,7 @@ import pytest
 from redis_groups import cluster, watched_master
 from session_stores import BOUNDS, begins, claim, held, opened, told
 from slipstream.core.errors import SessionTaken, Unavailable
-from slipstream.state.opening import open_store
+from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import News
 

@@ -13,11 +13,10 @@ from redis_server import redis_server
 from slipstream.core.errors import Unavailable
 from slipstream.core.ngram import MAX_TOKEN_ID
 from slipstream.ngrams.scopes import LearnedScopes
-from slipstream.state.opening import open_texts
+from slipstream.state.factory import open_texts
 from slipstream.state.options import StoreOptions
-from slipstream.state.packing import packed
-from slipstream.state.redis_texts import PAGE
-from slipstream.state.text_exchange import MAX_TEXT_TOKENS, TextExchange
+from slipstream.state.scripts import packed
+from slipstream.state.text_exchange import MAX_TEXT_TOKENS, PAGE, TextExchange
 
 LIMIT_S = 20.0
 TTL_S = 600.0

@@ -12,7 +12,7 @@ from certificates import certificates
 from redis_server import debian_binary, free_port, redis_server
 from session_stores import BOUNDS, begins, held, opened, told
 from slipstream.core.errors import Unavailable
-from slipstream.state.opening import open_store
+from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import News
 

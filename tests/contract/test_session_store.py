@@ -14,7 +14,7 @@ from slipstream.core.errors import (
     SessionNotFound,
     SessionTaken,
 )
-from slipstream.state.record import News, Turn
+from slipstream.state.record import News, StoredTurn
 
 NOWHERE = {"target": None, "draft": None}
 
@@ -26,14 +26,14 @@ async def test_a_session_is_all_that_was_said_of_it(store):
     await store.release(lease, target="target:1", draft="draft:1")
     record = (await store.acquire(claim())).record
     assert (record.session_id, record.owner, record.model) == ("chat", "ann", "small")
-    assert record.turn == Turn("r1", "digest of r1", 2, '{"seed": 1}', '{"reason": "stop ✓"}')
+    assert record.turn == StoredTurn("r1", "digest of r1", 2, '{"seed": 1}', '{"reason": "stop ✓"}')
     assert (record.tokens, record.output) == ((5, 6, 7, 8, 2**32 - 1), (7, 8, 2**32 - 1))
     assert (record.tokenizer_hash, record.target, record.draft) == ("hash", "target:1", "draft:1")
 
 
 async def test_a_begun_session_has_nothing_yet(store):
     record = (await store.acquire(begins())).record
-    assert (record.tokens, record.output, record.turn) == ((), (), Turn("r1", "digest of r1"))
+    assert (record.tokens, record.output, record.turn) == ((), (), StoredTurn("r1", "digest of r1"))
     assert (record.tokenizer_hash, record.target, record.draft) == (None, None, None)
 
 
@@ -43,7 +43,7 @@ async def test_the_same_request_takes_over_and_the_older_lease_writes_no_more(st
     grant = await store.acquire(begins(holder="router 2"))
     assert grant.lease.fence > older.fence
     assert grant.record.tokens == (5, 6, 7)
-    assert grant.record.turn == Turn("r1", "digest of r1", 2, '{"seed": 1}')
+    assert grant.record.turn == StoredTurn("r1", "digest of r1", 2, '{"seed": 1}')
     for write in (store.append(older, News(3, (8,))), store.renew(older)):
         with pytest.raises(SessionTaken, match="session chat has been taken over"):
             await write
@@ -86,7 +86,7 @@ async def test_another_request_waits_for_the_lease_to_end(place):
     await place.passes(20)
     grant = await place.store.acquire(claim("r2"))
     assert grant.record.tokens == (5, 6, 7)
-    assert grant.record.turn == Turn("r2", "digest of r2")
+    assert grant.record.turn == StoredTurn("r2", "digest of r2")
     with pytest.raises(SessionTaken):
         await place.store.append(lease, News(3, (8,)))
 
@@ -130,7 +130,7 @@ async def test_the_next_turn_keeps_all_tokens_however_the_last_one_ended(store, 
     grant = await store.acquire(claim("r2"))
     assert grant.record.tokens == (5, 6, 7)
     assert grant.record.output == ()
-    assert grant.record.turn == Turn("r2", "digest of r2")
+    assert grant.record.turn == StoredTurn("r2", "digest of r2")
     await store.append(grant.lease, opened(8, 9, start=3, num_prompt_tokens=4))
     assert (await store.acquire(claim("r2"))).record.output == (9,)
 

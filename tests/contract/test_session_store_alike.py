@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from session_stores import InMemory, claim, in_redis
 from slipstream.core.errors import SlipstreamError
-from slipstream.state.record import Bounds, Lease, News, Opening
+from slipstream.state.record import Bounds, News, Opening, StoreLease
 
 NUM_SEQUENCES, LENGTH = 10, 80
 BOUNDS = Bounds(lease_s=60.0, max_tokens=12, max_past=2)
@@ -118,7 +118,7 @@ class Sequence:
 
     def _lease(self):
         """One of the last few; one of a session that never was, while there are none."""
-        nobodys = Lease("a", 1, TTLS_S[0])
+        nobodys = StoreLease("a", 1, TTLS_S[0])
         return self._draw.choice(self._leases or [([nobodys, nobodys], ())])
 
     def _grows(self, fences, session_id, fence):

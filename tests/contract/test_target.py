@@ -6,7 +6,7 @@ from itertools import count as counted
 import pytest
 
 import tiny
-from served_target import IDENTITY, over_wire, served_target
+from served_target import IDENTITY, served_target
 from slipstream.core.errors import (
     CapacityError,
     InvalidRequest,
@@ -52,7 +52,7 @@ class Elsewhere:
                 await remote.park(60)
             peer = Peer("the target", self._served.channel)
             remote = RemoteTarget(peer, IDENTITY, CallOptions(fence=next(self._fences)))
-        verdict = await over_wire(remote, sequence, proposal)
+        verdict = await remote.verify(sequence, proposal)
         self._requests[session.session_id] = (session, remote)
         return verdict
 

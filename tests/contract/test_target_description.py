@@ -8,7 +8,7 @@ from slipstream.models.loading import load_target_parts
 from slipstream.rpc.kv import DTYPE, KvDtype
 from slipstream.rpc.v1 import target_pb2
 from slipstream.target.build import build_target
-from slipstream.target.describe import describe
+from slipstream.target.description import describe
 from slipstream.text.tokenizer import TextTokenizer
 from tiny_checkpoint import save_checkpoint
 

@@ -14,8 +14,7 @@ from slipstream.rpc.kv import MAX_PAYLOAD_BYTES, KvEncoding
 from slipstream.rpc.leases import Lease
 from slipstream.rpc.status import error_from
 from slipstream.target.kv_streams import SLICE_BYTES
-from slipstream.target.served import MAX_READERS
-from slipstream.target.served import Served as ServedRequest
+from slipstream.target.verify_stream import MAX_READERS, VerifyStream
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
@@ -245,7 +244,7 @@ async def test_verification_goes_on_while_a_reader_stalls_which_then_gets_everyt
 
 
 async def test_a_reader_that_stalls_for_good_does_not_outlive_its_session_for_long():
-    request = ServedRequest(Lease("s", 0), linger_s=0)
+    request = VerifyStream(Lease("s", 0), SESSION, linger_s=0)
 
     async def stall():
         async with request.reader():

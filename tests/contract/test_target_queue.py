@@ -7,7 +7,7 @@ from grpc import StatusCode
 
 import tiny
 from scripted import LIMIT_S, first_round, reached, remote_target, target_engine
-from served_target import IDENTITY, Served, over_wire, refusal, served_target
+from served_target import IDENTITY, Served, refusal, served_target
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
@@ -45,7 +45,7 @@ def remote(served: Served, **terms):
 
 
 def verifying(target, name, prompt=OTHER):
-    asked = over_wire(target, TokenSequence(session(name), prompt), Proposal())
+    asked = target.verify(TokenSequence(session(name), prompt), Proposal())
     return asyncio.ensure_future(asked)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from grpc import StatusCode
+from grpc import RpcError, StatusCode
 
 import tiny
 from served_target import IDENTITY, Served, Stream, refusal, served_target
@@ -58,6 +58,20 @@ async def test_a_stream_verifies_round_after_round(served):
     assert tuple(again.tokens[:2]) == tokens[-2:]
     assert again.num_accepted == 2
     await stream.end()
+
+
+async def test_a_delta_may_come_behind_the_tokens_of_the_last_verdict_or_repeat_them(served):
+    told, repeated = await served.open(SESSION), await served.open(Session("t", len(PROMPT), 50))
+    tokens = PROMPT
+    for _ in range(4):
+        start = 0 if tokens == PROMPT else len(tokens)
+        verdict = await told.verify(start, tokens[start:])
+        assert verdict.tokens == (await repeated.verify(0, tokens)).tokens
+        tokens = (*tokens, *verdict.tokens)
+    with pytest.raises(RpcError) as refused:
+        await told.verify(len(tokens) + 1, ())
+    assert refused.value.code() is StatusCode.FAILED_PRECONDITION
+    await repeated.end()
 
 
 async def test_a_reply_says_where_its_time_went(served):

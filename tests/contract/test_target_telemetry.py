@@ -19,8 +19,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.target.batcher import BatchedTarget
-from slipstream.target.telling import Telling
-from slipstream.target.waiting import Spending
+from slipstream.target.telemetry import TargetTelemetry
+from slipstream.target.time_spent import Activity
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.telemetry import Telemetry
@@ -223,7 +223,7 @@ async def test_busy_waiting_and_idle_add_up_to_the_time_that_has_passed(model, l
         most_s = time.perf_counter() - before
         points = listener.points(catalog.TARGET_TIME)
         assert least_s <= sum(point.value for point in points.values()) <= most_s
-        assert {state for ((_, state),) in points} == set(Spending)
+        assert {state for ((_, state),) in points} == set(Activity)
         assert all(point.value > 0 for point in points.values())
         await stream.end()
 
@@ -238,31 +238,32 @@ class Slow:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def step(self, shares):
+    def step(self, batch):
         self._clock.now += 2
-        self._engine.step(shares)
+        self._engine.step(batch)
 
 
 async def test_a_target_waits_while_a_running_session_is_between_two_rounds(model):
     clock, steps = HandClock(0.0), []
     thread = EngineThread("target", clock=clock)
     engine = Slow(tiny.local_target(model), clock)
-    target = BatchedTarget(engine, thread, clock=clock, on_step=steps.append)
+    target = BatchedTarget(engine, thread, clock=clock)
+    target.on_step = steps.append
     clock.now += 7
     sequence = TokenSequence(SESSION, PROMPT)
     for _ in range(3):
         verdict = await target.verify(sequence, Proposal())
         sequence.append(verdict.tokens)
         clock.now += 3
-    assert target.spent.totals() == {Spending.BUSY: 6, Spending.WAITING: 9, Spending.IDLE: 7}
+    assert target.spent.totals() == {Activity.BUSY: 6, Activity.WAITING: 9, Activity.IDLE: 7}
     assert target.spent.waiting_share() == 9 / 22
-    assert Counter((step.num_rows, step.num_sessions, step.seconds) for step in steps) == {
+    assert Counter((step.num_tokens, step.num_sessions, step.seconds) for step in steps) == {
         (20, 1, 2): 1,
         (1, 1, 2): 2,
     }
     await target.release(SESSION.session_id)
     clock.now += 5
-    assert target.spent.totals()[Spending.IDLE] == 12
+    assert target.spent.totals()[Activity.IDLE] == 12
     await target.close()
     thread.close()
 
@@ -274,13 +275,13 @@ async def test_a_session_that_has_ended_is_not_waited_for(model):
     verdict = await target.verify(TokenSequence(replace(SESSION, max_tokens=1), PROMPT), Proposal())
     assert verdict.finish_reason is not None
     clock.now += 3
-    assert target.spent.totals() == {Spending.BUSY: 2, Spending.WAITING: 0, Spending.IDLE: 3}
+    assert target.spent.totals() == {Activity.BUSY: 2, Activity.WAITING: 0, Activity.IDLE: 3}
     await target.close()
     thread.close()
 
 
 async def test_where_nobody_listens_steps_are_told_to_nobody_and_traces_are_served(model):
-    assert Telling(Telemetry()).on_step is None
+    assert TargetTelemetry(Telemetry()).on_step is None
     trace = Carrier("00-" + 32 * "1" + "-" + 16 * "2" + "-01")
     async with served_target(model) as served:
         stream = await served.open(SESSION)

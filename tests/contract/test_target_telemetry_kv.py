@@ -13,7 +13,7 @@ from served_target import refusal, served_target, wide_model
 from slipstream.core.types import Session
 from slipstream.rpc.kv import KvEncoding
 from slipstream.target.kv_streams import SLICE_BYTES
-from slipstream.target.telling import STREAM_KV
+from slipstream.target.telemetry import STREAM_KV
 from slipstream.telemetry import catalog
 from slipstream.telemetry.telemetry import TraceBounds
 

@@ -8,8 +8,7 @@ from typing import Any
 from fuzz import messages, wire
 from fuzz.case import HTTP, WIRE, Case, recorded
 from fuzz.methods import Method, of_role
-from slipstream.gateway.body import HARMLESS, NO_EFFECT
-from slipstream.gateway.fields import ChatRequest, CompletionRequest
+from slipstream.gateway.body import HARMLESS, NO_EFFECT, ChatRequest, CompletionRequest
 
 GATEWAY = "gateway"
 ROLES = ("target", "draft", "router", GATEWAY)

@@ -1,7 +1,6 @@
 """What the chart tells the services is what they can be told: file, flags and variables."""
 
 import re
-from dataclasses import fields
 
 import pytest
 
@@ -22,6 +21,7 @@ from key_files import key, write_keys
 from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import PermissionDenied
 from slipstream.draft.config import DraftConfig
+from slipstream.options import options_of
 from slipstream.router.config import RouterConfig
 from slipstream.router.key_file import read_keys
 from slipstream.target.config import TargetConfig
@@ -98,8 +98,8 @@ def test_every_service_takes_what_it_is_told(case, mounted, tmp_path):
     documents = rendered(case)
     for pod in service_pods(documents):
         config, telemetry = told(documents, pod, mounted, tmp_path)
-        assert config.address.endswith(f":{pod.ports['grpc']}")
-        assert config.health_address.endswith(f":{pod.ports['health']}")
+        assert config.listen.address.endswith(f":{pod.ports['grpc']}")
+        assert config.listen.health_address.endswith(f":{pod.ports['health']}")
         assert telemetry.metrics_place() == ("0.0.0.0", pod.ports["metrics"])
         assert telemetry.log_format == "json"
 
@@ -110,7 +110,7 @@ def test_engines_announce_the_address_of_their_own_pod(case, mounted, tmp_path):
     for pod in service_pods(documents):
         if pod.role != "router":
             config, _ = told(documents, pod, mounted, tmp_path)
-            assert config.advertised_address == f"10.1.2.3:{pod.ports['grpc']}"
+            assert config.replica.advertised_address == f"10.1.2.3:{pod.ports['grpc']}"
 
 
 @every_case()
@@ -122,7 +122,7 @@ def test_drafts_may_read_from_the_targets_beside_them_and_from_no_other_port(
         pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
     }
     if "draft" in configs and "target" in configs:
-        sources, address = configs["draft"].sources(), configs["target"].advertised_address
+        sources, address = configs["draft"].sources(), configs["target"].replica.advertised_address
         sources.check(address)
         with pytest.raises(PermissionDenied):
             sources.check(f"{address.rpartition(':')[0]}:6379")
@@ -135,7 +135,7 @@ def test_every_variable_of_ours_is_one_that_is_read(case):
         known = {
             f"SLIPSTREAM_{section}_{at.name}".upper()
             for section, cls in ((pod.role, CONFIGS[pod.role]), (SECTION, TelemetryConfig))
-            for at in fields(cls)
+            for at in options_of(cls)
         }
         for container in pod.containers:
             names = {at["name"] for at in container.get("env", ())}
@@ -162,13 +162,14 @@ def test_all_hops_are_tls_and_each_side_knows_whom_to_expect(mounted, tmp_path):
             pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
         }
         for config in configs.values():
-            assert config.tls_cert and config.tls_key
-            assert config.store_url.startswith("rediss://") and config.store_ca
-        assert configs["target"].tls_client_ca and configs["draft"].tls_client_ca
-        assert configs["router"].peer_ca and configs["draft"].peer_ca
-        assert configs["target"].tls_client_names and configs["target"].tls_draft_names
-        assert set(configs["target"].tls_client_names).isdisjoint(configs["target"].tls_draft_names)
-        clients = configs["router"].tls_client_ca
+            assert config.tls.cert and config.tls.key
+            assert config.store.url.startswith("rediss://") and config.store.ca
+        assert configs["target"].tls.client_ca and configs["draft"].tls.client_ca
+        assert configs["router"].peer.ca and configs["draft"].peer.ca
+        names = configs["target"].replica.tls_client_names
+        assert names and configs["target"].tls_draft_names
+        assert set(names).isdisjoint(configs["target"].tls_draft_names)
+        clients = configs["router"].tls.client_ca
         assert bool(clients) is (case == "tls")
 
 
@@ -228,7 +229,8 @@ def test_an_option_reaches_its_service_with_its_value(role, option, value, mount
     documents = with_values({f"{role}.config.{option}": value})
     (pod,) = (at for at in service_pods(documents) if at.role == role)
     config, _ = told(documents, pod, mounted, tmp_path)
-    assert getattr(config, option) == value
+    (found,) = (at for at in options_of(type(config)) if at.name == option)
+    assert found.value_in(config) == value
 
 
 def test_telemetry_is_told_alike(mounted, tmp_path):
@@ -263,4 +265,4 @@ def test_flags_and_variables_that_operators_add_are_taken(mounted, tmp_path):
         pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
     }
     assert configs["router"].max_requests == 9
-    assert configs["target"].max_sessions == 11
+    assert configs["target"].sessions.max_sessions == 11

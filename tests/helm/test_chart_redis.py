@@ -19,11 +19,11 @@ from session_stores import BOUNDS, begins, held, opened, told
 from slipstream.core.errors import LimitExceeded, Unavailable
 from slipstream.core.server_info import ReplicaRole
 from slipstream.router.app import fences
-from slipstream.state.announcement import Announcement
-from slipstream.state.opening import open_quotas, open_registry, open_store, open_texts
+from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import Limits, Ticket
 from slipstream.state.record import News
+from slipstream.state.registry import Announcement
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a \"password\" with 'quotes', \\ and $HOME"

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import fields
 
 import pytest
 import yaml
@@ -19,6 +18,7 @@ from charts import (
     template,
 )
 from slipstream.draft.config import DraftConfig
+from slipstream.options import options_of
 from slipstream.router.config import RouterConfig
 from slipstream.target.config import TargetConfig
 from slipstream.telemetry.config import TelemetryConfig
@@ -159,7 +159,7 @@ OPEN = ("ecurityContext", "resources", "requests", "limits", "labels", "capabili
 
 @pytest.mark.parametrize("role", CONFIGS)
 def test_every_option_of_a_service_is_a_value_or_said_by_the_chart(role):
-    known = {at.name for at in fields(CONFIGS[role])}
+    known = {at.name for at in options_of(CONFIGS[role])}
     options = set(SCHEMA["definitions"][f"{role}Options"]["properties"])
     said = {name for case in CASES for name in settings(rendered(case)).get(role, {})}
     assert options <= known
@@ -167,7 +167,7 @@ def test_every_option_of_a_service_is_a_value_or_said_by_the_chart(role):
 
 
 def test_every_option_of_telemetry_is_a_value():
-    known = {at.name for at in fields(TelemetryConfig)}
+    known = {at.name for at in options_of(TelemetryConfig)}
     options = set(SCHEMA["definitions"]["telemetryOptions"]["properties"])
     said = settings(rendered("large-cluster"))["telemetry"]
     assert options <= known and known - options <= {*said, "metrics"}

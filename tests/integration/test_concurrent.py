@@ -97,7 +97,7 @@ async def test_a_client_that_is_closed_ends_what_runs(folder):
 async def test_a_request_that_waits_for_the_engine_ends_in_time(folder):
     async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
         go = threading.Event()
-        job = asyncio.ensure_future(client._backend._thread.run(lambda: go.wait(60)))
+        job = asyncio.ensure_future(client._context.backend._thread.run(lambda: go.wait(60)))
         with pytest.raises(DeadlineExceeded, match=r"longer than its 0.01 s"):
             await client.generate("hello", max_tokens=20, timeout_s=0.01)
         go.set()

@@ -15,8 +15,7 @@ from cluster import running
 from http_front import HELLO, chat, client_of, error_in, fronted, post
 from key_files import key, write_keys
 from processes import save_long_checkpoint
-from slipstream.gateway.body import HARMLESS, NO_EFFECT
-from slipstream.gateway.fields import ChatRequest, CompletionRequest
+from slipstream.gateway.body import HARMLESS, NO_EFFECT, ChatRequest, CompletionRequest
 from slipstream.rpc.server import ServerOptions
 
 

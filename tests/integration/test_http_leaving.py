@@ -21,10 +21,9 @@ from http_front import HELLO, async_client_of, client_of, fronted, post
 from processes import Process, has_loaded, save_long_checkpoint, up
 from slipstream.cli.main import exit_code
 from slipstream.client import Client, errors
-from slipstream.gateway.body import read_body
 from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import CallerGone
-from slipstream.gateway.service import Gateway
+from slipstream.gateway.http_io import read_body
+from slipstream.gateway.server import Gateway
 from slipstream.rpc.server import ServerOptions
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -160,5 +159,5 @@ async def test_a_caller_who_leaves_in_the_middle_of_a_body_is_no_fault_of_the_se
         raise ClientDisconnect
 
     headers = {"content-type": "application/json"}
-    with pytest.raises(CallerGone):
+    with pytest.raises(ClientDisconnect):
         await read_body(parts(), headers, limit=100, timeout_s=60)

@@ -13,8 +13,9 @@ from redis_server import redis_server
 from slipstream.client import AsyncClient, SamplingParams
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram_sources import LATEST
+from slipstream.options import build
 from slipstream.router.config import RouterConfig
-from slipstream.state.packing import packed
+from slipstream.state.scripts import packed
 from slipstream.telemetry import catalog
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
@@ -169,7 +170,7 @@ async def test_texts_of_all_keys_are_proposed_to_all_where_that_is_asked_for(tar
 
 async def test_learning_by_key_needs_keys():
     with pytest.raises(InvalidRequest, match="there is no key_file, so all callers would share"):
-        RouterConfig(targets=("a:1",), learn="key")
+        build(RouterConfig, targets=("a:1",), learn="key")
 
 
 async def test_a_memory_full_of_garbage_changes_no_token(target):

@@ -18,7 +18,7 @@ from redis_server import running_redis
 from slipstream.client import SamplingParams
 from slipstream.telemetry import catalog
 from slipstream.telemetry.catalog import CATALOG, DRAFT, ROUTER, TARGET
-from slipstream.telemetry.metric import Kind
+from slipstream.telemetry.metric import MetricKind
 from told_services import FORCED, asking, services
 
 ROLES = (ROUTER, TARGET, DRAFT)
@@ -109,7 +109,7 @@ def count(metrics, metric):
     if metric.name not in metrics:
         return 0
     held = metrics[metric.name]
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         return sum(point.count for point in held.histogram.data_points)
     return sum(point.as_double or point.as_int for point in held.sum.data_points)
 
@@ -177,7 +177,7 @@ def test_promtool_has_nothing_to_say_of_a_page(told, role):
 
 def test_counters_without_attributes_are_there_before_they_count(told):
     for metric in of_role(ROUTER):
-        if metric.kind is Kind.COUNTER and not metric.attributes:
+        if metric.kind is MetricKind.COUNTER and not metric.attributes:
             assert value(told.first_pages[ROUTER], metric) == 0
 
 

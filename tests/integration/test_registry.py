@@ -8,10 +8,8 @@ import redis.asyncio
 from redis_server import redis_server
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.core.server_info import ReplicaRole
-from slipstream.state.announcement import Announcement, announcement_from
-from slipstream.state.announcing import announced
-from slipstream.state.calls import Calls
-from slipstream.state.registry import Registry
+from slipstream.state.redis_client import RedisClient
+from slipstream.state.registry import Announcement, Registry, announced, announcement_from
 
 LIMIT_S = 20
 TARGET, DRAFT = ReplicaRole.TARGET, ReplicaRole.DRAFT
@@ -35,7 +33,7 @@ async def client(server):
 
 
 def registry_of(client, prefix="test"):
-    return Registry(Calls(client, timeout_s=LIMIT_S, place="here"), prefix=prefix)
+    return Registry(RedisClient(client, timeout_s=LIMIT_S, place="here"), prefix=prefix)
 
 
 @pytest.fixture

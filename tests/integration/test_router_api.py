@@ -14,6 +14,7 @@ from fleet import LIMIT_S, draft_worker, eventually, glide_of, num_ready, routed
 from key_files import key, write_keys
 from slipstream.client import AsyncClient, Mode, SpeculationOptions, StopPolicy
 from slipstream.core.errors import InvalidRequest, ModelNotFound, Unavailable
+from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
@@ -193,7 +194,7 @@ async def test_requests_that_find_no_place_are_told_when_to_come_again(target):
 
 
 async def test_a_router_that_drains_finishes_what_it_has_and_takes_nothing_new(target):
-    router = Router(RouterConfig(address="127.0.0.1:0", targets=(target.address,)))
+    router = Router(build(RouterConfig, address="127.0.0.1:0", targets=(target.address,)))
     port = await router.start()
     await asyncio.wait_for(router.ready(), LIMIT_S)
     async with AsyncClient(f"127.0.0.1:{port}", retries=False) as client:
@@ -208,7 +209,7 @@ async def test_a_router_that_drains_finishes_what_it_has_and_takes_nothing_new(t
 
 
 async def test_without_a_target_nothing_runs_and_health_says_so():
-    router = Router(RouterConfig(address="127.0.0.1:0", targets=("127.0.0.1:1",)))
+    router = Router(build(RouterConfig, address="127.0.0.1:0", targets=("127.0.0.1:1",)))
     port = await router.start()
     async with AsyncClient(f"127.0.0.1:{port}", retries=False) as client:
         with pytest.raises(Unavailable, match="no target has been reached yet"):
@@ -220,7 +221,9 @@ async def test_without_a_target_nothing_runs_and_health_says_so():
 
 async def test_who_shows_no_token_is_turned_away_from_everything(target, tmp_path):
     keys = write_keys(tmp_path / "keys.toml", key("alice", "open-sesame"))
-    router = Router(RouterConfig(address="127.0.0.1:0", targets=(target.address,), key_file=keys))
+    router = Router(
+        build(RouterConfig, address="127.0.0.1:0", targets=(target.address,), key_file=keys)
+    )
     address = f"127.0.0.1:{await router.start()}"
     await asyncio.wait_for(router.ready(), LIMIT_S)
     shown = (("authorization", "Bearer open-sesame"),)

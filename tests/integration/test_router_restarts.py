@@ -9,9 +9,9 @@ from fleet import LIMIT_S, num_ready, routed, running, target_worker
 from redis_server import redis_server
 from slipstream.client import AsyncClient, SamplingParams
 from slipstream.core.server_info import ReplicaRole
-from slipstream.state.announcement import Announcement
-from slipstream.state.announcing import announced_in
+from slipstream.state.factory import announced_in
 from slipstream.state.options import StoreOptions
+from slipstream.state.registry import Announcement
 
 NUM_TOKENS = 30
 SAMPLED = SamplingParams(temperature=0.9, seed=11)

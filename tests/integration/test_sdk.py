@@ -107,7 +107,7 @@ def test_a_session_that_is_left_open_goes_on_by_its_name(client, monkeypatch):
     with client.session(begun.session_id) as session:
         second = session.generate("more", max_tokens=5)
     assert second.stats.num_prompt_tokens > first.stats.num_prompt_tokens + 5
-    monkeypatch.setattr("slipstream.client.client.PAUSES_S", (0.05,))
+    monkeypatch.setattr("slipstream.client.session.PAUSES_S", (0.05,))
     with pytest.raises(SessionNotFound):
         begun.generate("again")
 

@@ -92,7 +92,7 @@ async def test_a_session_that_is_left_open_goes_on_by_its_name(client, monkeypat
     await begun.generate("hello", max_tokens=5)
     async with client.session(begun.session_id) as session:
         assert (await session.generate("more", max_tokens=5)).stats.num_cached_tokens
-    monkeypatch.setattr("slipstream.client.aio.PAUSES_S", (0.05,))
+    monkeypatch.setattr("slipstream.client.session.PAUSES_S", (0.05,))
     with pytest.raises(SessionNotFound):
         await begun.generate("again")
 
@@ -202,3 +202,18 @@ async def test_a_request_ends_with_its_client():
         with pytest.raises(Cancelled, match="client was closed"):
             await reading
         assert await asyncio.to_thread(silent.cancelled.wait, 10)
+
+
+@pytest.mark.parametrize("place", ["embedded", "remote"])
+async def test_a_client_for_threads_works_inside_a_running_loop_as_in_a_notebook(
+    reference, router, place
+):
+    with Client(router.address) as remote:
+        client = reference if place == "embedded" else remote
+        text = client.generate("hello", max_tokens=20).text
+        assert "".join(chunk.text for chunk in client.stream("hello", max_tokens=20)) == text
+        with client.session() as session:
+            assert session.generate("hello", max_tokens=5).token_ids
+            next(session.stream("more", max_tokens=20))
+            await asyncio.sleep(0)
+        assert client.tokenize("hello")

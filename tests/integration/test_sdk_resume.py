@@ -11,23 +11,26 @@ from certificates import certificates
 from slipstream.client import AsyncClient, Client, ClientTls, errors
 from slipstream.client.connection import Connection
 from slipstream.client.remote import Remote
-from slipstream.client.remote_aio import AsyncRemote
-from slipstream.client.resuming import Patience
+from slipstream.client.retries import RetryTimeouts
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.server import ServerOptions
 
 GONE = errors.Unavailable("about to stop")
 
 
-def impatient(address):
-    """How to reach a router that soon is given up."""
-    patience = Patience(unanswered_s=0.1, begun_s=0.4)
-    return Connection(address, ChannelOptions(), patience)
+def impatient(address, *, is_blocking):
+    """A router that soon is given up."""
+    timeouts = RetryTimeouts(unanswered_s=0.1, begun_s=0.4)
+    to = Connection(address, ChannelOptions(), timeouts)
+    return Remote(to, 10, to.channel(is_blocking=is_blocking))
 
 
 async def test_tries_come_to_an_end():
     gone = Failing(GONE)
-    with served(register(gone)) as address, Client.of(Remote(impatient(address), 10)) as client:
+    with (
+        served(register(gone)) as address,
+        Client.of(impatient(address, is_blocking=True)) as client,
+    ):
         for ask in (client.stream, client.generate, client.tokenize):
             before = gone.num_calls
             with pytest.raises(errors.Unavailable, match="about to stop"):
@@ -38,7 +41,7 @@ async def test_tries_come_to_an_end():
 async def test_tries_come_to_an_end_for_asyncio():
     gone = Failing(GONE)
     with served(register(gone)) as address:
-        async with AsyncClient.of(AsyncRemote(impatient(address), 10)) as client:
+        async with AsyncClient.of(impatient(address, is_blocking=False)) as client:
             with pytest.raises(errors.Unavailable, match="about to stop"):
                 await anext(client.stream("hello"))
             num_calls = gone.num_calls
@@ -102,7 +105,7 @@ def assert_whole(chunks):
 async def test_a_stream_that_breaks_for_good_names_its_request():
     breaking = Breaking(GONE, [2, 0])
     with served(register(breaking)) as address:
-        with Client.of(Remote(impatient(address), 10)) as client:
+        with Client.of(impatient(address, is_blocking=True)) as client:
             stream = client.stream("hello")
             with pytest.raises(errors.Unavailable) as raised:
                 list(stream)
@@ -110,7 +113,7 @@ async def test_a_stream_that_breaks_for_good_names_its_request():
             assert not stream.is_open
         assert len(breaking.asked) > 1
         breaking.asked.clear()
-        async with AsyncClient.of(AsyncRemote(impatient(address), 10)) as client:
+        async with AsyncClient.of(impatient(address, is_blocking=False)) as client:
             with pytest.raises(errors.Unavailable) as raised:
                 [chunk async for chunk in client.stream("hello", request_id="mine")]
             assert raised.value.request_id == "mine"

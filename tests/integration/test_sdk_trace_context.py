@@ -29,7 +29,7 @@ def told():
 async def test_a_task_that_is_cancelled_ends_its_span(told):
     hanging = Scripted(first_chunk(), hangs=True)
     with served(register(hanging)) as address:
-        async with AsyncClient.of(async_remote(address), watcher=told.watcher) as client:
+        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
             stream = client.stream("hello")
             await anext(stream)
             task = asyncio.create_task(anext(stream))
@@ -45,7 +45,7 @@ def test_a_stream_that_fails_is_a_span_with_its_error(told):
     failing = Failing(errors.ModelError("the model is gone"), num_chunks=2)
     with (
         served(register(failing)) as address,
-        Client.of(remote(address), watcher=told.watcher) as client,
+        Client.of(remote(address), telemetry=told.telemetry) as client,
         pytest.raises(errors.SlipstreamError) as raised,
     ):
         list(client.stream("hello"))
@@ -58,7 +58,7 @@ def test_a_stream_that_fails_is_a_span_with_its_error(told):
 def test_a_stream_that_goes_on_says_where_in_the_same_span(told):
     with (
         served(register(Breaking(GONE, [3, 0, 5, 20]))) as address,
-        Client.of(remote(address), watcher=told.watcher) as client,
+        Client.of(remote(address), telemetry=told.telemetry) as client,
     ):
         assert len(list(client.stream("hello"))) > 20
     assert resumed(told.span()) == [3, 3, 8]
@@ -66,7 +66,7 @@ def test_a_stream_that_goes_on_says_where_in_the_same_span(told):
 
 async def test_a_stream_for_asyncio_that_goes_on_says_where_in_the_same_span(told):
     with served(register(Breaking(GONE, [3, 20]))) as address:
-        async with AsyncClient.of(async_remote(address), watcher=told.watcher) as client:
+        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
             assert [chunk async for chunk in client.stream("hello")]
     assert resumed(told.span()) == [3]
 
@@ -94,12 +94,12 @@ class Hearing(Scripted):
 
 
 @contextmanager
-def hearing(watcher):
+def hearing(telemetry):
     """A router, and every way in which a client may ask it."""
     heard = Hearing()
     with (
         served(register(heard)) as address,
-        Client.of(remote(address), watcher=watcher) as client,
+        Client.of(remote(address), telemetry=telemetry) as client,
     ):
         yield (
             heard,
@@ -123,13 +123,13 @@ def ids(span):
 
 
 async def test_the_router_hears_of_the_span(told):
-    with hearing(told.watcher) as (heard, ways):
+    with hearing(told.telemetry) as (heard, ways):
         for ask in ways:
             ask()
             assert parent_in(heard.trace()) == ids(told.span())
     heard = Hearing()
     with served(register(heard)) as address:
-        async with AsyncClient.of(async_remote(address), watcher=told.watcher) as client:
+        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
             await client.generate("hello")
             assert parent_in(heard.trace()) == ids(told.span())
             await client.session().generate("hello")
@@ -140,7 +140,7 @@ def test_a_span_is_a_child_of_the_applications_and_passes_its_state_on(told):
     state = trace.TraceState([("vendor", "1")])
     context = trace.SpanContext(7, 9, True, trace.TraceFlags(1), state)
     with (
-        hearing(told.watcher) as (heard, ways),
+        hearing(told.telemetry) as (heard, ways),
         trace.use_span(trace.NonRecordingSpan(context)),
     ):
         for ask in ways:
@@ -165,7 +165,7 @@ def test_where_the_sdk_is_not_recorded_the_router_hears_of_the_applications_span
 
 def test_what_is_not_sampled_is_not_for_the_router_to_sample_either():
     off = Told(sampler=ALWAYS_OFF)
-    with hearing(off.watcher) as (heard, ways):
+    with hearing(off.telemetry) as (heard, ways):
         for ask in ways:
             ask()
             assert int(heard.trace()["traceparent"].rpartition("-")[2], 16) & 1 == 0

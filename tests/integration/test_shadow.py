@@ -13,7 +13,7 @@ from slipstream.client import SamplingParams
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.server_info import ShadowInfo
 from slipstream.core.types import Verification
-from slipstream.router.admission import Admission
+from slipstream.router.limits import Admission
 from slipstream.router.shadow import Shadow, ShadowOptions
 
 SAMPLED = SamplingParams(temperature=0.8, seed=7)

@@ -18,6 +18,7 @@ from slipstream.client import (
     Verification,
 )
 from slipstream.models.store.digests import weights_digest
+from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 
@@ -123,7 +124,9 @@ async def test_a_router_that_stops_gives_its_check_up(folder):
 async def test_a_router_that_is_told_to_stop_goes_on_with_requests_but_not_with_checks(folder):
     target = target_worker(folder)
     async with running(target):
-        config = RouterConfig("127.0.0.1:0", targets=(target.address,), shadow_rate=1.0)
+        config = build(
+            RouterConfig, address="127.0.0.1:0", targets=(target.address,), shadow_rate=1.0
+        )
         router = Router(config)
         port = await router.start()
         serving = asyncio.get_running_loop().create_task(router.serve())

@@ -21,7 +21,8 @@ from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.causal import CausalModel
 from slipstream.models.glide_chains import GlideChains
 from slipstream.models.graphs import Replay
-from slipstream.target.verification import Share
+from slipstream.target.request import TargetRequest
+from slipstream.target.schedule import ScheduledRequest
 
 SAMPLINGS = [
     SamplingParams(),
@@ -62,29 +63,30 @@ def test_the_output_is_that_of_plain_decoding_without_shapes(sampling, shape, pr
     assert out.num_drafted > 0
 
 
-def shares_of(target):
+def batch_of(target):
     """Verifications of requests of every kind, one of them a part of a long prompt only."""
-    shares = []
+    batch = []
     for at, sampling in enumerate([*SAMPLINGS, *SAMPLINGS]):
         prompt = tiny.tokens(20 + 30 * at, seed=at)
         tree = TokenTree((3, 9, 4, 3), (-1, -1, 0, 1))
         proposal = Proposal(tree, (NodeStats(0.5, 0.5, 1.0),) * 4)
         session = Session(str(at), len(prompt), 9, sampling)
-        work = target.begin(TokenSequence(session, prompt), proposal)
-        shares.append(Share(work, 50 if at == 2 else len(prompt)))
-    return shares
+        request = TargetRequest(TokenSequence(session, prompt), proposal)
+        target.begin(request)
+        batch.append(ScheduledRequest(request, 50 if at == 2 else len(prompt)))
+    return batch
 
 
 def test_requests_of_every_kind_share_a_step():
     verdicts = []
     for target in (tiny.local_target(tiny.causal()), shaped_target()[0]):
-        shares = shares_of(target)
-        assert len({fits_device(share.work.session) for share in shares}) == 2
-        target.step(shares)
-        left = [share for share in shares if not share.work.is_done]
-        assert len(left) == 1
-        target.step([Share(left[0].work, left[0].work.num_pending)])
-        verdicts.append([share.work.result().tokens for share in shares])
+        batch = batch_of(target)
+        requests = [at.request for at in batch]
+        assert len({fits_device(request.session) for request in requests}) == 2
+        target.step(batch)
+        (left,) = (request for request in requests if not request.is_done)
+        target.step([ScheduledRequest(left, left.num_pending)])
+        verdicts.append([request.result().tokens for request in requests])
     assert verdicts[0] == verdicts[1]
 
 

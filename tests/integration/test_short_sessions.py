@@ -13,14 +13,14 @@ from slipstream.client import AsyncClient, Mode, SpeculationOptions
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from slipstream.state.kept_session import KeptSession
-from slipstream.state.record import Record, Turn
+from slipstream.state.record import Record, StoredTurn
 
 PROMPTS = ("hello there", "abcabcabcabc", "1 2 3 " * 40)
 MAX_TOKENS = 8
 CANCEL_AFTER_S = (0.0, 0.002, 0.02)
 """Before the request reaches the engine, while it waits for a step, and within one."""
 LIMIT_S = 10
-OF_STORE = (KeptSession, Record, Turn, array)
+OF_STORE = (KeptSession, Record, StoredTurn, array)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ async def test_sessions_that_end_or_are_abandoned_leave_nothing_behind(target, d
             await run_sessions(client, 150, rng, drafts=drafts)
             tracked.append(await settled(others))
             memory = engines.engine.target.memory
-            assert engines.engine.target.num_kv_bytes == memory.num_idle_bytes > 0
+            assert memory.pool.num_used_bytes == memory.num_idle_bytes > 0
             if drafts:
                 assert engines.drafter.draft.pool.num_used_bytes == 0
     # The first part fills caches; one object kept for each session would be 150 more.

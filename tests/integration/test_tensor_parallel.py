@@ -22,7 +22,7 @@ from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_target_parts
-from slipstream.target.crew import Crew, CrewPlan
+from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 
 LIMIT_S = 60
 END = "<|endoftext|>"  # the name that Qwen's tokenizers want there to be
@@ -49,8 +49,8 @@ def not_lost(reason, is_input):
 class World:
     """Both models, whole and shared with a second process."""
 
-    def __init__(self, folder, dtype, family, crew):
-        team = crew.meet()
+    def __init__(self, folder, dtype, family, driver):
+        team = driver.join()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
         self.shared = CausalModel(loaded.model, ranks=team.ranks)
         self.shared.drive(team.workers)
@@ -66,8 +66,9 @@ def world(request, tmp_path_factory):
     folder = save_model(tmp_path_factory.mktemp("split") / family, family)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
-        with Crew(CrewPlan(2, folder, dtype, "cpu", "invariant", 1), not_lost) as crew:
-            yield World(folder, dtype, family, crew)
+        plan = TensorParallelPlan(2, folder, dtype, "cpu", "invariant", 1)
+        with WorkerProcesses(plan, not_lost) as driver:
+            yield World(folder, dtype, family, driver)
 
 
 def run(model, cache, pending, tree=TREE):
@@ -123,7 +124,7 @@ async def test_a_reader_of_keys_gets_all_heads(world):
     for target in targets:
         session = Session("reader", len(prompt), 8)
         await target.verify(TokenSequence(session, prompt), Proposal())
-        pieces.append(target.tap("reader", (2, 0), 0).take(1000))
+        pieces.append(target.kv_sender("reader", (2, 0), 0).take(1000))
         await target.release("reader")
     assert targets[0].layout.num_kv_heads == targets[1].layout.num_kv_heads
     tolerance = 1e-4 if world.shared.dtype is torch.float32 else 0.15
@@ -166,7 +167,7 @@ def test_followers_end_with_their_leader_however_it_ends(model):
     with serve("target", *flags, env=TWO) as asked, serve("target", *flags, env=TWO) as killed:
         for process, number in ((asked, signal.SIGTERM), (killed, signal.SIGKILL)):
             process.ready()
-            follower = process.child("target.follower")
+            follower = process.child("target.tensor_parallel_worker")
             with end_of(follower) as ended:
                 process.signal(number)
                 assert process.wait() == (0 if number == signal.SIGTERM else -number)

@@ -6,8 +6,8 @@ from contextlib import aclosing
 
 import pytest
 
-from slipstream.core.ending import Ending
 from slipstream.core.errors import InternalError, SessionTaken
+from slipstream.core.journal import Ending
 from slipstream.core.results import Chunk, Continuity, RequestStats, Timings
 from slipstream.core.stats import Outcomes
 from slipstream.core.types import FinishReason

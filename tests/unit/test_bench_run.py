@@ -15,7 +15,7 @@ from slipstream.core.verify import choose
 from slipstream.models.batched_tokens import Part
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
-from slipstream.text.vocab import vocab_hash
+from slipstream.text.tokenizer import vocab_hash
 from tiny import causal, tokens
 from tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
 

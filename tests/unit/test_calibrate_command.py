@@ -11,7 +11,7 @@ from slipstream.client import Client, Mode, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide_weights import save_glide
-from slipstream.text.vocab import vocab_hash
+from slipstream.text.tokenizer import vocab_hash
 from tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
 
 

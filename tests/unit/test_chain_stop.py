@@ -7,8 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import device_only
-from slipstream.core.calibration import Calibration
-from slipstream.core.stop import CostStop, DecisionStop, FixedStop, StopSignal, SvipStop
+from slipstream.core.stop import (
+    Calibration,
+    CostStop,
+    DecisionStop,
+    FixedStop,
+    StopSignal,
+    SvipStop,
+)
 from slipstream.models.chain_stop import Confidence, Rules, Signals, rule_of, should_stop
 
 chance = st.floats(0, 1)

@@ -8,11 +8,10 @@ import torch
 import device_only
 import tiny
 import tiny_glide
-from slipstream.core.calibration import Calibration
 from slipstream.core.errors import ModelError
 from slipstream.core.profile import Profile
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop import FixedStop
+from slipstream.core.stop import Calibration, FixedStop
 from slipstream.core.types import (
     Plan,
     SamplingParams,

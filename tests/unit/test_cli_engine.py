@@ -16,13 +16,13 @@ import gc, os, sys
 from slipstream.cli import main
 from slipstream.cli.engine import fetched
 from slipstream.cli.options import EngineFlags
-from slipstream.config import usually
+from slipstream.config import set_default_variables
 
 def decide(values):
     assert "torch" not in sys.modules
-    usually(values)
+    set_default_variables(values)
 
-fetched.__globals__["usually"] = decide
+fetched.__globals__["set_default_variables"] = decide
 with fetched(EngineFlags(target=sys.argv[1])):
     assert "torch" in sys.modules and gc.isenabled() and gc.get_freeze_count() > 100_000
 sys.stdout.write(os.environ["{VARIABLE}"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.notices import Notices
+from slipstream.cli.main import WarningPrinter
 from tiny_checkpoint import save_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def test_a_dtype_that_cant_work_is_refused_with_a_sentence(generate):
 
 
 def test_messages_are_printed_once_each(capsys):
-    notices = Notices()
+    printer = WarningPrinter()
     for text in ("one", "two", "one"):
-        notices.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": text}))
+        printer.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": text}))
     assert capsys.readouterr().err == "warning: one\nwarning: two\n"

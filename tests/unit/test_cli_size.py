@@ -5,8 +5,7 @@ import json
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.simulate import _counts
-from slipstream.cli.size import RoundFlags
+from slipstream.cli.size import RoundFlags, _counts
 from slipstream.core.errors import InvalidRequest
 
 

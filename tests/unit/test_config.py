@@ -8,12 +8,12 @@ import pytest
 from slipstream.config import (
     load_config,
     load_settings,
-    option,
     parse_flags,
     resolved,
     traces_dir,
 )
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import build, check_bounds, group, option, options_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,26 @@ class Needy:
     """An option without a default."""
 
     address: str = field(metadata={"help": "Where."})
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A group of options that services share."""
+
+    cert: Path | None = option(None, "A certificate.")
+    secret: str | None = option(None, "A secret.", secret=True)
+    days: int = option(30, "How long it is valid.", least=1)
+
+    def __post_init__(self):
+        check_bounds(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Options of its own, and a group whose options have a prefix, one another default."""
+
+    name: str = option("some", "A name.")
+    tls: Tls = group(Tls, "tls_", days=option(7, "Days it is valid for."))
 
 
 FILE = """
@@ -249,3 +269,31 @@ def test_what_is_logged_is_plain_values_with_secrets_masked():
     assert (shown["place"], shown["peers"], shown["token"]) == ("a/b", ["a", "b"], "***")
     assert (shown["size"], shown["title"]) == (3, None)
     assert resolved(Options())["token"] is None
+
+
+def test_options_of_a_group_stand_beside_the_others_under_its_prefix(tmp_path):
+    assert [at.name for at in options_of(Service)] == ["name", "tls_cert", "tls_secret", "tls_days"]
+    file = tmp_path / "slipstream.toml"
+    file.write_text('[target]\nname = "n"\ntls_cert = "c"\n')
+    (flags,), _ = parse_flags([Service], ["--tls-days", "9"], prog="target", doc="")
+    env = {"SLIPSTREAM_TARGET_TLS_SECRET": "hush"}
+    at = load_config(Service, section="target", file=file, env=env, flags=flags)
+    assert at == Service("n", Tls(Path("c"), "hush", 9))
+    assert resolved(at) == {"name": "n", "tls_cert": "c", "tls_secret": "***", "tls_days": 9}
+    assert "hush" not in repr(at)
+
+
+def test_a_service_gives_options_of_a_group_other_defaults_and_help():
+    assert load_config(Service, section="target", env={}) == Service() == build(Service)
+    assert Service().tls.days == 7
+    (days,) = (at for at in options_of(Service) if at.name == "tls_days")
+    assert (days.default, days.help, days.flag) == (7, "Days it is valid for.", "--tls-days")
+
+
+def test_a_group_checks_its_values_wherever_they_come_from():
+    with pytest.raises(InvalidRequest, match="days is 0, but must be 1 or more"):
+        build(Service, tls_days=0)
+    with pytest.raises(TypeError, match="has no option tls_year"):
+        build(Service, tls_year=1)
+    with pytest.raises(InvalidRequest, match="SLIPSTREAM_X_TLS_YEAR"):
+        load_config(Service, section="x", env={"SLIPSTREAM_X_TLS_YEAR": "1"})

@@ -10,6 +10,7 @@ import pytest
 from dns_server import name_server
 from slipstream.core.errors import InvalidRequest
 from slipstream.draft.config import DraftConfig
+from slipstream.options import build
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions
@@ -178,15 +179,17 @@ async def test_one_connection_too_many_is_closed_and_room_is_given_back():
 )
 def test_an_age_that_makes_no_sense_is_refused(given, says):
     with pytest.raises(InvalidRequest, match=says):
-        RouterConfig(targets=("127.0.0.1:1",), **given)
+        build(RouterConfig, targets=("127.0.0.1:1",), **given)
 
 
 def test_where_nothing_ages_the_grace_binds_nobody():
-    RouterConfig(targets=("127.0.0.1:1",), max_connection_age_s=0, max_connection_age_grace_s=0)
+    build(
+        RouterConfig, targets=("127.0.0.1:1",), max_connection_age_s=0, max_connection_age_grace_s=0
+    )
 
 
 def test_connections_to_routers_age_and_those_to_engines_do_not():
-    router = RouterConfig(targets=("127.0.0.1:1",)).server_options()
+    router = build(RouterConfig, targets=("127.0.0.1:1",)).server_options()
     assert 0 < router.max_connection_age_s < router.max_connection_age_grace_s
     assert router.max_connection_idle_s > 0 < router.max_connections
     for engine in (TargetConfig(), DraftConfig()):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from slipstream.core.offer import Offer
-from slipstream.core.row_costs import RowCosts
+from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.types import Plan, ReplyTiming, Verdict
 from slipstream.rpc.convert import plan_from_pb, plan_to_pb, verdict_from_pb, verdict_to_pb
 

@@ -19,6 +19,7 @@ from slipstream.models.glide_init import GlideShape, config_for_target, init_fro
 from slipstream.models.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
 from slipstream.models.store.digests import file_digest
+from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.convert_facts import draft_facts_from_pb
 from slipstream.rpc.kv import KvEncoding
@@ -61,7 +62,7 @@ def saved(checkpoint, shape, folder):
 
 async def about(**options):
     """What a draft that was loaded so says of itself."""
-    servicer = load_draft(DraftConfig(**{"dtype": "float32", **options}))
+    servicer = load_draft(build(DraftConfig, **{"dtype": "float32", **options}))
     try:
         return await servicer.DescribeDraft(draft_pb2.DescribeDraftRequest(), None)
     finally:
@@ -71,17 +72,17 @@ async def about(**options):
 @pytest.mark.parametrize("options", REFUSED, ids=lambda options: next(iter(options)))
 def test_what_makes_no_sense_is_refused(options):
     with pytest.raises(InvalidRequest, match=next(iter(options))):
-        DraftConfig(**options)
+        build(DraftConfig, **options)
 
 
 def test_a_certificate_without_its_key_is_refused():
     for given in ({"tls_cert": Path("c")}, {"peer_ca": Path("c"), "peer_cert": Path("c")}):
         with pytest.raises(InvalidRequest, match="key"):
-            DraftConfig(**given)
+            build(DraftConfig, **given)
 
 
 def test_settings_follow_from_the_configuration():
-    settings = DraftConfig(max_sessions=3, kv_wait_ms=2.5, kv_encoding="int8").settings()
+    settings = build(DraftConfig, max_sessions=3, kv_wait_ms=2.5, kv_encoding="int8").settings()
     assert settings.limits.max_sessions == 3
     assert (settings.kv_wait_s, settings.kv_encoding) == (0.0025, KvEncoding.INT8)
 

@@ -17,6 +17,7 @@ from slipstream.draft.engine import NO_ROOM
 from slipstream.draft.memory import ByteBudget, DraftMemory, Needs
 from slipstream.draft.mirror import KvMirror
 from slipstream.models.pool import KvLayout
+from slipstream.options import build
 
 LAYOUT = KvLayout(1, 3, 64, torch.bfloat16, torch.device("cpu"))
 NEEDS = Needs(1 << 20, 1 << 20, max_tokens=1000)
@@ -122,7 +123,7 @@ def test_less_than_a_page_is_refused():
 @pytest.mark.parametrize("budget", ["much", "2XB", "1.5", "-1"])
 def test_a_budget_that_is_none_is_refused_at_the_start(budget):
     with pytest.raises(InvalidRequest, match="memory budget"):
-        DraftConfig(kv_memory=budget)
+        build(DraftConfig, kv_memory=budget)
 
 
 def test_mirrors_share_a_budget_and_keep_what_they_have():

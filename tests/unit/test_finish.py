@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.finish import finish
+from slipstream.core.sequence import finish
 from slipstream.core.types import FinishReason, Session
 
 STOP = 9

@@ -8,24 +8,24 @@ from slipstream.client import Mode, SamplingParams, Shape, SpeculationOptions
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
-from slipstream.gateway.asked import asked_chat, asked_completion, seed_of
+from slipstream.gateway.body import ChatRequest, CompletionRequest, validated
 from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import TABLE, Refused, problem_of
-from slipstream.gateway.fields import ChatRequest, CompletionRequest, understood
-from slipstream.gateway.logprobs import IMPOSSIBLE, chat_logprobs, completion_logprobs
+from slipstream.gateway.errors import TABLE, HttpError, http_error
+from slipstream.gateway.responses import IMPOSSIBLE, chat_logprobs, completion_logprobs
+from slipstream.gateway.sdk_options import chat_options, completion_options, seed_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 def chat(**body):
-    body = understood(ChatRequest, {"messages": HELLO, **body})
-    return asked_chat(body, request_id="r", default_max_tokens=99).options
+    body = validated(ChatRequest, {"messages": HELLO, **body})
+    return chat_options(body, request_id="r", default_max_tokens=99)
 
 
 def completion(**body):
-    body = understood(CompletionRequest, {"prompt": "hello", **body})
-    return asked_completion(body, request_id="r").options
+    body = validated(CompletionRequest, {"prompt": "hello", **body})
+    return completion_options(body, request_id="r")
 
 
 def test_what_is_left_out_is_what_openai_takes_it_for():
@@ -50,7 +50,7 @@ def test_either_name_of_the_limit_counts_and_two_limits_do_not():
     for limit in ({"max_tokens": 7}, {"max_completion_tokens": 7}):
         assert chat(**limit)["max_tokens"] == 7
     assert chat(max_tokens=7, max_completion_tokens=7)["max_tokens"] == 7
-    with pytest.raises(Refused, match="max_tokens and max_completion_tokens"):
+    with pytest.raises(HttpError, match="max_tokens and max_completion_tokens"):
         chat(max_tokens=7, max_completion_tokens=8)
 
 
@@ -84,7 +84,7 @@ def test_a_choice_is_taken_as_it_is_written():
 
 def test_only_one_of_the_ways_to_say_what_the_text_must_be_is_taken():
     both = {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
-    with pytest.raises(Refused, match="response_format and structured_outputs"):
+    with pytest.raises(HttpError, match="response_format and structured_outputs"):
         chat(**both)
     text = chat(response_format={"type": "text"}, structured_outputs={"regex": "a"})
     assert text["regex"] == "a"
@@ -109,14 +109,14 @@ def test_log_probabilities_are_asked_for_as_each_kind_of_request_does():
         lambda: completion(logprobs=True),
         lambda: chat(logprobs=1),
     ):
-        with pytest.raises(Refused, match="logprobs"):
+        with pytest.raises(HttpError, match="logprobs"):
             refused()
 
 
 def test_a_refusal_quotes_nothing_that_was_written():
     secret = "a secret that nobody should log"
     for body in ({"messages": secret}, {"seed": secret}, {"stop": [[secret]]}):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(HttpError) as refused:
             chat(**body)
         assert secret not in str(refused.value)
 
@@ -154,7 +154,7 @@ def test_nothing_is_said_of_tokens_of_which_nothing_is_known():
 
 def test_every_error_of_ours_has_a_status():
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
-    assert all(400 <= problem_of(kind("it is so")).status < 600 for kind in kinds)
+    assert all(400 <= http_error(kind("it is so")).status < 600 for kind in kinds)
     listed = [kind for kind, _, _ in TABLE]
     for number, kind in enumerate(listed):
         assert not any(issubclass(kind, earlier) for earlier in listed[:number]), kind
@@ -180,5 +180,5 @@ def test_a_front_refuses_what_it_cannot_do(given, reason):
 
 def test_a_router_elsewhere_is_dialled_in_the_clear_only_where_that_is_meant():
     config = HttpConfig("router.example:50051", "[::1]:8000", plaintext_tokens=True)
-    assert config.place() == ("::1", 8000)
+    assert config.host_and_port() == ("::1", 8000)
     assert config.to_router() is None

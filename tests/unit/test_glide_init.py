@@ -18,7 +18,7 @@ from slipstream.models.glide_init import (
 )
 from slipstream.models.linears import DraftLinear, quantize
 from slipstream.models.target_parts import rotary_tables, rotate, target_parts
-from slipstream.text.vocab import vocab_hash
+from slipstream.text.tokenizer import vocab_hash
 
 
 def test_sublayers_start_from_the_layers_they_stand_for():

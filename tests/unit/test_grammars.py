@@ -27,7 +27,7 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from slipstream.target.grammars import MAX_COMPILED, Grammars, follower_of
+from slipstream.target.grammars import MAX_COMPILED, Grammars, constraint_of
 
 PERSON = {
     "type": "object",
@@ -48,12 +48,16 @@ def made():
     return grammars()
 
 
-def texts_of(follower, limit):
+def constraint_for(made, grammar, stops):
+    return made.constraint(made.compile(grammar).result(), stops)
+
+
+def texts_of(constraint, limit):
     """Every text that may end within so many tokens, by going all the ways that are allowed."""
     found, open_ = set(), [[]]
     while open_:
         output = open_.pop()
-        for token in follower.allowed(output).tolist():
+        for token in constraint.allowed(output).tolist():
             if token == EOS:
                 found.add(TEXT.decode(output))
             elif len(output) < limit:
@@ -63,7 +67,7 @@ def texts_of(follower, limit):
 
 @pytest.mark.parametrize("expression", ["(ab|a)c{1,2}", "[ab]*c?", "a(b|bc)c?", "(a|b)(a|c)?(b)?"])
 def test_the_texts_that_may_end_are_those_that_match(made, expression):
-    found = texts_of(made.follower(regex(expression), STOPS), 4)
+    found = texts_of(constraint_for(made, regex(expression), STOPS), 4)
     words = ("".join(word) for size in range(5) for word in itertools.product("abc", repeat=size))
     assert found == {word for word in words if re.fullmatch(expression, word)}
 
@@ -72,12 +76,12 @@ def test_the_texts_that_may_end_are_those_that_match(made, expression):
 @given(st.integers(0, 2**32), st.sampled_from([schema(PERSON), regex("(foo|fo{2,4}d)+(, x)*")]))
 def test_masks_do_not_depend_on_how_an_output_was_come_to(seed, grammar):
     made, rng = grammars(), random.Random(seed)
-    output = drawn(made.follower(grammar, STOPS), seed, 60)
+    output = drawn(constraint_for(made, grammar, STOPS), seed, 60)
     fresh = [
-        made.follower(grammar, STOPS).allowed(output[:count]).tolist()
+        constraint_for(made, grammar, STOPS).allowed(output[:count]).tolist()
         for count in range(len(output) + 1)
     ]
-    wanderer = made.follower(grammar, STOPS)
+    wanderer = constraint_for(made, grammar, STOPS)
     for _ in range(40):
         count = rng.randrange(len(output) + 1)
         if rng.random() < 0.3:
@@ -91,47 +95,47 @@ def test_masks_do_not_depend_on_how_an_output_was_come_to(seed, grammar):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32))
 def test_forced_tokens_may_follow_one_after_the_other(seed):
-    follower = grammars().follower(schema(PERSON), STOPS)
-    output = drawn(follower, seed, 60)
+    constraint = constraint_for(grammars(), schema(PERSON), STOPS)
+    output = drawn(constraint, seed, 60)
     at = random.Random(seed).randrange(len(output) + 1)
-    forced = follower.forced(output[:at])
+    forced = constraint.forced(output[:at])
     for count, token in enumerate(forced):
-        assert token in follower.allowed([*output[:at], *forced[:count]]).tolist()
+        assert token in constraint.allowed([*output[:at], *forced[:count]]).tolist()
 
 
 def test_what_can_be_nothing_else_is_forced(made):
-    follower = made.follower(regex("hello (world|moon)"), STOPS)
-    assert TEXT.decode(follower.forced([])) == "hello "
-    assert TEXT.decode(follower.forced(ids("hello m"))) == "oon"
-    assert follower.forced(ids("hello moon")) == ()
-    assert follower.forced([*ids("hello moon"), EOS]) == ()
-    assert follower.forced(ids("goodbye")) == ()
+    constraint = constraint_for(made, regex("hello (world|moon)"), STOPS)
+    assert TEXT.decode(constraint.forced([])) == "hello "
+    assert TEXT.decode(constraint.forced(ids("hello m"))) == "oon"
+    assert constraint.forced(ids("hello moon")) == ()
+    assert constraint.forced([*ids("hello moon"), EOS]) == ()
+    assert constraint.forced(ids("goodbye")) == ()
 
 
 def test_a_text_ends_where_the_grammar_accepts_it_and_only_there(made):
-    follower = made.follower(regex("ab?"), STOPS)
-    assert EOS not in follower.allowed([])
-    assert sorted(follower.allowed(ids("a")).tolist()) == sorted([EOS, *ids("b")])
-    assert follower.allowed(ids("ab")).tolist() == [EOS]
-    assert follower.allowed([*ids("ab"), EOS]).tolist() == [EOS]
+    constraint = constraint_for(made, regex("ab?"), STOPS)
+    assert EOS not in constraint.allowed([])
+    assert sorted(constraint.allowed(ids("a")).tolist()) == sorted([EOS, *ids("b")])
+    assert constraint.allowed(ids("ab")).tolist() == [EOS]
+    assert constraint.allowed([*ids("ab"), EOS]).tolist() == [EOS]
 
 
 def test_stop_tokens_are_those_of_the_session(made):
     other = ids("z")[0]
-    follower = made.follower(regex("az?"), frozenset({other, 2}))
-    assert other not in follower.allowed([]).tolist()
-    assert follower.allowed(ids("a")).tolist() == sorted([2, other])
-    assert follower.allowed([*ids("a"), other]).tolist() == sorted([2, other])
+    constraint = constraint_for(made, regex("az?"), frozenset({other, 2}))
+    assert other not in constraint.allowed([]).tolist()
+    assert constraint.allowed(ids("a")).tolist() == sorted([2, other])
+    assert constraint.allowed([*ids("a"), other]).tolist() == sorted([2, other])
     with pytest.raises(InvalidRequest, match="no stop token"):
-        made.follower(regex("a"), frozenset())
+        constraint_for(made, regex("a"), frozenset())
 
 
 def test_special_tokens_are_in_no_text(made):
     for grammar in (regex("(.|\n)*"), regex("<[|](end|user)[|]>"), schema({"type": "string"})):
-        follower = made.follower(grammar, STOPS)
+        constraint = constraint_for(made, grammar, STOPS)
         for output in ([], ids('"a'), ids("<|e")):
             try:
-                allowed = follower.allowed(output).tolist()
+                allowed = constraint.allowed(output).tolist()
             except InvalidRequest:
                 continue
             assert not {token for token in allowed if token < NUM_SPECIAL} - {EOS}
@@ -139,16 +143,16 @@ def test_special_tokens_are_in_no_text(made):
 
 def test_ids_behind_the_tokenizers_own_are_never_allowed():
     padded = Grammars(TEXT, vocab_size=VOCAB + 61, stop_token_ids=STOPS)
-    allowed = padded.follower(regex("(.|\n)*"), STOPS).allowed([]).tolist()
+    allowed = constraint_for(padded, regex("(.|\n)*"), STOPS).allowed([]).tolist()
     assert max(allowed) < VOCAB
 
 
 @pytest.mark.parametrize("number", range(0, 60, 3))
 def test_every_text_by_a_schema_is_valid_and_ends_by_itself(made, number):
     case = draw_schemas(60, 5)[number]
-    follower = made.follower(schema(case.schema), STOPS)
+    constraint = constraint_for(made, schema(case.schema), STOPS)
     for seed in range(4):
-        output = drawn(follower, seed, case.longest + 1)
+        output = drawn(constraint, seed, case.longest + 1)
         assert output[-1] == EOS
         value = json.loads(TEXT.decode(output))
         jsonschema.validate(value, case.schema, jsonschema.Draft202012Validator)
@@ -183,10 +187,10 @@ def test_schemas_drawn_are_those_of_the_seed():
 )
 def test_what_cannot_be_followed_is_refused_in_one_short_printable_sentence(made, grammar, reason):
     with pytest.raises(InvalidRequest, match=reason) as refused:
-        made.follower(grammar, STOPS)
+        constraint_for(made, grammar, STOPS)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 400
-    assert not made.knows(grammar)
+    assert made.find(grammar) is None
 
 
 @pytest.mark.parametrize("size", [0, MAX_GRAMMAR_BYTES + 1])
@@ -197,9 +201,9 @@ def test_grammars_have_bounds(size):
 
 def test_the_longest_grammar_is_followed(made):
     text = "ab" * (MAX_GRAMMAR_BYTES // 2)
-    follower = made.follower(regex(text), STOPS)
-    assert follower.allowed([]).tolist() == ids("a")
-    assert 0 < len(follower.forced([])) < 200
+    constraint = constraint_for(made, regex(text), STOPS)
+    assert constraint.allowed([]).tolist() == ids("a")
+    assert 0 < len(constraint.forced([])) < 200
 
 
 def wait_for_spare(made):
@@ -208,20 +212,20 @@ def wait_for_spare(made):
 
 
 def test_a_grammar_that_becomes_too_complex_ends_with_an_error_every_time(made):
-    follower = made.follower(regex("(.*a.{300}){200}b"), STOPS)
+    constraint = constraint_for(made, regex("(.*a.{300}){200}b"), STOPS)
     output = ids("a" * 4000)
     for _ in range(2):
         wait_for_spare(made)
         with pytest.raises(InvalidRequest, match="can't be followed beyond"):
             for count in range(0, len(output), 40):
-                follower.allowed(output[:count])
+                constraint.allowed(output[:count])
     wait_for_spare(made)
-    assert len(follower.allowed([]))
+    assert len(constraint.allowed([]))
 
 
 def test_what_others_have_used_up_of_a_grammar_is_taken_from_nobody(made):
     grammar = regex("(.*a.{300}){200}b")
-    hungry, modest = made.follower(grammar, STOPS), made.follower(grammar, STOPS)
+    hungry, modest = constraint_for(made, grammar, STOPS), constraint_for(made, grammar, STOPS)
     expected = modest.allowed([]).tolist()
     with pytest.raises(InvalidRequest, match="beyond"):
         for count in range(0, 4000, 40):
@@ -229,39 +233,39 @@ def test_what_others_have_used_up_of_a_grammar_is_taken_from_nobody(made):
     wait_for_spare(made)
     assert modest.allowed(ids("a")).tolist() == expected
     assert modest.allowed([]).tolist() == expected
-    assert made.follower(grammar, STOPS).allowed([]).tolist() == expected
+    assert constraint_for(made, grammar, STOPS).allowed([]).tolist() == expected
 
 
 def test_a_schema_that_allows_anything_is_true(made):
-    follower = made.follower(schema("true"), STOPS)
+    constraint = constraint_for(made, schema("true"), STOPS)
     for text in ('{"a":[1,null]}', '"x"', "-1.5e3"):
-        assert EOS in follower.allowed(ids(text)).tolist()
+        assert EOS in constraint.allowed(ids(text)).tolist()
 
 
 def test_only_so_many_grammars_are_kept(made):
     own = grammars()
     several = [regex(f"a{{{count}}}") for count in range(1, MAX_COMPILED + 2)]
     for grammar in several[:-1]:
-        own.compile(grammar)
-    own.compile(several[0])
-    own.compile(several[-1])
-    assert own.knows(several[0])
-    assert not own.knows(several[1])
+        own.compile(grammar).result()
+    own.compile(several[0]).result()
+    own.compile(several[-1]).result()
+    assert own.find(several[0]) is not None
+    assert own.find(several[1]) is None
 
 
-def test_a_session_keeps_its_follower_while_its_grammar_stays_the_same(made):
-    held = [made.compile(regex(text)) for text in ("ab*", "c")]
+def test_a_session_keeps_its_constraint_while_its_grammar_stays_the_same(made):
+    held = [made.compile(regex(text)).result() for text in ("ab*", "c")]
     session = Session("s", 2, 9, stop_token_ids=STOPS, grammar=held[0].grammar)
-    first = follower_of(made, TokenSequence(session, [9, 9, *ids("a")]), None)
-    assert follower_of(made, TokenSequence(session, [9, 9, *ids("ab")]), first) is first
+    first = constraint_of(made, TokenSequence(session, [9, 9, *ids("a")]), None)
+    assert constraint_of(made, TokenSequence(session, [9, 9, *ids("ab")]), first) is first
     other = Session("s", 2, 9, stop_token_ids=STOPS, grammar=regex("c"))
-    assert follower_of(made, TokenSequence(other, [9, 9]), first) is not first
+    assert constraint_of(made, TokenSequence(other, [9, 9]), first) is not first
     plain = Session("s", 2, 9, stop_token_ids=STOPS)
-    assert follower_of(made, TokenSequence(plain, [9, 9]), first) is None
+    assert constraint_of(made, TokenSequence(plain, [9, 9]), first) is None
     with pytest.raises(InvalidRequest, match="token 1 of the output"):
-        follower_of(made, TokenSequence(session, [9, 9, *ids("ac")]), first)
+        constraint_of(made, TokenSequence(session, [9, 9, *ids("ac")]), first)
     with pytest.raises(NotBuilt):
-        follower_of(None, TokenSequence(session, [9, 9]), None)
+        constraint_of(None, TokenSequence(session, [9, 9]), None)
 
 
 def test_a_model_without_a_stop_token_follows_no_grammar():

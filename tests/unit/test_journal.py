@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from rounds import outcome
-from slipstream.core.ending import Ending
 from slipstream.core.errors import SessionTaken, Unavailable
+from slipstream.core.journal import Ending
 from slipstream.core.stats import Outcomes
 from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal

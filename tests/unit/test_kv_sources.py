@@ -5,6 +5,7 @@ import pytest
 from slipstream.core.errors import InvalidRequest, PermissionDenied
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.sources import ANYWHERE, THIS_MACHINE, KvSources, dialled, usual_sources
+from slipstream.options import build
 
 NO_ADDRESSES = [
     "",
@@ -87,7 +88,7 @@ def test_what_no_pattern_admits_may_not(patterns, address):
 @pytest.mark.parametrize("pattern", ["", "host", "*", "a*b:1", "*.*:1", "10.0.0.0/33:1", "h:0"])
 def test_a_pattern_that_is_none_is_refused_at_the_start(pattern):
     with pytest.raises(InvalidRequest, match="kv_sources has"):
-        DraftConfig(kv_sources=(pattern,))
+        build(DraftConfig, kv_sources=(pattern,))
 
 
 @pytest.mark.parametrize(

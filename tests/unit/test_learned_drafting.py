@@ -1,6 +1,7 @@
 """Drafting from learned texts on a tiny target: the text is the same whatever a memory holds."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +30,9 @@ def run_with(memory, sampling):
     request = make_request("s", PROMPT, ask, FACTS, NGRAM)
     engine = tiny.local_target(tiny.causal())
     draft = NgramDraft(NgramSources(memory=memory))
-    run = Run(draft, engine, request, text=Letters(), clock=lambda: 0.0)
+    run = Run(
+        SimpleNamespace(draft=draft, target=engine), request, text=Letters(), clock=lambda: 0.0
+    )
     *_, last = iterated(run.chunks())
     finished(engine.release("s"))
     return tuple(run.output), last.stats.speculation

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.load import Allowance, Crowd, Probes, Waits, Yield
-from slipstream.core.offer import Offer
-from slipstream.target.metering import FixedMeter, HarmlessMeter, LoadMeter, StepTaken
+from slipstream.core.row_costs import Offer
+from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
 
 TILE = 32
 
@@ -172,7 +172,7 @@ def test_probes_come_at_growing_intervals_and_anew_once_it_pays():
 def test_a_fixed_meter_offers_the_same_to_everybody():
     meter = FixedMeter(16)
     meter.verified(num_nodes=3, num_accepted=3)
-    meter.record(StepTaken(99, 9, 9, 9.0, is_drafted=True))
+    meter.record(StepCost(99, 9, 9, 9.0, is_drafted=True))
     assert {meter.offer(sessions) for sessions in range(40)} == {Offer(16)}
 
 
@@ -190,7 +190,7 @@ def test_what_a_meter_raises_fails_no_step_and_is_logged_once(caplog):
     for _ in range(3):
         assert meter.offer(1) is None
         meter.verified(num_nodes=1, num_accepted=1)
-        meter.record(StepTaken(1, 1, 1, 1.0))
+        meter.record(StepCost(1, 1, 1, 1.0))
     assert len(caplog.records) == 1
 
 
@@ -209,7 +209,7 @@ def test_whatever_steps_took_every_one_has_an_offer(taken):
         assert 0 < offer.round_s < math.inf
         assert offer.rows >= 1
         meter.verified(num_nodes=rows - 1, num_accepted=min(rows - 1, 3))
-        meter.record(StepTaken(rows, sessions, keys, seconds, waited_s, is_drafted))
+        meter.record(StepCost(rows, sessions, keys, seconds, waited_s, is_drafted))
 
 
 def steps(meter, count, *, sessions, accepted=0.5, law=staircase):
@@ -223,7 +223,7 @@ def steps(meter, count, *, sessions, accepted=0.5, law=staircase):
             meter.verified(num_nodes=offer.rows - 1, num_accepted=kept)
         total = offer.rows * sessions
         is_drafted = total > sessions
-        meter.record(StepTaken(total, sessions, 0, law(total), is_drafted=is_drafted))
+        meter.record(StepCost(total, sessions, 0, law(total), is_drafted=is_drafted))
     return rows
 
 

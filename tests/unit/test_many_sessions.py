@@ -12,8 +12,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.models.batched_tokens import Part
-from slipstream.target.engine import ALONE_ROWS
-from slipstream.target.verification import Share
+from slipstream.target.engine import MAX_CHUNK
+from slipstream.target.request import TargetRequest
+from slipstream.target.schedule import ScheduledRequest
 
 CASES = [("llama", torch.float32), ("llama", torch.bfloat16), ("phi3", torch.bfloat16)]
 STARTS = (1, 40, 127, 128, 200, 255)
@@ -42,6 +43,16 @@ def test_a_row_has_the_same_bits_whoever_shares_its_forward(family, dtype):
         assert torch.equal(rows, alone[at])
 
 
+def begun(target, sequence, proposal=None):
+    request = TargetRequest(sequence, proposal or Proposal())
+    target.begin(request)
+    return request
+
+
+def part_of(request, most):
+    return ScheduledRequest(request, min(request.num_pending, most))
+
+
 class Round:
     """One session's requests against an engine, as the loop would make them."""
 
@@ -57,7 +68,7 @@ class Round:
         num_output = len(self.sequence) - self.session.num_prompt_tokens
         room = self.session.max_tokens - num_output - 1
         tree = TokenTree.chain(guess[:room]) if num_output else TokenTree((), ())
-        return target.begin(self.sequence, Proposal(tree))
+        return begun(target, self.sequence, Proposal(tree))
 
     def take(self, verdict):
         self.sequence.append(verdict.tokens)
@@ -79,7 +90,7 @@ def by_turns(target, sessions):
         while not one.is_done:
             work = one.begin(target)
             while not work.is_done:
-                target.step([Share(work, min(work.num_pending, ALONE_ROWS))])
+                target.step([part_of(work, MAX_CHUNK)])
             one.take(work.result())
 
 
@@ -90,8 +101,7 @@ def mixed(target, sessions, rng):
         idle = [one for one in sessions if not one.is_done and one not in works]
         works |= {one: one.begin(target) for one in idle if rng.random() < 0.8}
         if works:
-            shares = [(work, rng.randrange(1, 50)) for work in works.values()]
-            target.step([Share(work, min(work.num_pending, rows)) for work, rows in shares])
+            target.step([part_of(work, rng.randrange(1, 50)) for work in works.values()])
         for one in [one for one, work in works.items() if work.is_done]:
             one.take(works.pop(one).result())
 
@@ -172,7 +182,7 @@ def test_a_session_without_room_waits_and_leaves_the_others_alone():
     verify(target, Session("a", 100, 100), tiny.tokens(100))
     b = Session("b", 100, 100)
     with pytest.raises(NoRoom, match="256 slots of keys and values are needed"):
-        target.begin(TokenSequence(b, tiny.tokens(100, seed=1)), Proposal())
+        begun(target, TokenSequence(b, tiny.tokens(100, seed=1)))
     assert target.kv_bytes("b") == 0
     assert verify(target, Session("a", 100, 100), tiny.tokens(100)).num_cached == 99
     finished(target.release("a"))
@@ -181,10 +191,10 @@ def test_a_session_without_room_waits_and_leaves_the_others_alone():
 
 def test_a_failure_of_one_session_is_not_the_others():
     target = tiny.local_target(tiny.causal())
-    good = target.begin(TokenSequence(Session("good", 5, 5), (1, 2, 3, 4, 5)), Proposal())
+    good = begun(target, TokenSequence(Session("good", 5, 5), (1, 2, 3, 4, 5)))
     with pytest.raises(InvalidRequest):
-        target.begin(TokenSequence(Session("bad", 5, 5), (1, 2, 3)), Proposal())
-    target.step([Share(good, good.num_pending)])
+        begun(target, TokenSequence(Session("bad", 5, 5), (1, 2, 3)))
+    target.step([ScheduledRequest(good, good.num_pending)])
     assert len(good.result().tokens) == 1
 
 
@@ -195,18 +205,16 @@ def test_hundreds_of_sessions_leave_nothing_behind():
         name, size = f"s{number}", rng.randrange(2, 200)
         session = Session(name, size, 20)
         try:
-            work = target.begin(
-                TokenSequence(session, tiny.tokens(size, seed=number % 7)), Proposal()
-            )
+            work = begun(target, TokenSequence(session, tiny.tokens(size, seed=number % 7)))
         except NoRoom:
             finished(target.release(held.popitem()[0]))
             continue
         held[name] = work
         if rng.random() < 0.3:  # the rest is cancelled before its first step, or in the midst of it
-            target.step([Share(work, min(work.num_pending, rng.randrange(1, 100)))])
+            target.step([part_of(work, rng.randrange(1, 100))])
         if rng.random() < 0.5 or len(held) == 8:
             finished(target.release(held.popitem()[0]))
     for name in held:
         finished(target.release(name))
-    assert target.num_kv_bytes == target.memory.num_cached_bytes
+    assert target.memory.pool.num_used_bytes == target.memory.num_cached_bytes
     assert target.memory.num_cached_bytes == target.memory.num_idle_bytes

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from served_target import over_wire, served_target
+from served_target import served_target
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished
 from slipstream.core.keyed_noise import Purpose
@@ -113,7 +113,7 @@ def test_rivals_that_can_t_be_compared_are_refused_and_change_nothing(
     session = session_of(verification=verification)
     with pytest.raises(InvalidRequest, match=complaint):
         finished(engine.verify(TokenSequence(session, PROMPT), Proposal(rivals=rivals)))
-    assert engine.num_kv_bytes == 0
+    assert engine.memory.pool.num_used_bytes == 0
 
 
 def test_rivals_travel_with_a_round_and_never_with_what_a_draft_proposes():
@@ -132,7 +132,7 @@ async def test_margins_are_the_same_over_the_wire(model):
     async with served_target(model) as served:
         identity = (await served.stub.DescribeTarget(target_pb2.DescribeTargetRequest())).identity
         remote = RemoteTarget(Peer("target", served.channel), identity, CallOptions())
-        there = await over_wire(remote, TokenSequence(session, PROMPT), asked)
+        there = await remote.verify(TokenSequence(session, PROMPT), asked)
         await remote.release("s")
         await served.until_empty()
     assert (there.tokens, there.margins) == (here.tokens, here.margins)

@@ -6,7 +6,7 @@ import tracemalloc
 from session_stores import InMemory, begins, claim, opened
 from slipstream.core.errors import SessionNotFound
 from slipstream.core.inline import finished
-from slipstream.state.expiries import Expiries
+from slipstream.state.kept_session import Expiries
 from slipstream.state.record import Bounds, News
 
 

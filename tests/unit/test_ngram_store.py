@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, TrainingError, WeightsError
-from slipstream.ngrams.registry import NgramStores, open_store, store_named
-from slipstream.ngrams.store_file import ARRAYS, FULL, SUFFIX, NgramFile, StoreHeader, checksum
+from slipstream.ngrams.store_file import (
+    ARRAYS,
+    FULL,
+    SUFFIX,
+    NgramFile,
+    NgramStores,
+    StoreHeader,
+    checksum,
+    open_store,
+    store_named,
+)
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 

@@ -11,7 +11,7 @@ from slipstream.core.ngram_sources import CopySource
 from slipstream.core.origins import TokenOrigin, origins_of
 from slipstream.core.request import Ask
 from slipstream.core.results import Chunk, collected
-from slipstream.core.trail import Trail
+from slipstream.core.run import Trail
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
 from tiny_runs import WAYS, agreeing_models, run_of

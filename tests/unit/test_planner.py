@@ -12,10 +12,10 @@ from slipstream.core.backoff import Backoff
 from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.ngram_sources import CopySource
-from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.row_costs import Offer
 from slipstream.core.settings import resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (

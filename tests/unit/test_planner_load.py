@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rounds import round_of
-from slipstream.core.offer import Offer
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
-from slipstream.core.row_costs import RowCosts
+from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.settings import resolve
 from slipstream.core.stop import TOO_DEAR
 from slipstream.core.tree import TokenTree

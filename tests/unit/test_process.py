@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from slipstream.config import option
 from slipstream.core import errors
+from slipstream.options import option
 from slipstream.rpc.process import run_service, say_ready, with_port
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.profile import Profile
 from slipstream.core.profile_values import profile_from_values, profile_values
 from slipstream.core.settings import resolve
+from slipstream.core.stop import Calibration
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.profile_file import Pair, profile_file, read_profile
 

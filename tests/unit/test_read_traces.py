@@ -11,9 +11,7 @@ from opentelemetry.trace import SpanKind
 
 from sample_traces import GENERATE, START_NS, Recorder, write_trace
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.explained import covered_ns, explained, orphans, stages
-from slipstream.telemetry.read_traces import read_spans
-from slipstream.telemetry.traces import last_trace, trace_of
+from slipstream.telemetry.traces import last_trace, read_spans, trace_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECOND_NS = 10**9
@@ -91,7 +89,7 @@ def upper(value):
 
 def test_reading_needs_no_sdk():
     code = (
-        "import sys; import slipstream.telemetry.read_traces, slipstream.telemetry.explained; "
+        "import sys; import slipstream.telemetry.traces; "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
     path = {"PYTHONPATH": str(ROOT / ".dev")}
@@ -142,36 +140,36 @@ def test_spans_that_claim_to_be_their_own_ancestors_hang_nothing_up(tmp_path):
     child = next(span for span in spans if span.parent_id == request.span_id)
     turned = [replace(span, parent_id=child.span_id) if span is request else span for span in spans]
     trace = last_trace(turned)
-    assert 0 < explained(trace) <= 1
-    assert orphans(trace) == ()
+    assert 0 < trace.explained() <= 1
+    assert trace.orphans() == ()
 
 
 def test_a_whole_trace_has_one_root_and_no_orphans(tmp_path):
     write_trace(tmp_path)
     trace = last_trace(read_spans(tmp_path))
     assert [span.name for span in trace.tops()] == ["chat smollm2-135m"]
-    assert orphans(trace) == ()
+    assert trace.orphans() == ()
 
 
 def test_spans_of_a_part_that_is_missing_are_orphans(tmp_path):
     write_trace(tmp_path)
     (tmp_path / "client.jsonl").unlink()
     trace = last_trace(read_spans(tmp_path))
-    assert orphans(trace) == (trace.request,)
+    assert trace.orphans() == (trace.request,)
 
 
 def test_stages_explain_their_sum(tmp_path):
     said = {"slipstream.stage.draft_ms": 20.0, "slipstream.stage.prefill_ms": 30.5}
     trace = request(Recorder(tmp_path), say=said | {"slipstream.stage.new_ms": 1})
-    assert [stage.name for stage in stages(trace.request)] == ["prefill", "draft", "new"]
-    assert explained(trace) == pytest.approx(0.515, abs=1e-12)
+    assert [stage.name for stage in trace.stages()] == ["prefill", "draft", "new"]
+    assert trace.explained() == pytest.approx(0.515, abs=1e-12)
 
 
 def test_spans_that_overlap_count_once_and_only_within_the_request(tmp_path):
     spans = (("a", (-10, 10)), ("b", (5, 20)), ("c", (12, 14)), ("d", (90, 130)), ("e", (150, 160)))
     trace = request(Recorder(tmp_path), *spans)
-    assert covered_ns(trace) == 30_000_000
-    assert explained(trace) == 0.3
+    assert trace.covered_ns() == 30_000_000
+    assert trace.explained() == 0.3
 
 
 def test_what_another_process_did_explains_nothing_of_the_routers_time(tmp_path):
@@ -182,18 +180,18 @@ def test_what_another_process_did_explains_nothing_of_the_routers_time(tmp_path)
     called = to.span("router", "call", (0, 40), top, kind=SpanKind.CLIENT)
     served = to.span("target", "call", (0, 100), called, kind=SpanKind.SERVER)
     to.span("target", "run", (0, 100), served)
-    assert explained(trace_of(read_spans(tmp_path), "r")) == 0.4
+    assert trace_of(read_spans(tmp_path), "r").explained() == 0.4
 
 
 def test_what_spans_and_stages_tell_of_the_same_time_is_not_counted_twice(tmp_path):
     said = {"slipstream.stage.verify_ms": 60.0}
     trace = request(Recorder(tmp_path), ("target.verify", (0, 50)), say=said)
-    assert explained(trace) == 0.6
+    assert trace.explained() == 0.6
     longer = request(Recorder(tmp_path / "longer"), ("target.verify", (0, 70)), say=said)
-    assert explained(longer) == 0.7
+    assert longer.explained() == 0.7
 
 
 def test_nothing_is_explained_by_more_than_everything(tmp_path):
     trace = request(Recorder(tmp_path), say={"slipstream.stage.draft_ms": 250.0})
-    assert explained(trace) == 1.0
-    assert explained(request(Recorder(tmp_path / "none"), at=(0, 0))) == 1.0
+    assert trace.explained() == 1.0
+    assert request(Recorder(tmp_path / "none"), at=(0, 0)).explained() == 1.0

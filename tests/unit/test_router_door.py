@@ -8,9 +8,10 @@ from slipstream.core.errors import (
     NotBuilt,
     Unavailable,
 )
-from slipstream.router.admission import Admission
+from slipstream.options import build
 from slipstream.router.config import RouterConfig
 from slipstream.router.fields import refuse_unknown
+from slipstream.router.limits import Admission
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 
@@ -88,4 +89,4 @@ def test_a_field_of_another_version_is_refused_by_number_wherever_it_is(place, n
 )
 def test_a_configuration_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(InvalidRequest):
-        RouterConfig(**{"targets": ("127.0.0.1:1",), **wrong})
+        build(RouterConfig, **{"targets": ("127.0.0.1:1",), **wrong})

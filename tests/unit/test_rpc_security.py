@@ -10,6 +10,7 @@ from certificates import certificates
 from slipstream.core.errors import InvalidRequest, PermissionDenied, Unavailable
 from slipstream.draft.channels import Channels
 from slipstream.draft.config import DraftConfig
+from slipstream.options import build
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import ChannelOptions, Dialer, connect
@@ -142,7 +143,7 @@ async def test_whoever_asks_for_a_name_takes_no_other_certificate(origin, config
         "peer_key": origin.key("draft"),
     }
     needed = {"targets": ("a:1",)} if config is RouterConfig else {}
-    dials = config(**files, **needed, peer_target_name="target").to_targets().tls
+    dials = build(config, **files, **needed, peer_target_name="target").to_targets().tls
     answers = {}
     for role in ("target", "draft"):
         server, address = await serving(origin.server(role))
@@ -153,11 +154,11 @@ async def test_whoever_asks_for_a_name_takes_no_other_certificate(origin, config
 
 def test_a_router_asks_targets_and_drafts_for_names_of_their_own(origin):
     names = {"peer_target_name": "target", "peer_draft_name": "draft"}
-    config = RouterConfig(targets=("a:1",), peer_ca=origin.ca, **names)
+    config = build(RouterConfig, targets=("a:1",), peer_ca=origin.ca, **names)
     assert (config.to_targets().tls.name, config.to_drafts().tls.name) == ("target", "draft")
     for name in names:
         with pytest.raises(InvalidRequest, match="needs peer_ca"):
-            RouterConfig(targets=("a:1",), **{name: "x"})
+            build(RouterConfig, targets=("a:1",), **{name: "x"})
 
 
 @pytest.mark.parametrize(

@@ -7,42 +7,52 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.target.schedule import RowBudget, Schedule
+from slipstream.target.schedule import Schedule, StepBudget
 
 WORK = st.tuples(st.integers(1, 90), st.integers(0, 40))
 READY = st.tuples(st.just(1), st.integers(0, 12))
-BUDGET = st.builds(RowBudget, max_rows=st.integers(1, 96), tile=st.sampled_from([1, 8, 32]))
+BUDGET = st.builds(StepBudget, max_tokens=st.integers(1, 96), tile=st.sampled_from([1, 8, 32]))
+
+
+@dataclass(eq=False)
+class Request:
+    """Tokens and nodes that are still to be computed."""
+
+    key: object
+    num_pending: int
+    num_nodes: int = 0
 
 
 @dataclass
 class Target:
     """Runs steps, and checks what holds in every one of them."""
 
-    budget: RowBudget
-    schedule: Schedule[int] = field(init=False)
-    left: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens and nodes that are still to be computed."""
+    budget: StepBudget
+    schedule: Schedule[Request] = field(init=False)
+    left: dict[int, Request] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.schedule = Schedule(self.budget)
 
     def add(self, key: int, num_pending: int, num_nodes: int = 0) -> None:
-        self.left[key] = [num_pending, num_nodes]
-        self.schedule.add(key, num_pending=num_pending, num_nodes=num_nodes)
+        self.left[key] = Request(key, num_pending, num_nodes)
+        self.schedule.add(self.left[key])
 
     def step(self, *, has_company: bool = False) -> dict[int, int]:
-        """Rows by work."""
+        """Tokens by request."""
         rows = {}
-        for portion in self.schedule.next(has_company=has_company):
-            pending, nodes = self.left[portion.key]
-            assert 1 <= portion.num_pending <= pending
-            assert portion.is_last == (portion.num_pending == pending)
-            assert portion.key not in rows
-            rows[portion.key] = portion.num_pending + (nodes if portion.is_last else 0)
-            self.left[portion.key][0] -= portion.num_pending
-            if portion.is_last:
-                del self.left[portion.key]
-        assert sum(rows.values()) <= self.budget.max_rows or len(rows) == 1
+        for at in self.schedule.next(has_company=has_company):
+            request = at.request
+            assert 1 <= at.num_pending <= request.num_pending
+            assert at.is_last == (at.num_pending == request.num_pending)
+            assert request.key not in rows
+            assert self.left[request.key] is request
+            rows[request.key] = at.num_pending + (request.num_nodes if at.is_last else 0)
+            assert at.num_tokens == rows[request.key]
+            request.num_pending -= at.num_pending
+            if at.is_last:
+                del self.left[request.key]
+        assert sum(rows.values()) <= self.budget.max_tokens or len(rows) == 1
         assert len(self.schedule) == len(self.left)
         return rows
 
@@ -65,7 +75,7 @@ def test_no_session_waits_longer_than_its_turn(budget, num_sessions, num_rows):
     waited = dict.fromkeys(range(num_sessions), 0)
     for key in waited:
         target.add(key, 1, num_rows - 1)
-    fitting = max(budget.max_rows // num_rows, 1)
+    fitting = max(budget.max_tokens // num_rows, 1)
     for _ in range(3 * num_sessions):
         done = target.step()
         for key in waited:
@@ -77,7 +87,7 @@ def test_no_session_waits_longer_than_its_turn(budget, num_sessions, num_rows):
 
 @settings(deadline=None)
 @given(BUDGET, st.lists(READY, max_size=40), st.lists(st.integers(50, 400), min_size=1, max_size=4))
-@example(RowBudget(max_rows=11, tile=8), [(1, 5), (1, 7), (1, 10), (1, 10)], [50])
+@example(StepBudget(max_tokens=11, tile=8), [(1, 5), (1, 7), (1, 10), (1, 10)], [50])
 def test_prompts_get_a_few_rows_every_other_step_whatever_runs(budget, sessions, prompts):
     """Up to their last tokens, with which they are running sessions and take their turn as such."""
     target = Target(budget)
@@ -85,9 +95,9 @@ def test_prompts_get_a_few_rows_every_other_step_whatever_runs(budget, sessions,
         target.add(key, pending, nodes)
     for key, num_tokens in enumerate(prompts, start=100):
         target.add(key, num_tokens)
-    few, last = budget.few_rows, budget.few_rows
+    few, last = budget.few_tokens, budget.few_tokens
     for _ in range(60):
-        left = sum(num - 1 for key, (num, _) in target.left.items() if key >= 100)
+        left = sum(at.num_pending - 1 for key, at in target.left.items() if key >= 100)
         done = target.step()
         rows = sum(rows for key, rows in done.items() if key >= 100)
         assert last + rows >= min(few, left)
@@ -117,7 +127,7 @@ def test_running_sessions_all_go_on_while_prompts_wait(budget, sessions, num_pro
 
 
 def test_running_sessions_go_first_and_a_prompt_fills_their_tile():
-    target = Target(RowBudget())
+    target = Target(StepBudget())
     target.add(9, 4000)
     for key in range(8):
         target.add(key, 1, 1)
@@ -127,13 +137,13 @@ def test_running_sessions_go_first_and_a_prompt_fills_their_tile():
 
 
 def test_a_prompt_alone_takes_the_whole_budget():
-    target = Target(RowBudget())
+    target = Target(StepBudget())
     target.add(0, 600)
     assert [target.step()[0] for _ in range(3)] == [256, 256, 88]
 
 
 def test_a_prompt_leaves_room_for_sessions_that_are_not_back_yet():
-    target = Target(RowBudget())
+    target = Target(StepBudget())
     target.add(0, 600)
     assert target.step(has_company=True) == {0: 32}
 
@@ -145,11 +155,11 @@ def test_a_chunk_slows_a_step_down_as_far_as_allowed_and_ends_where_a_tile_does(
         tiles = -(-num_rows // 32)
         return 3.0 + sum((costs * 9)[:tiles])
 
-    schedule = Schedule(RowBudget(seconds=seconds))
-    schedule.add("session", num_pending=1, num_nodes=rows - 1)
-    schedule.add("prompt", num_pending=10_000, num_nodes=0)
-    portions = {portion.key: portion for portion in schedule.next()}
-    chunk = portions["prompt"].num_pending if "prompt" in portions else 0
+    schedule = Schedule(StepBudget(seconds=seconds))
+    schedule.add(Request("session", 1, rows - 1))
+    schedule.add(Request("prompt", 10_000))
+    scheduled = {at.request.key: at for at in schedule.next()}
+    chunk = scheduled["prompt"].num_pending if "prompt" in scheduled else 0
     assert (rows + chunk) % 32 == 0
     assert seconds(rows + chunk) <= 1.8 * seconds(rows)
     after = rows + chunk + 32
@@ -157,7 +167,7 @@ def test_a_chunk_slows_a_step_down_as_far_as_allowed_and_ends_where_a_tile_does(
 
 
 def test_a_prompt_that_got_too_little_gets_a_tile_in_the_next_step():
-    target = Target(RowBudget())
+    target = Target(StepBudget())
     target.add(9, 4000)
     chunks = []
     for _ in range(4):
@@ -167,28 +177,28 @@ def test_a_prompt_that_got_too_little_gets_a_tile_in_the_next_step():
 
 
 def test_long_prompts_take_turns():
-    target = Target(RowBudget(max_rows=64))
+    target = Target(StepBudget(max_tokens=64))
     for key in range(3):
         target.add(key, 200)
     assert [list(target.step()) for _ in range(5)] == [[0], [1], [2], [0], [1]]
 
 
 def test_what_a_prompt_leaves_of_its_chunk_is_the_next_ones():
-    target = Target(RowBudget(max_rows=64))
+    target = Target(StepBudget(max_tokens=64))
     target.add(0, 20)
     target.add(1, 200)
     assert target.step() == {0: 20, 1: 44}
 
 
 def test_a_tree_joins_with_the_last_token_and_is_never_cut():
-    target = Target(RowBudget(max_rows=32))
+    target = Target(StepBudget(max_tokens=32))
     target.add(0, 30, 10)
     assert target.step() == {0: 29}
     assert target.step() == {0: 11}
 
 
 def test_a_tree_that_finds_no_room_waits_for_the_next_step():
-    target = Target(RowBudget(max_rows=32))
+    target = Target(StepBudget(max_tokens=32))
     target.add(0, 1, 19)
     target.add(1, 1, 19)
     target.add(2, 1, 3)
@@ -197,7 +207,7 @@ def test_a_tree_that_finds_no_room_waits_for_the_next_step():
 
 
 def test_a_tree_larger_than_any_step_goes_alone():
-    target = Target(RowBudget(max_rows=32))
+    target = Target(StepBudget(max_tokens=32))
     target.add(0, 1)
     target.add(1, 1, 100)
     assert target.step() == {0: 1}
@@ -207,32 +217,32 @@ def test_a_tree_larger_than_any_step_goes_alone():
 
 
 def test_what_is_removed_joins_no_step():
-    target = Target(RowBudget())
+    target = Target(StepBudget())
     target.add(0, 300)
     target.add(1, 300)
-    target.schedule.remove(0)
-    del target.left[0]
-    assert 0 not in target.schedule
-    target.schedule.remove(0)
+    request = target.left.pop(0)
+    target.schedule.remove(request)
+    assert request not in target.schedule
+    target.schedule.remove(request)
     assert list(target.step()) == [1]
 
 
-@pytest.mark.parametrize("name", ["max_rows", "tile", "max_slowdown"])
+@pytest.mark.parametrize("name", ["max_tokens", "tile", "max_slowdown"])
 def test_a_budget_of_nothing_is_refused(name):
     with pytest.raises(InvalidRequest, match=name):
-        RowBudget(**{name: 0})
+        StepBudget(**{name: 0})
 
 
 @settings(deadline=None)
 @given(st.integers(0, 96), st.sampled_from([1, 8, 32]))
 def test_the_rest_of_a_tile_is_free_and_the_next_one_is_not(rows, tile):
-    budget = RowBudget(max_rows=96, tile=tile)
-    assert rows + budget.num_free(rows) == budget.border(max(rows, 1))
+    budget = StepBudget(max_tokens=96, tile=tile)
+    assert rows + budget.num_free(rows) == budget.tile_end(max(rows, 1))
 
 
 def test_free_rows_are_those_that_the_measured_cost_calls_free():
     def seconds(rows: int) -> float:
         return 1.0 if rows <= 5 else 1.04 if rows <= 40 else 2.0
 
-    budget = RowBudget(max_rows=64, tile=8, seconds=seconds)
+    budget = StepBudget(max_tokens=64, tile=8, seconds=seconds)
     assert [budget.num_free(rows) for rows in (0, 1, 40, 41, 64, 90)] == [40, 39, 0, 23, 0, 0]

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from slipstream.core.calibration import Calibration
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.stop import (
     MAX_DRAFT_TOKENS,
+    Calibration,
     CostStop,
     DecisionStop,
     FixedStop,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.config import Settings
+from slipstream.config import EnvironmentSettings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
 from slipstream.models.store.folder import (
     all_or_nothing,
@@ -28,7 +28,7 @@ def settings(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return Settings(cache_dir=tmp_path / "cache", offline=True)
+    return EnvironmentSettings(cache_dir=tmp_path / "cache", offline=True)
 
 
 def model_folder(path):

@@ -2,45 +2,34 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.state.address import Address, Kind, parse_address
-from slipstream.state.options import StoreOptions, store_options
+from slipstream.state.options import Address, StoreOptions, Topology, parse_address
 
 SECRET = "nobody must see this"
-
-
-@dataclass(frozen=True)
-class Fields:
-    store_url: str | None = None
-    store_user: str | None = None
-    store_password: str | None = None
-    store_password_file: Path | None = None
-    store_ca: Path | None = None
-    store_cert: Path | None = None
-    store_key: Path | None = None
-    store_prefix: str = "slipstream"
-    store_timeout_s: float = 0.1
 
 
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("redis://a", Address(Kind.SINGLE, nodes=(("a", 6379),))),
-        ("redis://a:1/2", Address(Kind.SINGLE, nodes=(("a", 1),), db=2)),
-        ("rediss://[::1]:1/", Address(Kind.SINGLE, True, (("::1", 1),))),
-        ("unix:///a/b.sock?db=3", Address(Kind.UNIX, path="/a/b.sock", db=3)),
+        ("redis://a", Address(Topology.SINGLE, nodes=(("a", 6379),))),
+        ("redis://a:1/2", Address(Topology.SINGLE, nodes=(("a", 1),), db=2)),
+        ("rediss://[::1]:1/", Address(Topology.SINGLE, True, (("::1", 1),))),
+        ("unix:///a/b.sock?db=3", Address(Topology.UNIX, path="/a/b.sock", db=3)),
         (
             "redis+sentinel://a,b:2/main/1",
-            Address(Kind.SENTINEL, nodes=(("a", 26379), ("b", 2)), master="main", db=1),
+            Address(Topology.SENTINEL, nodes=(("a", 26379), ("b", 2)), master="main", db=1),
         ),
-        ("rediss+sentinel://a/main", Address(Kind.SENTINEL, True, (("a", 26379),), master="main")),
-        ("redis+cluster://a,b:2", Address(Kind.CLUSTER, nodes=(("a", 6379), ("b", 2)))),
-        ("rediss+cluster://a/", Address(Kind.CLUSTER, True, (("a", 6379),))),
+        (
+            "rediss+sentinel://a/main",
+            Address(Topology.SENTINEL, True, (("a", 26379),), master="main"),
+        ),
+        ("redis+cluster://a,b:2", Address(Topology.CLUSTER, nodes=(("a", 6379), ("b", 2)))),
+        ("rediss+cluster://a/", Address(Topology.CLUSTER, True, (("a", 6379),))),
     ],
 )
 def test_a_url_names_servers(url, address):
@@ -113,12 +102,12 @@ def test_a_password_is_in_no_text_of_the_options():
 def test_a_password_comes_from_one_place(tmp_path):
     file = tmp_path / "password"
     file.write_text(f"{SECRET}\n")
-    fields = Fields("redis://a", store_password_file=file)
-    assert store_options(fields).password == SECRET
-    assert store_options(Fields("redis://a", store_password=SECRET)).password == SECRET
-    assert store_options(Fields()) == StoreOptions()
+    options = StoreOptions("redis://a", password_file=file)
+    assert options.secret() == SECRET
+    assert StoreOptions("redis://a", password=SECRET).secret() == SECRET
+    assert StoreOptions().secret() is None
     with pytest.raises(InvalidRequest, match="given twice"):
-        store_options(replace(fields, store_password=SECRET))
+        replace(options, password=SECRET)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff", None])
@@ -127,14 +116,14 @@ def test_a_password_file_that_says_nothing_is_refused(tmp_path, content):
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InvalidRequest, match=f"store_password_file {file}"):
-        store_options(Fields("redis://a", store_password_file=file))
+        StoreOptions("redis://a", password_file=file)
 
 
 _WITHOUT_REDIS = """
 import sys, time
 sys.modules["redis"] = None  # as if it were not installed
 from slipstream.core.errors import InvalidRequest
-from slipstream.state.opening import open_store
+from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
 open_store(StoreOptions(), Bounds(), time.monotonic, next_fence=int)

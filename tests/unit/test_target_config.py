@@ -6,6 +6,7 @@ import pytest
 
 from slipstream.config import load_config
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import build
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import ServerTls
 from slipstream.target.build import TargetLimits
@@ -16,7 +17,7 @@ def test_the_defaults_are_a_target():
     config = load_config(TargetConfig, section="target", env={})
     assert config == TargetConfig()
     assert config.server_options().tls is None
-    assert config.lease_limits() == LeaseLimits()
+    assert config.sessions.lease_limits() == LeaseLimits()
     assert config.target_limits() == TargetLimits(max_cached_bytes=1 << 30)
 
 
@@ -41,16 +42,16 @@ def test_the_defaults_are_a_target():
 )
 def test_what_makes_no_sense_is_refused(values, sentence):
     with pytest.raises(InvalidRequest, match=sentence):
-        TargetConfig(**values)
+        build(TargetConfig, **values)
 
 
 def test_files_of_certificates_become_the_server_s():
-    config = TargetConfig(tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path("a"))
+    config = build(TargetConfig, tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path("a"))
     assert config.server_options().tls == ServerTls(Path("c"), Path("k"), Path("a"))
 
 
 def test_the_engine_s_limits_are_what_was_told():
-    config = TargetConfig(
-        max_sessions=3, kv_memory="2GiB", max_parked_bytes=0, max_rows_per_step=512
+    config = build(
+        TargetConfig, max_sessions=3, kv_memory="2GiB", max_parked_bytes=0, max_rows_per_step=512
     )
     assert config.target_limits() == TargetLimits(3, "2GiB", 0, 512)

@@ -12,8 +12,8 @@ from listening import Listener
 from slipstream.rpc.tracing import trace_from_pb, trace_to_pb
 from slipstream.rpc.v1 import common_pb2
 from slipstream.telemetry.carrier import MAX_TRACESTATE, Carrier, Timeline, carried, parent_of
-from slipstream.telemetry.replies import Replies
 from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.spans import Replies
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 NO_PARENTS = [

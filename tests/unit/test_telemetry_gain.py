@@ -2,10 +2,10 @@
 
 import pytest
 
-from slipstream.core.offer import Offer
+from slipstream.core.row_costs import Offer
 from slipstream.core.types import FinishReason, Proposal, ReplyTiming, Verdict
 from slipstream.telemetry import catalog
-from slipstream.telemetry.gain import Gain
+from slipstream.telemetry.round_metrics import SpeculationGain
 from watched_rounds import PREFILL, Script, told
 
 
@@ -45,14 +45,14 @@ def test_neither_a_last_round_nor_waiting_for_a_lost_draft_says_whether_speculat
 
 
 def test_averages_begin_with_the_mean_and_then_forget_slowly():
-    gain = Gain()
+    gain = SpeculationGain()
     for num_final in (1, 2, 6):
-        gain.speculative(num_final=num_final, seconds=2.0, verify_s=1.0)
+        gain.record_speculative(num_final=num_final, seconds=2.0, verify_s=1.0)
     assert gain.length == pytest.approx(3)
     for _ in range(47):
-        gain.speculative(num_final=3, seconds=2.0, verify_s=1.0)
-    gain.speculative(num_final=53, seconds=2.0, verify_s=1.0)
+        gain.record_speculative(num_final=3, seconds=2.0, verify_s=1.0)
+    gain.record_speculative(num_final=53, seconds=2.0, verify_s=1.0)
     assert gain.length == pytest.approx(3 + 50 * 0.02)
     assert gain.break_even == 2.0
-    gain.plain(0.5)
+    gain.record_plain(0.5)
     assert gain.break_even == 4.0

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +11,11 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 
 from listening import Listener
+from slipstream.core.errors import Unavailable
 from slipstream.core.types import Proposal, Verdict
 from slipstream.telemetry import catalog
-from slipstream.telemetry.metric import Instruments, Kind, Metric, no_instruments
+from slipstream.telemetry.metric import Instruments, Metric, MetricKind, no_instruments, sampled
 from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics
-from slipstream.telemetry.sampling import sampled
 from slipstream.telemetry.telemetry import Telemetry
 from watched_rounds import NONE, Script, Watched, scripts, told
 
@@ -51,7 +50,7 @@ def test_every_metric_is_in_the_catalog_under_a_name_of_its_own():
 def test_the_conventions_metrics_are_as_the_conventions_have_them():
     theirs = [metric for metric in catalog.CATALOG if metric.name.startswith("gen_ai.")]
     assert {metric.name: (metric.unit, metric.buckets) for metric in theirs} == CONVENTIONS
-    assert {metric.kind for metric in theirs} == {Kind.HISTOGRAM}
+    assert {metric.kind for metric in theirs} == {MetricKind.HISTOGRAM}
 
 
 @pytest.mark.parametrize("metric", catalog.CATALOG, ids=lambda metric: metric.name)
@@ -66,22 +65,31 @@ def test_a_metric_has_a_name_a_unit_a_sentence_and_buckets_in_order(metric):
 
 
 def test_a_histogram_has_buckets_and_nothing_else_has():
-    for kind, buckets in ((Kind.HISTOGRAM, ()), (Kind.COUNTER, (1.0,)), (Kind.GAUGE, (1.0,))):
+    for kind, buckets in (
+        (MetricKind.HISTOGRAM, ()),
+        (MetricKind.COUNTER, (1.0,)),
+        (MetricKind.GAUGE, (1.0,)),
+    ):
         with pytest.raises(ValueError, match=f"a.metric is a {kind} with {len(buckets)} buckets"):
             Metric("a.metric", kind, "1", "One.", ("router",), (), buckets)
 
 
 OF = {
-    Kind.COUNTER: catalog.KV_SENT,
-    Kind.GAUGE: catalog.KV_USED,
-    Kind.HISTOGRAM: catalog.STEP_ROWS,
+    MetricKind.COUNTER: catalog.KV_SENT,
+    MetricKind.GAUGE: catalog.KV_USED,
+    MetricKind.HISTOGRAM: catalog.STEP_ROWS,
 }
-WAYS = {"add": Kind.COUNTER, "total": Kind.COUNTER, "put": Kind.GAUGE, "record": Kind.HISTOGRAM}
+WAYS = {
+    "add": MetricKind.COUNTER,
+    "total": MetricKind.COUNTER,
+    "put": MetricKind.GAUGE,
+    "record": MetricKind.HISTOGRAM,
+}
 
 
 @pytest.mark.parametrize("is_made", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", MetricKind)
 def test_a_metric_is_told_in_the_way_of_its_kind_or_not_at_all(kind, way, is_made):
     instruments, metric = Listener().telemetry.instruments, OF[kind]
     if is_made:
@@ -116,10 +124,10 @@ def test_an_instrument_says_what_the_catalog_says_of_it():
     heard = Listener()
     instruments = heard.telemetry.instruments
     for metric in catalog.CATALOG:
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             instruments.record(metric, 1)
             assert heard.point(metric).explicit_bounds == metric.buckets
-        elif metric.kind is Kind.GAUGE:
+        elif metric.kind is MetricKind.GAUGE:
             instruments.put(metric, 1)
             assert heard.point(metric).value == 1
         else:
@@ -197,17 +205,18 @@ def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
     assert counts(heard, catalog.ROUNDS) == {"prefill": 1, "plain": 2}
 
 
-def test_rounds_that_nobody_reads_of_cost_nothing_and_ones_without_a_verdict_do_not_count():
+def test_rounds_whose_metrics_are_not_exported_are_not_counted():
     metrics = RoundMetrics(no_instruments())
     request = Watched(Telemetry(), NONE)
     request.runs([Script(None, depth=0)])
-    metrics.seen(request.seen[0])
-    heard = Listener()
-    read = RoundMetrics(heard.telemetry.instruments)
-    read.seen(replace(request.seen[0], verdict=None))
-    for each in (metrics, read):
-        each.tell()
-    assert heard.points(catalog.ROUNDS) == {}
+    metrics.record(request.seen[0])
+    assert metrics._counts == {}
+
+
+def test_a_round_without_a_verdict_is_not_recorded():
+    request = Watched(Telemetry(), NONE)
+    request.runs([Script(None, depth=0), Script(target_error=Unavailable("gone"))])
+    assert len(request.seen) == 1
 
 
 async def test_how_things_are_is_told_at_once_and_at_the_end():

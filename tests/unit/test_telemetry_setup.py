@@ -6,15 +6,16 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import pytest
 from opentelemetry import trace
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipstream.config import load_config, option, parse_flags
+from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
 from slipstream.draft.config import DraftConfig
+from slipstream.options import option, options_of
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.process import run_service
 from slipstream.target.config import TargetConfig
@@ -106,10 +107,7 @@ def test_options_come_from_the_table_that_services_share_the_environment_and_fla
 @pytest.mark.parametrize("options", [TargetConfig, DraftConfig, RouterConfig])
 def test_no_flag_means_two_things_and_an_unknown_one_names_all_there_are(options):
     known = [
-        "--" + at.name.replace("_", "-")
-        for cls in (options, TelemetryConfig)
-        for at in fields(cls)
-        if not at.metadata.get("secret")
+        at.flag for cls in (options, TelemetryConfig) for at in options_of(cls) if not at.is_secret
     ]
     assert len(set(known)) == len(known)
     with pytest.raises(InvalidRequest) as refusal:

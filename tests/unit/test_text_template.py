@@ -84,7 +84,7 @@ def noon():
 
 
 def render(source, messages=MESSAGES, special_tokens=None):
-    return ChatTemplate(source, special_tokens or {}, noon).compiled().render(messages)
+    return ChatTemplate(source, special_tokens or {}, noon).render(messages)
 
 
 @pytest.mark.parametrize("source", SAID.values(), ids=SAID)

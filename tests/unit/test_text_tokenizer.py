@@ -14,8 +14,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt, encode_turn
-from slipstream.text.tokenizer import TextTokenizer
-from slipstream.text.vocab import vocab_hash
+from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 from tiny_checkpoint import byte_tokenizer, piece_tokenizer
 
 SERVICES = Path(__file__).parents[2] / "services"

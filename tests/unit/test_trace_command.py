@@ -11,14 +11,12 @@ from rich.console import Console
 
 from sample_traces import START_NS, write_trace
 from slipstream.cli.main import exit_code
-from slipstream.cli.trace_page import page
-from slipstream.cli.trace_rows import printable, rows
+from slipstream.cli.trace import page, show
 from slipstream.cli.trace_summary import summary
-from slipstream.cli.trace_text import show
-from slipstream.cli.up import KeepFlags, StackFlags
+from slipstream.cli.trace_waterfall import printable, rows
+from slipstream.cli.up import StackFlags, traces_directory
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.read_traces import read_spans
-from slipstream.telemetry.traces import last_trace
+from slipstream.telemetry.traces import last_trace, read_spans
 
 EVIL = "</script><script>alert(1)</script>\" onload='x' \x1b[31m\u202e & <img src=http://evil>"
 
@@ -259,21 +257,21 @@ def test_whoever_finds_no_traces_is_told_how_to_get_some(tmp_path, capsys, flags
 
 def test_up_keeps_traces_beside_the_models_unless_told_otherwise(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
-    assert KeepFlags().directory(None) == tmp_path / "traces"
-    assert KeepFlags("none").directory(None) is None
-    assert KeepFlags(str(tmp_path / "t")).directory(None) == tmp_path / "t"
+    assert traces_directory(None, None) == tmp_path / "traces"
+    assert traces_directory("none", None) is None
+    assert traces_directory(str(tmp_path / "t"), None) == tmp_path / "t"
 
 
 def test_up_leaves_traces_to_a_configuration_that_says_where_they_go(tmp_path, monkeypatch):
     file = tmp_path / "config.toml"
     file.write_text('[telemetry]\ntraces = ["otlp"]\n')
-    assert KeepFlags().directory(file) is None
-    assert KeepFlags(str(tmp_path)).directory(file) == tmp_path
+    assert traces_directory(None, file) is None
+    assert traces_directory(str(tmp_path), file) == tmp_path
     file.write_text("[telemetry]\ntraces = 7\n")
     with pytest.raises(InvalidRequest, match="traces"):
-        KeepFlags().directory(file)
+        traces_directory(None, file)
     monkeypatch.setenv("SLIPSTREAM_TELEMETRY_TRACES", "console")
-    assert KeepFlags().directory(None) is None
+    assert traces_directory(None, None) is None
 
 
 def test_up_tells_every_service_where_traces_are_kept(tmp_path):

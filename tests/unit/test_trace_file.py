@@ -18,8 +18,8 @@ from opentelemetry.trace import Link, SpanKind, StatusCode
 
 from sample_traces import write_trace
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.read_traces import read_spans
 from slipstream.telemetry.trace_file import FileSpanExporter, traces_data
+from slipstream.telemetry.traces import read_spans
 
 VALUES = {
     "text": "ä\n\x1b[31m<b>\ud800".encode("utf-8", "replace").decode(),

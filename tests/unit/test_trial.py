@@ -36,7 +36,7 @@ class Clock:
 
 def learnt(clock):
     model = tiny.causal()
-    return learn_cost(model, model.pool(64), max_rows=16, seconds=1e9, name=NAME, clock=clock)
+    return learn_cost(model, model.pool(64), max_tokens=16, seconds=1e9, name=NAME, clock=clock)
 
 
 def test_what_an_earlier_start_has_found_is_kept_while_forwards_confirm_it(machine):
@@ -84,7 +84,7 @@ def test_the_engines_memory_is_as_it_was(make, num_pages):
     model = make()
     pool = model.pool(num_pages)
     ticks = itertools.count()
-    learn_cost(model, pool, max_rows=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
+    learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
     assert pool.num_free == num_pages
 
 
@@ -92,6 +92,6 @@ def test_forwards_are_captured_over_the_engines_own_pool():
     model = shaped()
     pool = model.pool(64)
     ticks = itertools.count()
-    learn_cost(model, pool, max_rows=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
+    learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
     assert {key[0] for key in model._shaped._replay._entries} == {id(pool)}
     assert {key[1].rows for key in model._shaped._replay._entries} >= {1, 16}

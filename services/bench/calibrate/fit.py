@@ -6,8 +6,8 @@ A calibration is a monotone curve, a CaPE table the number of runner-ups that pa
 from collections.abc import Iterator, Sequence
 
 from slipstream.bench.calibrate.traces import Guess, Trace
-from slipstream.core.calibration import Calibration
 from slipstream.core.cape import PAPER_TABLE
+from slipstream.core.stop import Calibration
 
 NUM_POINTS = 11
 """Points of a calibration: by tenths, which some hundred tokens suffice for."""

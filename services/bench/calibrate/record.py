@@ -4,6 +4,7 @@ The target answers as it would; then, with its keys and values still there, the 
 behind each token of the answer as if the round had begun there.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,8 @@ from slipstream.core.options import MAX_NODES, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
 from slipstream.core.request import draft_settings
-from slipstream.core.types import Delta, Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftModel
 from slipstream.draft.engine import KvSource
 from slipstream.models.scorer import KvView
@@ -99,21 +101,20 @@ class Recorder:
         settings = draft_settings(
             SpeculationOptions(), facts, temperature=session.sampling.temperature
         )
-        rounds = decode(self._answering.draft, self._target, Planner(settings), session, prompt)
+        sequence, draft = TokenSequence(session, prompt), self._answering.draft
+        rounds = decode(draft, self._target, Planner(settings), sequence, clock=time.perf_counter)
         return tuple(token for at in iterated(rounds) for token in at.verdict.tokens)
 
     def _chains(
         self, session: Session, prompt: tuple[int, ...], reply: tuple[int, ...]
     ) -> tuple[tuple[Guess, ...], ...]:
-        chains, told = [], 0
-        for count in range(1, len(reply)):
-            tokens = (*prompt, *reply[:count])
+        chains, sequence = [], TokenSequence(session, prompt)
+        for count, token in enumerate(reply[:-1], 1):
+            sequence.append((token,))
             depth = min(self._depth, session.max_tokens - count - 1)
-            self._past.count = len(tokens) - 1
-            delta = Delta.since(told, tokens)
-            proposal = finished(self._recording.propose(session, delta, _plan(depth)))
+            self._past.count = len(sequence) - 1
+            proposal = finished(self._recording.propose(sequence, _plan(depth)))
             chains.append(guesses(proposal))
-            told = len(tokens)
         return tuple(chains)
 
 

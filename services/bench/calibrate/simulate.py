@@ -15,15 +15,16 @@ from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import iterated
 from slipstream.core.lookup_draft import LookupDraft
-from slipstream.core.loop import Round, decode
+from slipstream.core.loop import decode
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
+from slipstream.core.round import Round
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.settings import resolve
 from slipstream.core.stop import StopSignal, make_stop
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
-    Delta,
     FinishReason,
     NodeStats,
     Plan,
@@ -225,7 +226,8 @@ def replayed(profile: Profile, trace: Trace) -> Iterator[Outcome]:
         stop_token_ids=trace.stop_token_ids,
     )
     draft, target = LookupDraft(_Draft(profile, trace)), _Target(trace)
-    rounds = iterated(decode(draft, target, Planner(settings), session, trace.prompt))
+    sequence = TokenSequence(session, trace.prompt)
+    rounds = iterated(decode(draft, target, Planner(settings), sequence, clock=lambda: 0.0))
     next(rounds)  # the prompt's own
     return map(_outcome, rounds)
 
@@ -242,9 +244,9 @@ class _Draft:
         self._profile = profile
         self._trace = trace
 
-    async def propose(self, session: Session, delta: Delta, plan: Plan) -> Proposal:
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
-        at = delta.end - len(self._trace.prompt)
+        at = len(sequence) - len(self._trace.prompt)
         chain = drafted(self._profile, self._trace, at)[: min(plan.max_depth, plan.max_nodes)]
         shaped = replace(self._profile, shape=plan.shape)
         tree = tree_of(shaped, chain, self._trace.temperature)
@@ -269,9 +271,9 @@ class _Target:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
 
-    async def verify(self, session: Session, delta: Delta, proposal: Proposal) -> Verdict:
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`."""
-        at = delta.end - len(self._trace.prompt)
+        at = len(sequence) - len(self._trace.prompt)
         rest, tree, node, accepted = self._trace.tokens[at:], proposal.tree, ROOT, 0
         for token in rest:
             below = [child for child in tree.children(node) if tree.tokens[child] == token]

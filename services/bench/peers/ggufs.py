@@ -12,7 +12,7 @@ from gguf.constants import Keys
 from gguf.quants import dequantize, quantize
 from safetensors import safe_open
 
-from slipstream.config import Settings, load_settings
+from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelNotFound, WeightsError
 from slipstream.models.store.digests import file_digest
 from slipstream.models.store.folder import WEIGHTS, all_or_nothing, exclusive, gguf_in
@@ -24,7 +24,9 @@ _NORM = ("output_norm.weight", "model.norm.weight")
 """A small tensor of the whole model, by its names in GGUF and in safetensors."""
 
 
-def published(target: str, gguf: Path | None = None, settings: Settings | None = None) -> Path:
+def published(
+    target: str, gguf: Path | None = None, settings: EnvironmentSettings | None = None
+) -> Path:
     """Return the GGUF file that a target was made of: `gguf`, the target itself, or fetched once.
 
     Raises `ModelNotFound` where there is none, `WeightsError` for one with other weights.
@@ -39,7 +41,7 @@ def published(target: str, gguf: Path | None = None, settings: Settings | None =
     return found
 
 
-def in_bfloat16(gguf: Path, settings: Settings | None = None) -> Path:
+def in_bfloat16(gguf: Path, settings: EnvironmentSettings | None = None) -> Path:
     """Return the same model with all matrices as bfloat16, written to our cache once."""
     cache = (settings or load_settings()).cache_dir
     name = f"{gguf.stem}-{file_digest(gguf)[:12]}-bf16"
@@ -80,7 +82,7 @@ def _add(writer: GGUFWriter, tensor: Any) -> None:
     writer.add_tensor(tensor.name, quantize(values, _BF16), raw_dtype=_BF16)
 
 
-def _fetched(target: str, settings: Settings) -> Path:
+def _fetched(target: str, settings: EnvironmentSettings) -> Path:
     """Return the file that a known model comes in; kept in our cache."""
     name = short_name(target)
     for known in CATALOG.values():

@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.bench.peers.engine import Answer, ProcessFacts, Settings, answer_of, facts_of
 from slipstream.bench.services import processor_s
 from slipstream.core.errors import ServiceError
-from slipstream.leash import leashed
+from slipstream.parent_watch import watched_command
 
 _MODULE = "slipstream.bench.peers.worker"
 
@@ -34,7 +34,7 @@ class EngineProcess:
         """Start it and wait until it is ready. Raises `ServiceError` with its own message."""
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with us
         self._process = subprocess.Popen(
-            leashed([sys.executable, "-m", _MODULE]),
+            watched_command([sys.executable, "-m", _MODULE]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -66,7 +66,7 @@ class EngineProcess:
         return sum(map(_peak_bytes, self.facts.pids))
 
     def close(self) -> None:
-        """End it at once. Processes that it has started end with it: they are leashed, too."""
+        """End it at once, with the processes that it has started: they end with their parent."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._errors):

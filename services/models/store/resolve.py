@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.config import Settings, load_settings
+from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
 from slipstream.models.store.folder import (
     all_or_nothing,
@@ -34,7 +34,7 @@ class StoredModel:
     path: Path | None
 
 
-def find_local(name: str, *, settings: Settings | None = None) -> Path:
+def find_local(name: str, *, settings: EnvironmentSettings | None = None) -> Path:
     """The directory (or GGUF file) of a model that is on this machine, without the network.
 
     Looks for a local path, then in our cache, then in the hub's. Raises `ModelNotFound`, and
@@ -55,7 +55,7 @@ def find_local(name: str, *, settings: Settings | None = None) -> Path:
 
 
 def resolve(
-    name: str, *, progress: Progress | None = None, settings: Settings | None = None
+    name: str, *, progress: Progress | None = None, settings: EnvironmentSettings | None = None
 ) -> Path:
     """The directory (or GGUF file) of a model, fetched when it is not on this machine.
 
@@ -78,7 +78,7 @@ def resolve(
     return _fetch_known(known, settings.cache_dir, progress)
 
 
-def list_models(*, settings: Settings | None = None) -> list[StoredModel]:
+def list_models(*, settings: EnvironmentSettings | None = None) -> list[StoredModel]:
     """Every model with a short name, and where it is."""
     settings = settings or load_settings()
     return [_stored(known, settings) for known in CATALOG.values()]
@@ -104,7 +104,7 @@ def _is_file_of(known: KnownModel, path: Path) -> bool:
     return path.is_file() and path.stat().st_size == file.num_bytes
 
 
-def _stored(known: KnownModel, settings: Settings) -> StoredModel:
+def _stored(known: KnownModel, settings: EnvironmentSettings) -> StoredModel:
     try:
         path = find_local(known.alias, settings=settings)
     except ModelError:

@@ -1,0 +1,215 @@
+"""A client's requests: their options, what the client adds, and the seam to their telemetry.
+
+No telemetry is loaded here.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict
+from uuid import uuid4
+
+from slipstream.core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    SlipstreamError,
+    UnsupportedCombination,
+)
+from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.model_info import ModelInfo
+from slipstream.core.options import SpeculationOptions
+from slipstream.core.prompt import Prompt
+from slipstream.core.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.results import Chunk, Result
+from slipstream.core.types import SamplingParams
+
+
+class RequestOptions(TypedDict, total=False):
+    """Options of a request beside its prompt; what is left out takes the default."""
+
+    sampling: SamplingParams
+    """The distribution to sample from; greedy by default."""
+    max_tokens: int
+    """Limit on new tokens, 256 by default."""
+    stop: Sequence[str]
+    """Strings that end the text, and are not part of it."""
+    speculation: SpeculationOptions
+    """How to speculate; by default as calibrated, while it pays."""
+    raw: bool
+    """Take a text prompt as it is, not as a user's message."""
+    allow_special_tokens: bool
+    """Read the names of special tokens in a raw text as these tokens, not as plain text."""
+    request_id: str
+    """Names the request in its result and in errors; a random one by default."""
+    timeout_s: float
+    """Seconds until the request fails with `DeadlineExceeded`; the client's by default."""
+    model: str
+    """One of the router's models; the client's by default."""
+    with_origins: bool
+    """Return where each token came from."""
+    logprobs: int
+    """Return each token's log probability, and those of so many of the likeliest beside it."""
+    json_schema: str | Mapping[str, Any] | bool
+    """A JSON schema that the text follows."""
+    regex: str
+    """A regular expression that the whole text matches."""
+    num_received: int
+    """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
+
+
+class RequestTelemetry(Protocol):
+    """Telemetry of one request. It changes nothing; after the request's end nothing counts."""
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Return what the request's calls carry, so that services go on with its trace."""
+        ...
+
+    def begin(self) -> None:
+        """Record that it is about to be sent."""
+        ...
+
+    def record_chunk(self, chunk: Chunk) -> None:
+        """Record a part of its answer; it ends with the last one."""
+        ...
+
+    def record_result(self, result: Result) -> None:
+        """Record all of its answer at once: the end."""
+        ...
+
+    def record_resumed(self, num_received: int) -> None:
+        """Record that it broke off, and is sent again for what follows so many tokens."""
+        ...
+
+    def record_error(self, error: BaseException) -> None:
+        """Record an error: the end."""
+        ...
+
+    def record_cancelled(self) -> None:
+        """Record that nothing more is read: the end, if there was none."""
+        ...
+
+
+class ClientTelemetry(Protocol):
+    """Telemetry of a client."""
+
+    def request(
+        self, generation: Generation, *, address: str | None, is_stream: bool
+    ) -> RequestTelemetry:
+        """Return that of a request to the router there, or to engines in this process."""
+        ...
+
+
+class _NoTelemetry:
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def begin(self) -> None: ...
+    def record_chunk(self, chunk: Chunk) -> None: ...
+    def record_result(self, result: Result) -> None: ...
+    def record_resumed(self, num_received: int) -> None: ...
+    def record_error(self, error: BaseException) -> None: ...
+    def record_cancelled(self) -> None: ...
+
+
+NO_TELEMETRY = _NoTelemetry()
+"""Records nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCall:
+    """A request on its way to a backend. `timeout_s` None is without end."""
+
+    generation: Generation
+    timeout_s: float | None
+    telemetry: RequestTelemetry = NO_TELEMETRY
+
+    @property
+    def request_id(self) -> str:
+        """Return the name of the request; never empty."""
+        return self.generation.ask.request_id
+
+
+def make_generation(
+    prompt: Prompt, options: RequestOptions, model: str, session: SessionRef | None
+) -> Generation:
+    """Return what a caller requests; `model` is the one by default. Raises `InvalidRequest`."""
+    _check_names(options)
+    num_received = options.get("num_received", 0)
+    if num_received and not options.get("request_id"):
+        raise InvalidRequest("num_received goes with the request_id of the request that broke off")
+    model = options.get("model", model)
+    return Generation(prompt, _ask(options), model, session, num_received)
+
+
+def check_whole(options: RequestOptions) -> None:
+    """Raise `InvalidRequest` where a part is wanted of what comes at once."""
+    if options.get("num_received"):
+        raise InvalidRequest("num_received goes with a stream; a result is always the whole")
+
+
+def check_timeout(timeout_s: float | None) -> None:
+    """Raise `InvalidRequest` unless it is a time to come, or none."""
+    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise InvalidRequest(f"timeout_s is {timeout_s}, but must be above 0")
+
+
+def late(timeout_s: float) -> DeadlineExceeded:
+    """Return the error of a request whose time has run out."""
+    return DeadlineExceeded(f"the request took longer than its {timeout_s:g} s")
+
+
+def only_model(models: Sequence[ModelInfo]) -> ModelInfo:
+    """Return the only one. Raises `InvalidRequest`, with their names, where there are several."""
+    if len(models) != 1:
+        names = ", ".join(info.model for info in models) or "none"
+        raise InvalidRequest(f"the models are {names}, so one must be named")
+    return models[0]
+
+
+@contextmanager
+def named(request_id: str) -> Iterator[None]:
+    """Give errors that pass the id: as `request_id`, and as a note in tracebacks."""
+    try:
+        yield
+    except SlipstreamError as error:
+        if error.request_id is None:
+            error.request_id = request_id
+            error.add_note(f"request_id {request_id}")
+        raise
+
+
+def _ask(options: RequestOptions) -> Ask:
+    return Ask(
+        options.get("sampling", SamplingParams()),
+        options.get("max_tokens", DEFAULT_MAX_TOKENS),
+        tuple(options.get("stop", ())),
+        options.get("speculation", SpeculationOptions()),
+        options.get("raw", False),
+        options.get("request_id") or uuid4().hex,
+        options.get("with_origins", False),
+        options.get("logprobs"),
+        _grammar(options),
+        options.get("allow_special_tokens", False),
+    )
+
+
+def _grammar(options: RequestOptions) -> Grammar | None:
+    schema, regex = options.get("json_schema"), options.get("regex")
+    if schema is None:
+        return None if regex is None else Grammar(GrammarKind.REGEX, regex)
+    if regex is not None:
+        raise UnsupportedCombination("json_schema and regex are given, but a text follows one")
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+def _check_names(options: RequestOptions) -> None:
+    known = RequestOptions.__optional_keys__
+    if unknown := sorted(options.keys() - known):
+        raise InvalidRequest(
+            f"there is no option {unknown[0]}, but there are {', '.join(sorted(known))}"
+        )
+    if isinstance(options.get("stop"), str):
+        raise InvalidRequest(f"stop is {options['stop']!r}, but must be a list of strings")

@@ -1,0 +1,170 @@
+"""Bodies in, JSON and server-sent events out, and work that ends when its client leaves."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from slipstream.client import AsyncChunkStream, Chunk, FinishReason, RequestStats
+from slipstream.core.errors import SlipstreamError
+from slipstream.core.inline import ended
+from slipstream.gateway.errors import HttpError, http_error
+from slipstream.gateway.responses import ApiFormat, Content, Envelope, Json, metrics, usage
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+JSON = "application/json"
+
+
+async def read_body(
+    parts: AsyncIterator[bytes], headers: Mapping[str, str], *, limit: int, timeout_s: float
+) -> bytes:
+    """Return all of a body.
+
+    Raises `HttpError` for one that is no JSON, too large or too slow; `parts` raises
+    `ClientDisconnect` when the client leaves before its end.
+    """
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise HttpError(
+            f"the content-type must be {JSON}", code="unsupported_media_type", status=415
+        )
+    length = headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20 and int(length) > limit:
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _gathered(parts, limit)
+    except TimeoutError:
+        message = f"the body did not arrive within {timeout_s:g} s"
+        raise HttpError(message, code="request_timeout", status=408) from None
+
+
+async def _gathered(parts: AsyncIterator[bytes], limit: int) -> bytes:
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _too_large(limit: int) -> HttpError:
+    message = f"the body is larger than {limit} bytes, which is the limit"
+    return HttpError(message, code="body_too_large", status=413)
+
+
+def as_json(value: Any) -> bytes:
+    """Return one line. No tokenizer decodes to text that has no bytes, but a client may send it."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode(errors="backslashreplace")
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of the work.
+
+    Raises `ClientDisconnect` when the client leaves first, which ends the work. The client's
+    request must have been read.
+    """
+    task, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        leaving.cancel()
+        await ended(task, leaving)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A response in parts, which are closed whatever ends it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+        # Without a body: its length would be sent otherwise.
+        self._parts = parts
+        self.status_code = 200
+        self.background = None
+        self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        async with aclosing(self._parts):
+            try:
+                await unless_gone(receive, self._send(send))
+            except ClientDisconnect:
+                return
+
+    async def _send(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        async for part in self._parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class ChunkEvents:
+    """The events of one answer. With `include_usage` the last has the figures, and no text."""
+
+    def __init__(self, style: ApiFormat, envelope: Envelope, *, include_usage: bool) -> None:
+        self._style = style
+        self._envelope = envelope
+        self._include_usage = include_usage
+        self._offset = 0
+
+    async def of(self, stream: AsyncChunkStream, first: Chunk) -> AsyncGenerator[bytes, None]:
+        """Yield the events; `first` was read already. Closing it ends the request.
+
+        An error becomes the last event, as the status was sent.
+        """
+        async with aclosing(stream):
+            if (opening := self._style.opening()) is not None:
+                yield self._object(opening)
+            yield self._chunk(first)
+            try:
+                async for chunk in stream:
+                    yield self._chunk(chunk)
+            except SlipstreamError as error:
+                yield _event(http_error(error).body())
+                return
+            yield DONE
+
+    def _chunk(self, chunk: Chunk) -> bytes:
+        """Return no event, one or more."""
+        events = b""
+        if chunk.text or chunk.logprobs:
+            content = Content(chunk.text, chunk.logprobs, self._offset)
+            events += self._object(self._style.chunk(content))
+            self._offset += len(chunk.text)
+        if chunk.finish_reason is not None and chunk.stats is not None:
+            events += self._last(chunk.finish_reason, chunk.stats)
+        return events
+
+    def _last(self, reason: FinishReason, stats: RequestStats) -> bytes:
+        ending, figures = self._style.chunk(None, reason), {"metrics": metrics(stats)}
+        if not self._include_usage:
+            return self._object(ending, **figures)
+        return self._object(ending) + self._object(usage=usage(stats), **figures)
+
+    def _object(self, *choices: Json, **more: Any) -> bytes:
+        """Return an event. With `include_usage` all have the field, and only the last a value."""
+        fields = {"usage": None, **more} if self._include_usage else more
+        return _event(self._envelope.around(self._style.chunk_object, *choices, **fields))
+
+
+def _event(value: Json) -> bytes:
+    return b"data: " + as_json(value) + b"\n\n"

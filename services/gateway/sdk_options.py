@@ -1,0 +1,139 @@
+"""From bodies to requests of the SDK: OpenAI's parameters as options of ours."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
+from slipstream.gateway.body import (
+    ChatRequest,
+    CompletionRequest,
+    ResponseFormat,
+    SharedRequest,
+    StructuredOutputs,
+)
+from slipstream.gateway.errors import HttpError
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's own default, of completions only."""
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+
+
+def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int) -> RequestOptions:
+    """Return the options of a chat. Raises `HttpError`, or `InvalidRequest`."""
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise _together("max_tokens", "max_completion_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise HttpError("top_logprobs goes with logprobs true only", param="top_logprobs")
+    options = _options(body, request_id)
+    options["max_tokens"] = max((it for it in limits if it is not None), default=default_max_tokens)
+    if body.logprobs:
+        options["logprobs"] = body.top_logprobs or 0
+    return options
+
+
+def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOptions:
+    """Return the options of a completion. Raises `HttpError`, or `InvalidRequest`."""
+    options = _options(body, request_id)
+    options["max_tokens"] = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    options["raw"] = True
+    options["allow_special_tokens"] = body.allow_special_tokens
+    if body.logprobs is not None:
+        options["logprobs"] = body.logprobs
+    return options
+
+
+def seed_of(request_id: str) -> int:
+    """Return the seed of a request without one: random as its id, and the same if sent again."""
+    return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
+
+
+def _options(body: SharedRequest, request_id: str) -> RequestOptions:
+    if body.stream_options is not None and not body.stream:
+        raise HttpError("stream_options goes with stream true only", param="stream_options")
+    options: RequestOptions = {
+        "sampling": _sampling(body, request_id),
+        "stop": tuple(body.stop),
+        "request_id": request_id,
+        "model": body.model,
+    }
+    if body.speculation is not None:
+        given = body.speculation.model_dump(exclude_none=True)
+        if "widths" in given:
+            given["widths"] = tuple(given["widths"])
+        options["speculation"] = SpeculationOptions(**given)
+    return {**options, **_grammar(body)}
+
+
+def _sampling(body: SharedRequest, request_id: str) -> SamplingParams:
+    return SamplingParams(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=tuple((_token_id(key), bias) for key, bias in body.logit_bias.items()),
+        seed=seed_of(request_id) if body.seed is None else body.seed,
+    )
+
+
+def _grammar(body: SharedRequest) -> RequestOptions:
+    formatted: RequestOptions = {}
+    structured: RequestOptions = {}
+    if body.response_format is not None:
+        formatted = _formatted(body.response_format)
+    if body.structured_outputs is not None:
+        structured = _structured(body.structured_outputs)
+    if formatted and structured:
+        raise _together("response_format", "structured_outputs")
+    return formatted or structured
+
+
+def _formatted(form: ResponseFormat) -> RequestOptions:
+    if (form.json_schema is not None) != (form.type == "json_schema"):
+        raise HttpError(
+            "response_format has a json_schema exactly where its type is json_schema",
+            param="response_format",
+        )
+    if form.type == "text":
+        return {}
+    return {"json_schema": _ANY_OBJECT if form.json_schema is None else form.json_schema.value}
+
+
+def _structured(form: StructuredOutputs) -> RequestOptions:
+    given = [form.json_schema, form.regex, form.choice]
+    if sum(it is not None for it in given) != 1:
+        raise HttpError(
+            "structured_outputs must have one of json, regex and choice", param="structured_outputs"
+        )
+    if form.json_schema is not None:
+        return {"json_schema": form.json_schema}
+    return {"regex": _one_of(form.choice or ()) if form.regex is None else form.regex}
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    """Return an expression that matches each of these, as they are."""
+    if not choices or "" in choices:
+        raise HttpError(
+            "structured_outputs.choice must have texts to choose from, and none that is empty",
+            param="structured_outputs.choice",
+        )
+    return "|".join(f"({_SPECIAL.sub(lambda at: chr(92) + at[0], it)})" for it in choices)
+
+
+def _token_id(key: str) -> int:
+    if not _TOKEN_ID.fullmatch(key):
+        raise HttpError("logit_bias must have token ids for keys", param="logit_bias")
+    return int(key)
+
+
+def _together(one: str, other: str) -> HttpError:
+    message = f"{one} and {other} are both given, but only one of them can be honoured"
+    return HttpError(message, code="unsupported_combination", param=other)

@@ -1,0 +1,227 @@
+"""Options as fields of dataclasses, in groups: their help, their defaults, and the values of texts.
+
+Configuration files, environment variables, flags and the tables of the documentation derive from
+them. A field whose type is a dataclass is a group: its options stand beside the others.
+"""
+
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from slipstream.core.errors import InvalidRequest
+
+T = TypeVar("T")
+_TRUE, _FALSE = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    secret: bool = False,
+    **shown: Any,
+) -> T:
+    """Return a field with the line that says what it is, and its bounds for `check_bounds`.
+
+    A secret has no flag, because everybody can read a process's arguments, and is never logged.
+    `shown` are arguments of typer, for options of commands.
+    """
+    about = {"help": help, "above": above, "least": least, "secret": secret, "shown": shown}
+    made: T = field(default=default, repr=not secret, metadata=about)
+    return made
+
+
+def required(help: str, **shown: Any) -> Any:
+    """Return a field like that of `option`, without a default."""
+    return field(metadata={"help": help, "shown": shown})
+
+
+def group(cls: Callable[..., T], prefix: str = "", **changes: Any) -> T:
+    """Return a field with a group of options, whose names get the `prefix`.
+
+    `changes` are options in place of those of the group, by their names without the prefix.
+    """
+    defaults = {name: change.default for name, change in changes.items()}
+    metadata = {"prefix": prefix, "changes": changes}
+    made: T = field(default_factory=lambda: cls(**defaults), metadata=metadata)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option, by the name that files and variables have for it."""
+
+    name: str
+    kind: Any
+    default: Any
+    """`MISSING` where a value is needed."""
+    help: str
+    is_secret: bool
+    shown: Mapping[str, Any]
+    """Arguments of typer."""
+    path: tuple[str, ...]
+    """Fields that lead to it."""
+    owner: Any
+    """The dataclass that has it as a field."""
+
+    @property
+    def flag(self) -> str:
+        """The flag of this name."""
+        return "--" + self.name.replace("_", "-")
+
+    def value_in(self, options: Any) -> Any:
+        """Return its value in an instance of the outermost dataclass."""
+        return reduce(getattr, self.path, options)
+
+
+def options_of(cls: Any) -> Iterator[Option]:
+    """Return the options of a dataclass and of its groups, in order; other fields are none."""
+    kinds = get_type_hints(cls)
+    for at in fields(cls):
+        kind, about = kinds[at.name], at.metadata
+        if not is_dataclass(kind) and "help" not in about:
+            continue  # a field that is no option
+        if not is_dataclass(kind):
+            facts = about.get("help", ""), about.get("secret", False), about.get("shown", {})
+            yield Option(at.name, kind, at.default, *facts, (at.name,), cls)
+            continue
+        changes = about.get("changes", {})
+        for inner in options_of(kind):
+            change = changes.get(inner.name)
+            name, path = about.get("prefix", "") + inner.name, (at.name, *inner.path)
+            if change is None:
+                yield replace(inner, name=name, path=path)
+            else:
+                text = change.metadata["help"]
+                yield replace(inner, name=name, path=path, default=change.default, help=text)
+
+
+def build(cls: Callable[..., T], **values: Any) -> T:
+    """Return `cls` with these values of its options, groups included; the rest have defaults."""
+    by_path: dict[tuple[str, ...], Any] = {}
+    for at in options_of(cls):
+        value = values.pop(at.name, at.default)
+        if value is not MISSING:
+            by_path[at.path] = value
+    if values:
+        raise TypeError(f"{cls} has no option {min(values)}")
+    built: T = _built(cls, by_path)
+    return built
+
+
+def _built(cls: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
+    kinds = get_type_hints(cls)
+    given: dict[str, Any] = {}
+    groups: dict[str, dict[tuple[str, ...], Any]] = {}
+    for (name, *inner), value in by_path.items():
+        if inner:
+            groups.setdefault(name, {})[tuple(inner)] = value
+        else:
+            given[name] = value
+    return cls(**given, **{name: _built(kinds[name], at) for name, at in groups.items()})
+
+
+def check_bounds(options: Any) -> None:
+    """Raise `InvalidRequest` for a value of a dataclass that is not within its option's bounds."""
+    for at in fields(options):
+        value, above, least = getattr(options, at.name), *map(at.metadata.get, ("above", "least"))
+        if value is not None and above is not None and not value > above:
+            raise InvalidRequest(f"{at.name} is {value}, but must be above {above}")
+        if value is not None and least is not None and not value >= least:
+            raise InvalidRequest(f"{at.name} is {value}, but must be {least} or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value and where it stands."""
+
+    value: Any
+    place: str
+    is_text: bool = True
+    """Whether only text can stand there, which may mean a value of another type."""
+
+
+def convert(given: Given, kind: Any) -> Any:
+    """Return the value as `kind`: str, bool, int, float, Path, these or None, tuple[str, ...].
+
+    Where there is only text, an empty one stands for None. Raises `InvalidRequest`.
+    """
+    kind, is_optional = without_none(kind)
+    if is_optional and (given.value is None or (given.is_text and given.value == "")):
+        return None
+    what, converted = _KINDS[get_origin(kind) or kind]
+    try:
+        return converted(given)
+    except (TypeError, ValueError):
+        raise InvalidRequest(f"{given.place} is {given.value!r}, but must be {what}") from None
+
+
+def without_none(kind: Any) -> tuple[Any, bool]:
+    """Return the type, and whether None is among its values."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind, False
+    (some,) = [part for part in get_args(kind) if part is not type(None)]
+    return some, True
+
+
+def items(text: str) -> list[str]:
+    """Return the parts between commas."""
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _text(given: Given) -> Any:
+    return _of(given.value, str)
+
+
+def _bool(given: Given) -> Any:
+    if given.is_text:
+        word = given.value.strip().lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError(word)
+        return word in _TRUE
+    return _of(given.value, bool)
+
+
+def _int(given: Given) -> Any:
+    return int(given.value) if given.is_text else _of(given.value, int)
+
+
+def _float(given: Given) -> Any:
+    value = float(given.value if given.is_text else _of(given.value, int, float))
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return value
+
+
+def _path(given: Given) -> Any:
+    if given.value == "":
+        raise ValueError(given.value)
+    return Path(_of(given.value, str, type(Path()))).expanduser()
+
+
+def _list(given: Given) -> Any:
+    if given.is_text:
+        return tuple(items(given.value))
+    return tuple(_of(item, str) for item in _of(given.value, list, tuple))
+
+
+def _of(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:  # a bool is an int, but none was meant
+        raise TypeError(value)
+    return value
+
+
+_KINDS: Mapping[Any, tuple[str, Callable[[Given], Any]]] = {
+    str: ("text", _text),
+    bool: ("true or false", _bool),
+    int: ("a whole number", _int),
+    float: ("a finite number", _float),
+    Path: ("a path", _path),
+    tuple: ("a list of texts", _list),
+}

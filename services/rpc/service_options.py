@@ -1,0 +1,106 @@
+"""Options that services share: where they listen, TLS on both sides, and how replicas serve."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.options import check_bounds, option
+from slipstream.rpc.callers import named_callers
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
+from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.security import ServerTls, peer_tls, server_tls
+from slipstream.rpc.server import ServerOptions, stream_limit
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Where a service listens, and the limits there."""
+
+    address: str = option("127.0.0.1:0", "Address to listen on.")
+    max_message_bytes: int = option(4 << 20, "Largest message accepted, in bytes.")
+    grace_s: float = option(30.0, "Seconds that running requests get to finish at a stop.")
+    health_address: str | None = option(None, "A plaintext port that serves health alone.")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsOptions:
+    """Certificate that a service shows, and the authority of its callers' certificates."""
+
+    cert: Path | None = option(None, "Certificate to serve TLS with.")
+    key: Path | None = option(None, "Its private key.")
+    client_ca: Path | None = option(None, "Callers must show a certificate signed by this.")
+
+    def server(self) -> ServerTls | None:
+        """Return how to serve TLS; None for plaintext. Raises `InvalidRequest`."""
+        return server_tls(self.cert, self.key, self.client_ca)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTlsOptions:
+    """TLS of a service's own calls to replicas."""
+
+    ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")
+    cert: Path | None = option(None, "Certificate to show to replicas.")
+    key: Path | None = option(None, "Its private key.")
+
+    def channel(
+        self, name: str | None, *, max_message_bytes: int = MAX_MESSAGE_BYTES
+    ) -> ChannelOptions:
+        """Return how to dial replicas whose certificates carry `name`. Raises `InvalidRequest`."""
+        tls = peer_tls(self.ca, self.cert, self.key, name)
+        return ChannelOptions(tls=tls, max_message_bytes=max_message_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How many sessions an engine holds, and how long those that are parked."""
+
+    max_sessions: int = option(64, "Sessions held at once, parked ones included.", above=0)
+    max_parked_bytes: int = option(
+        1 << 30,
+        "Bytes kept for the next turns of sessions; the longest parked go first.",
+        least=0,
+    )
+    max_park_ttl_s: float = option(
+        600.0, "Longest time that a router may ask to keep them.", above=0
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    def lease_limits(self) -> LeaseLimits:
+        """Return the limits of the engine's leases."""
+        return LeaseLimits(self.max_sessions, self.max_parked_bytes, self.max_park_ttl_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """How routers reach a draft or a target, and which of them may call it."""
+
+    advertised_address: str | None = option(
+        None, "Where drafts and routers reach it; unset, where it listens."
+    )
+    max_streams: int | None = option(
+        None, "Calls that one connection may have open; unset, 256, or twice max_sessions if more."
+    )
+    tls_client_names: tuple[str, ...] = option(
+        (),
+        "Names of routers, one of which a caller's certificate must carry; unset, any certificate"
+        " that tls_client_ca signed will do.",
+    )
+
+    def server_options(
+        self, listen: ListenOptions, tls: TlsOptions, max_sessions: int, **more: tuple[str, ...]
+    ) -> ServerOptions:
+        """Return how to serve; `more` are names of other callers by method.
+
+        Raises `InvalidRequest` for options that contradict each other.
+        """
+        return ServerOptions(
+            address=listen.address,
+            max_message_bytes=listen.max_message_bytes,
+            max_streams=stream_limit(self.max_streams, max_sessions),
+            grace_s=listen.grace_s,
+            tls=tls.server(),
+            callers=named_callers(tls.client_ca, self.tls_client_names, **more),
+            health_address=listen.health_address,
+        )

@@ -1,0 +1,105 @@
+"""Decisions of a forward: how far each proposal is right, by tokens drawn or by logits.
+
+Requests that `core.draws` allows draw their tokens where the logits are; all others bring their
+logits. The rows of a request that is decided are its last pending token and its nodes.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+
+from torch import Tensor
+
+from slipstream.core.draws import draw_keys, fits_device, walk_drawn
+from slipstream.core.tree import EMPTY, ROOT
+from slipstream.core.verify import verify
+from slipstream.core.walk import Walk
+from slipstream.models.batched_tokens import Draw, Part
+from slipstream.models.causal import CausalModel
+from slipstream.target.request import TargetRequest
+from slipstream.target.schedule import ScheduledRequest
+
+Decision = Callable[[], Walk]
+"""Raises what `core.verify` does."""
+Batch = Sequence[ScheduledRequest[TargetRequest]]
+Slots = tuple[tuple[int, ...], ...]
+"""KV slots of a forward's tokens, request by request."""
+
+assert ROOT == -1, "row 0 of the logits is the root's"
+
+
+def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
+    """Compute a batch; return its slots, and the decision of each request that it decides."""
+    parts = [_part(at) for at in batch]
+    ends = accumulate(at.num_tokens for at in batch)
+    decided = [(at.request, end) for at, end in zip(batch, ends, strict=True) if at.is_last]
+    draws = list[Draw]()
+    if model.has_shapes:
+        draws += [draw for request, end in decided for draw in _draws(request, end)]
+    drawn = model.draw(parts, draws) if draws else None
+    if drawn is None:
+        hidden, slots = model.forward(parts)
+        return slots, _by_logits(model, hidden, decided)
+    others = [(request, end) for request, end in decided if not _is_drawn(request)]
+    by_logits = iter(_by_logits(model, drawn.hidden, others))
+    decisions, start = list[Decision](), 0
+    for request, _ in decided:
+        if _is_drawn(request):
+            stop = start + 1 + request.num_nodes
+            tree, tokens = request.proposal.tree, drawn.tokens[start:stop]
+            decisions.append(partial(walk_drawn, tree, tokens))
+            start = stop
+        else:
+            decisions.append(next(by_logits))
+    return drawn.places, decisions
+
+
+def _by_logits(
+    model: CausalModel, hidden: Tensor, decided: Sequence[tuple[TargetRequest, int]]
+) -> list[Decision]:
+    """Return decisions by the logits of each request's rows, which end at `end` of `hidden`."""
+    rows = [at for request, end in decided for at in range(end - 1 - request.num_nodes, end)]
+    if not rows:
+        return []
+    logits = model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
+    counts = [1 + request.num_nodes for request, _ in decided]
+    return [
+        partial(_verify, request, part)
+        for (request, _), part in zip(decided, logits.split(counts), strict=True)
+    ]
+
+
+def _verify(request: TargetRequest, logits: Tensor) -> Walk:
+    """Verify by logits [1 + nodes, vocab] after the last final token and after every node."""
+    return verify(
+        request.session,
+        request.tokens,
+        request.proposal,
+        lambda node: logits[node + 1].float(),
+        roots=request.held.roots,
+        constraint=request.held.constraint,
+    )
+
+
+def _part(at: ScheduledRequest[TargetRequest]) -> Part:
+    request, start = at.request, at.request.cache.count
+    tree = request.proposal.tree if at.is_last else EMPTY
+    return Part(request.cache, request.tokens[start : start + at.num_pending], tree)
+
+
+def _is_drawn(request: TargetRequest) -> bool:
+    # Margins need the logits of a row, not its token alone.
+    return not request.proposal.rivals and fits_device(request.session)
+
+
+def _draws(request: TargetRequest, end: int) -> list[Draw]:
+    """Return the draws of a request's rows, which end at `end` of the forward; [] for none."""
+    if not _is_drawn(request):
+        return []
+    sampling, position = request.session.sampling, len(request.tokens)
+    first = end - 1 - request.num_nodes
+    depths = (0, *request.proposal.tree.depths())
+    return [
+        Draw(first + row, sampling.temperature, draw_keys(sampling, position + depth))
+        for row, depth in enumerate(depths)
+    ]

@@ -1,0 +1,86 @@
+"""Copies of a session's keys and values for a reader elsewhere, and what the reader has of them.
+
+Everything here runs on the engine's thread, so a copy never meets a forward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import InvalidRequest, SessionClosed, SessionOutOfSync
+from slipstream.models.cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class KvSlice:
+    """A copy of positions start..start+count-1 on the CPU.
+
+    `values` are [layers, 2 * kv_heads, count, head_dim], the keys of a layer before its values.
+    """
+
+    start: int
+    values: Tensor
+
+    @property
+    def count(self) -> int:
+        """Number of positions."""
+        return self.values.shape[2]
+
+
+class KvSender:
+    """A reader's position in a cache: everything below `position` was taken for it."""
+
+    def __init__(self, cache: KvCache, layers: Sequence[int], start: int) -> None:
+        """Raises `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a start
+        above what is held."""
+        check_layers(layers, cache.pool.layout.num_layers)
+        if not 0 <= start <= cache.count:
+            raise SessionOutOfSync(
+                f"keys and values from position {start} on were asked for, but {cache.count}"
+                " positions are held"
+            )
+        self._cache: KvCache | None = cache
+        self._layers = tuple(layers)
+        self.position = start
+
+    def truncate(self, count: int) -> None:
+        """Go back to position `count`: what was held from there on is replaced."""
+        self.position = min(self.position, count)
+
+    def close(self) -> None:
+        """Let go of the cache: the session is gone."""
+        self._cache = None
+
+    @torch.inference_mode()
+    def take(self, max_positions: int) -> KvSlice | None:
+        """Copy what comes next, up to so many positions; None when there is nothing new.
+
+        Raises `SessionClosed` once the session is gone.
+        """
+        cache = self._cache
+        if cache is None:
+            raise SessionClosed("the session whose keys and values were read is gone")
+        count = min(cache.count - self.position, max_positions)
+        if count <= 0:
+            return None
+        start, end = self.position, self.position + count
+        layers = [cache.gather(at, start, end) for at in self._layers]
+        values = torch.empty((len(layers), *layers[0].shape), dtype=cache.pool.layout.dtype)
+        for place, layer in zip(values, layers, strict=True):
+            place.copy_(layer)
+        self.position = end
+        return KvSlice(start, values)
+
+
+def check_layers(layers: Sequence[int], num_layers: int) -> None:
+    """Raise `InvalidRequest` unless they are layers of the model, each once."""
+    if not layers:
+        raise InvalidRequest("keys and values of no layer were asked for, but at least 1 is needed")
+    if len(set(layers)) != len(layers):
+        shown = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
+        raise InvalidRequest(f"layers {shown} were asked for, but each can be sent once")
+    for layer in layers:
+        if not 0 <= layer < num_layers:
+            raise InvalidRequest(f"layer {layer} was asked for, but the model has {num_layers}")

@@ -1,0 +1,57 @@
+"""`python -m slipstream.target.tensor_parallel_worker FD`: one rank of a target.
+
+Started by `slipstream.target.tensor_parallel`; serves no requests. Ends when its driver does.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
+from slipstream.models.causal import CausalModel
+from slipstream.models.cores import Cores, load_on
+from slipstream.models.loading import load_target_parts
+from slipstream.models.ranks import join_ranks, leave_ranks
+from slipstream.models.tensor_parallel import TensorParallelWorker
+from slipstream.target.tensor_parallel import WorkerFailure, WorkerTask
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out steps until the last one; return the process's exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the driver decides when requests are done
+        signal.signal(number, signal.SIG_IGN)
+    with Connection(int(argv[0])) as driver:
+        try:
+            _work(driver.recv(), driver)
+        except SlipstreamError as error:
+            is_input = isinstance(error, InvalidRequest | ModelError)
+            driver.send(WorkerFailure(str(error), is_input))
+            return 1
+        except (EOFError, ConnectionError):  # the driver is gone
+            pass
+        finally:
+            leave_ranks()
+    return 0
+
+
+def _work(task: WorkerTask, driver: Connection) -> None:
+    count = task.plan.num_threads
+    cores = Cores(count, task.plan.pin_threads, first=task.rank * count)
+    worker = load_on(lambda load: load(), lambda: _load(task), cores)
+    while (step := driver.recv()) is not None:
+        worker.run(step)
+
+
+def _load(task: WorkerTask) -> TensorParallelWorker:
+    plan = task.plan
+    ranks = join_ranks(task.rank, plan.size, device=plan.device, meeting=task.meeting)
+    loaded = load_target_parts(
+        str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
+    )
+    model = CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks)
+    return TensorParallelWorker(model, ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
