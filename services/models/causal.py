@@ -159,7 +159,7 @@ class CausalModel:
 
     @torch.inference_mode()
     def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> Drawn | None:
-        """The same forward, with tokens drawn where the logits are; one transfer brings them.
+        """Return what `forward` does, with tokens drawn on the device; one transfer brings them.
 
         None, and nothing done, where forwards come in no fixed shapes or none of them fits.
         """

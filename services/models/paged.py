@@ -68,8 +68,8 @@ Kernel = Callable[[Tensor, Tensor, PagedTokens, float], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """How a forward attends: `group` query heads share a key head, masks are of the scores'
-    `dtype`, the pool has `num_slots`."""
+    """Settings of a forward's attention: `group` query heads share a key head, masks have the
+    scores' `dtype`, the pool has `num_slots`."""
 
     group: int
     dtype: torch.dtype

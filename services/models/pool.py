@@ -114,7 +114,7 @@ class PageList:
 
 
 class Peers(Protocol):
-    """The same pool at the other ranks of a model that is split."""
+    """A pool's counterparts at the other ranks of a model that is split."""
 
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         """Copy the same slots there."""
@@ -197,7 +197,7 @@ class KvPool:
         return pages
 
     def num_users(self, page: int) -> int:
-        """How many hold a page."""
+        """Return the number of users of a page."""
         return self._num_users[page]
 
     def share(self, page: int) -> None:

@@ -28,7 +28,7 @@ _INDEX = ".safetensors.index.json"
 
 
 def text_tokenizer(tokenizer: Any) -> TextTokenizer:
-    """The same tokenizer without transformers; of several chat templates, the default one.
+    """Return a tokenizer without transformers; of several chat templates, the default one.
 
     One that is of this kind already is returned as it is. Raises `ModelMismatch` for a tokenizer
     that the `tokenizers` library can't stand in for.
