@@ -14,7 +14,7 @@ from slipstream.models.glide_chains import ChainPosition, ChainRequest
 
 
 class Chains(Protocol):
-    """What follows chains; see `models.chaining.GlideChains`."""
+    """What follows chains; see `models.glide_chains.GlideChains`."""
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Whether such a chain can be followed."""

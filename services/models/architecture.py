@@ -35,7 +35,6 @@ _ORIGINAL = "original_max_position_embeddings"
 class Architecture:
     """Sizes and parts of a decoder. `rope` is as `rope.rotary` takes it, `eos_ids` as given."""
 
-    family: str
     vocab_size: int
     hidden: int
     num_layers: int
@@ -154,7 +153,6 @@ def parse(config: Mapping[str, Any]) -> Architecture:
         raise NotNative(f"{hidden} elements, {heads} heads and {kv_heads} key heads do not divide")
     attention_bias = bool(config.get("attention_bias")) and family not in ("mistral", "qwen2")
     return Architecture(
-        family=family,
         vocab_size=_count(config, "vocab_size"),
         hidden=hidden,
         num_layers=_num_layers(config),

@@ -36,14 +36,16 @@ _COMPANIES = (
 )
 _FOUND_OUT = frozenset({"sdpa", "cudnn"})
 """Kernels that pass for steady: in a model of 30 layers in bfloat16 on an H100, rows of 3 and more
-in company had other bits than alone under cuDNN, which torch's own choice may be."""
+in a batch had other bits than alone under cuDNN, which torch's own choice may be."""
 _SEEN = 200
+_MAX_SHAPES = 6
+"""Compiled forms of one kernel: torch gives up after eight, and then computes every score."""
 
 
 def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel:
-    """The fastest kernel for a model's shapes on its device.
+    """Return the fastest kernel for a model's shapes on its device.
 
-    Raises `ModelError` where invariant numerics are asked for and no kernel keeps a row's bits.
+    Raises `ModelError` where invariant numerics are asked for and no kernel keeps a token's bits.
     """
     if layout.device.type != "cuda":
         return attend_paged
@@ -63,7 +65,7 @@ def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel
 
 
 def fastest(kernels: Mapping[str, Kernel], seconds: Callable[[Kernel], float]) -> Kernel:
-    """The kernel that takes least, those left out that fail. `ModelError` where all do."""
+    """Return the kernel that takes least, without those that fail. `ModelError` where all do."""
     best: tuple[float, Kernel] | None = None
     reasons = []
     for name, kernel in kernels.items():
@@ -90,7 +92,7 @@ class Trial:
         self._query = self._random(128, layout.num_kv_heads * group, layout.head_dim)
 
     def steady(self, kernel: Kernel) -> bool:
-        """Whether every row has the same bits alone and in company; not for one that fails."""
+        """Return whether tokens have the same bits alone and in a batch; False for a failure."""
         try:
             return all(self._keeps_bits(kernel, shape) for shape in _COMPANIES)
         except Exception:  # a kernel that this device, build or shape does not have
@@ -118,7 +120,7 @@ class Trial:
     def _run(
         self, kernel: Kernel, shape: ForwardShape, seen: Sequence[int] | None = None, first: int = 0
     ) -> Tensor:
-        """Rows from `first` on, which look back on so many keys each, 200 by default."""
+        """Attend with queries from `first` on, to so many keys each, 200 by default."""
         query = self._query[first : first + shape.rows]
         return kernel(query, self._layer, self._batch(kernel, shape, seen, first), 0.1)
 
@@ -177,10 +179,6 @@ _CANDIDATES: Mapping[str, Kernel] = {
     "cudnn": _only(SDPBackend.CUDNN_ATTENTION),
     "math": _only(SDPBackend.MATH),
 }
-
-
-_MAX_SHAPES = 6
-"""Compiled forms of one kernel: torch gives up after eight, and then computes every score."""
 
 
 class FlexKernel:

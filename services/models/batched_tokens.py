@@ -20,7 +20,7 @@ from slipstream.models.pool import BLOCK_SIZE, KvLayout, round_up
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one session adds to a forward: `pending` final tokens behind those its cache holds, and
+    """A session's part of a forward: `pending` final tokens behind those its cache holds, and
     a `tree` below the last of them."""
 
     cache: KvCache
@@ -276,7 +276,7 @@ def _first_path(tree: TokenTree) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How input `index` of a forward draws its token: see `core.draws`."""
+    """Draw of the token behind input `index` of a forward: see `core.draws`."""
 
     index: int
     temperature: float

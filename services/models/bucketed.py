@@ -5,8 +5,8 @@ positions, masks, attention over the pool's pages, the head, and the draw of tok
 logits and a temperature give the distribution.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -26,27 +26,16 @@ from slipstream.models.buckets import (
 )
 from slipstream.models.graphs import Replay
 from slipstream.models.invariance import RowRule
-from slipstream.models.paged import Kernel, PagedAttention, PagedTokens, unpack
-from slipstream.models.pool import KvLayout, KvPool
+from slipstream.models.paged import Kernel, PagedAttention, unpack
+from slipstream.models.pool import KvPool
+
+if TYPE_CHECKING:
+    from slipstream.models.torch_decoder import TorchDecoder
 
 MAX_MASK_BYTES = 1 << 28
 """A forward whose mask were larger is left to the path without shapes."""
 
 _MAX_SEGMENT_SIZE = 256
-
-Run = Callable[[Tensor, Tensor, PagedTokens, KvPool], Tensor]
-"""The model's layers over tokens and positions [R]: final hidden states [R, d]."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShapedModel:
-    """What a model's forward is made of."""
-
-    layout: KvLayout
-    group: int
-    run: Run
-    kernel: Kernel
-    head: Callable[[Tensor], Tensor]
 
 
 def buckets_for(*, max_rows: int, context_length: int, rule: RowRule) -> Buckets:
@@ -64,16 +53,14 @@ def buckets_for(*, max_rows: int, context_length: int, rule: RowRule) -> Buckets
 class BucketedForward:
     """Forwards of one model over the pools it is given, through static tensors."""
 
-    def __init__(self, model: ShapedModel, buckets: Buckets, replay: Replay) -> None:
+    def __init__(
+        self, model: "TorchDecoder", kernel: Kernel, buckets: Buckets, replay: Replay
+    ) -> None:
         self._model = model
+        self._kernel = kernel
         self._buckets = buckets
         self._replay = replay
         self._pools: WeakSet[KvPool] = WeakSet()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of static tensors and graphs."""
-        return self._replay.num_bytes
 
     def serve(self, pool: KvPool) -> None:
         """Have forwards over a pool that stays, an engine's."""
@@ -120,7 +107,7 @@ class BucketedForward:
         self, pool: KvPool, shape: ForwardShape, values: Tensor, noise: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         model = self._model
-        attention = PagedAttention(model.group, model.layout.dtype, pool.scratch.stop, model.kernel)
+        attention = PagedAttention(model.group, model.layout.dtype, pool.scratch.stop, self._kernel)
         batch = unpack(values, shape, attention)
         hidden = model.run(batch.tokens, batch.positions, batch.segments, pool)
         if not shape.draws:

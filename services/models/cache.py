@@ -17,7 +17,7 @@ from slipstream.models.scorer import KvView
 class KvCache:
     """One session's pages in a pool, and how many positions of them hold final tokens.
 
-    What lies behind `count` is scratch for the rows of one forward.
+    What lies behind `count` is scratch for the tokens of one forward.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class KvCache:
         self.count = min(self.count, count)
 
     def keep(self, slots: Sequence[int]) -> None:
-        """Make the rows in `slots` the positions that follow `count`, moving them where needed."""
+        """Make the tokens in `slots` the positions behind `count`, moved where needed."""
         end = self.count + len(slots)
         self.reserve(end)
         goal = [self.slot(position) for position in range(self.count, end)]

@@ -42,10 +42,10 @@ _OWN_SCRATCH = MAX_NODES
 
 
 class CausalModel:
-    """A target, or a draft, as a forward of the rows of any number of sessions.
+    """A target, or a draft, as a forward of the tokens of any number of sessions.
 
-    `invariant` numerics make a row's bits depend on its own prefix only; `fast` ones may
-    differ in the last bit with the number of rows, whosever they are, and the form of the tree.
+    `invariant` numerics make a token's bits depend on its own prefix only; `fast` ones may
+    differ in the last bit with the number of tokens, of all sessions, and the form of the tree.
     `dtype` is that of keys and values, `weights_type` names the weights' as results show it.
     """
 
@@ -94,7 +94,7 @@ class CausalModel:
 
     @property
     def rule(self) -> RowRule:
-        """Numbers of rows that are computed together."""
+        """Numbers of tokens that are computed together."""
         return self._decoder.rule
 
     @property
@@ -103,7 +103,7 @@ class CausalModel:
         return self._shaped is not None
 
     def workspace_bytes(self, num_rows: int) -> int:
-        """Bytes that a forward of so many rows needs besides weights and caches, at most.
+        """Return the most bytes that a forward of so many tokens needs besides weights and caches.
 
         Hidden states and what the widest products make of them, logits in both precisions, and
         the keys of one layer gathered once.
@@ -142,12 +142,12 @@ class CausalModel:
 
     @torch.inference_mode()
     def forward(self, parts: Sequence[Part]) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
-        """Final hidden states [rows, d] part by part, pending tokens before nodes, and the rows'
-        slots by part.
+        """Return final hidden states [n, d] part by part, pending tokens before nodes, and the
+        tokens' slots by part.
 
         The parts' caches are different ones of one pool. Nothing becomes final: the caller sets
         each cache which slots to `keep`. Raises `ModelError` for a position past the context,
-        `CapacityError` for rows that find no room.
+        `CapacityError` for tokens that find no room.
         """
         for part in parts:
             self._make_room(part)
@@ -159,7 +159,7 @@ class CausalModel:
 
     @torch.inference_mode()
     def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> Drawn | None:
-        """The same forward, with tokens drawn where the logits are; one transfer brings them.
+        """Return what `forward` does, with tokens drawn on the device; one transfer brings them.
 
         None, and nothing done, where forwards come in no fixed shapes or none of them fits.
         """
@@ -228,7 +228,7 @@ class CausalModel:
         if not is_alone:
             raise ModelError("a model that is split among processes has no forwards of fixed shape")
         from slipstream.models.attention_kernels import choose_kernel
-        from slipstream.models.bucketed import BucketedForward, ShapedModel, buckets_for
+        from slipstream.models.bucketed import BucketedForward, buckets_for
         from slipstream.models.graphs import Replay
 
         assert not isinstance(decoder, NativeDecoder)
@@ -237,8 +237,7 @@ class CausalModel:
         )
         is_invariant = self.numerics == "invariant"
         kernel = choose_kernel(self.layout, decoder.group, is_invariant=is_invariant)
-        shaped = ShapedModel(self.layout, decoder.group, decoder.run, kernel, decoder.head)
-        return BucketedForward(shaped, buckets, Replay(self.device))
+        return BucketedForward(decoder, kernel, buckets, Replay(self.device))
 
     def _sample(self) -> Tensor:
         """Hidden states of the tokens that models are compared by."""

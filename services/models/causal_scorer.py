@@ -29,8 +29,8 @@ class CausalState:
 class CausalScorer:
     """`Scorer` over a `CausalModel`. A chain grows in its cache, a tree is scored anew.
 
-    The rows of a pass share a forward, as far as there is room for their trees; in `fast` numerics
-    a row in company may differ from the same row alone in the last bit.
+    The tokens of a pass share a forward, as far as there is room for their trees; in `fast`
+    numerics a token may differ in the last bit from the same token alone.
     """
 
     vocab: Tensor | None = None

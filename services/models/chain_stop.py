@@ -1,4 +1,4 @@
-"""When a chain ends, decided where its numbers are: the policies of `core.stop` as tensors.
+"""Ends of chains, decided where their numbers are: the policies of `core.stop` as tensors.
 
 The same double arithmetic in the same order, so that a device stops where the host would.
 """
@@ -115,7 +115,7 @@ class ChainScores:
 
 
 class ChainEnds:
-    """Which of B chains have ended, where and why: `lengths` and `reasons` [B].
+    """Ends of B chains: `lengths`, and `reasons` [B] of those that have ended.
 
     Nothing follows a token of `ends` [B, n], and no chain is longer than its limit [B].
     """

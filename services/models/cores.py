@@ -20,8 +20,8 @@ _PARALLEL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """How many threads compute (None: torch's choice), and whether each stays on a core of its own,
-    from the `first` one on.
+    """Number of threads that compute (None: torch's choice), and whether each stays on a core of
+    its own, from the `first` one on.
 
     Staying pays where other processes use the same cores: two threads that wait for each other must
     never share one.

@@ -21,6 +21,9 @@ from slipstream.models.pool import KvPool
 from slipstream.models.rope import RotaryFactors
 
 Tables = tuple[Tensor, Tensor]
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LAYER = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
 class FastLinear(nn.Module):
@@ -175,11 +178,6 @@ def write(layer: Tensor, fresh: Tensor, rows: BatchedTokens | PagedTokens) -> No
     else:
         start = rows.write_start
         layer[:, start : start + len(rows)] = fresh.transpose(0, 1)
-
-
-_MLP = ("gate_proj", "up_proj", "down_proj")
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-_LAYER = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
 def patch_modules(model: nn.Module, linears: Linears, rotation: RotaryTables) -> None:

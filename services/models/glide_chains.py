@@ -89,12 +89,6 @@ class GlideChains:
         self._replay = replay
         self._stages: dict[tuple[int, int], list[Tensor]] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of static tensors, graphs, and staged keys."""
-        staged = sum(stage.nbytes for stages in self._stages.values() for stage in stages)
-        return self._replay.num_bytes + staged
-
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed here: logits and a temperature give the
         distribution, the policy is known, and few tokens end it."""

@@ -1,4 +1,4 @@
-"""What a set of GliDe weights is: shapes, the target it belongs to, the lag it was trained for."""
+"""Description of a set of GliDe weights: shapes, its target, the lag it was trained for."""
 
 import json
 import os

@@ -15,7 +15,7 @@ from slipstream.models.target_parts import target_parts
 
 @dataclass(frozen=True, slots=True)
 class GlideShape:
-    """What a user chooses about a draft; the rest follows from the target. `max_lag` is 0 where
+    """A user's choices about a draft; the rest follows from the target. `max_lag` is 0 where
     no layers are read."""
 
     target_layers: tuple[int, ...]

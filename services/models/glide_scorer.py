@@ -31,7 +31,7 @@ class GlideScorer:
 
     A query reads target positions before its own, as in training, so a `Sync` never reads the
     last token's own position even where the view holds it. In torch a session's scores may differ
-    in their last bits with the company that they are computed in.
+    in their last bits with the other sessions of the pass.
     """
 
     def __init__(

@@ -47,10 +47,10 @@ class GlideState:
 
 @dataclass(frozen=True, slots=True)
 class SessionStep:
-    """What a pass does for one session: new tokens at their positions.
+    """A session's part of a pass: new tokens at their positions.
 
     Their keys come to places `start`, `start` + 1, ...: the prefix has the first ones, the tree's
-    nodes have those behind it. The last `num_kept` rows go on behind the last layer's keys.
+    nodes have those behind it. The last `num_kept` go on behind the last layer's keys.
     """
 
     state: GlideState

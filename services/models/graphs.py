@@ -24,7 +24,6 @@ class _Capture:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     replay: Callable[[], None]
-    num_bytes: int
     body: Body
     """Kept, because a graph reads what the body refers to."""
 
@@ -48,11 +47,6 @@ class Replay:
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._entries
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of static inputs and outputs, and on CUDA of what the graphs work in."""
-        return sum(entry.num_bytes for entry in self._entries.values())
 
     @torch.inference_mode()
     def run(self, key: Hashable, body: Body, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -87,11 +81,10 @@ class Replay:
             for into, out in zip(outputs, body(*static), strict=True):
                 into.copy_(out)
 
-        return _Capture(static, outputs, replay, _size(static) + _size(outputs), body)
+        return _Capture(static, outputs, replay, body)
 
     def _capture(self, body: Body, static: tuple[Tensor, ...]) -> _Capture:
         """Warm up beside the current stream, then record."""
-        before = torch.cuda.memory_reserved(self._device)
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
@@ -104,8 +97,7 @@ class Replay:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = body(*static)
-        grown = max(torch.cuda.memory_reserved(self._device) - before, 0)
-        return _Capture(static, outputs, graph.replay, _size(static) + grown, body)
+        return _Capture(static, outputs, graph.replay, body)
 
 
 def _send(source: Tensor, into: Tensor) -> None:
@@ -113,7 +105,3 @@ def _send(source: Tensor, into: Tensor) -> None:
     if into.device.type == "cuda" and source.device.type == "cpu":
         source = source.pin_memory()
     into.copy_(source, non_blocking=True)
-
-
-def _size(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)

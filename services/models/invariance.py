@@ -24,6 +24,17 @@ Numerics = Literal["invariant", "fast"]
 
 _PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
 _FALLBACK = 16
+PAIRED = 32
+"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
+rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
+_TRIED = 16
+"""Rows whose attention is what that of other numbers is compared with."""
+MAX_ROWS = 64
+"""The most tokens that attend together, so that few numbers of them are to be tried."""
+Attention = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Outputs and log masses of queries [r, kv_heads, group, d] under a mask of the rule's shape."""
+_CASES = ((MAX_ROWS, BLOCK_SIZE), (32, 5 * BLOCK_SIZE))
+"""Rows and keys of what is tried: keys within one block of the kernel's, and beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +93,6 @@ def cancelling(weight: Tensor, num_rows: int = 128) -> tuple[Tensor, Tensor]:
     return example.to(weight), like.to(weight)
 
 
-PAIRED = 32
-"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
-rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
-
-
 def cancelling_keys(half: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values [heads, slots, d], in blocks of `PAIRED`, whose attention cancels.
 
@@ -126,20 +132,11 @@ def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tens
     return product(x)
 
 
-_TRIED = 16
-"""Rows whose attention is what that of other numbers is compared with."""
-MAX_ROWS = 64
-"""The most rows that look back together, so that few numbers of them are to be tried."""
-
-Attention = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Outputs and log masses of queries [r, kv_heads, group, d] under a mask of the rule's shape."""
-
-
 @dataclass(frozen=True)
 class QueryRule:
-    """Numbers of rows, `steady`, that give a row the same bits when they look back together.
+    """Numbers of tokens, `steady`, that give a token the same bits when they attend together.
 
-    They ascend. With `is_apart` every row is computed on its own, so that any number is steady.
+    They ascend. With `is_apart` every token is computed on its own, so that any number is steady.
     """
 
     steady: Sequence[int]
@@ -147,7 +144,7 @@ class QueryRule:
 
     @property
     def max_rows(self) -> int:
-        """The most rows that may look back together."""
+        """The most tokens that may attend together."""
         return self.steady[-1]
 
     def shaped(self, mask: Tensor, group: int) -> Tensor:
@@ -208,15 +205,11 @@ def _keeps_bits(
     return torch.equal(torch.cat(parts), reference[:whole])
 
 
-_CASES = ((MAX_ROWS, BLOCK_SIZE), (32, 5 * BLOCK_SIZE))
-"""Rows and keys of what is tried: keys within one block of the kernel's, and beyond."""
-
-
 def query_rule(layout: KvLayout, group: int, *, is_invariant: bool) -> QueryRule:
-    """Return how many rows of a model may look back together.
+    """Return how many tokens of a model may attend together.
 
     `group` is the number of query heads per key head. Raises `ModelError` where invariant numerics
-    are asked for and not even rows on their own keep their bits.
+    are asked for and not even tokens on their own keep their bits.
     """
     if not is_invariant or layout.device.type != "cpu":
         return ANY_QUERIES

@@ -20,6 +20,16 @@ from slipstream.models.operators import (
 
 Join = Callable[[Tensor], Tensor]
 """Makes a layer's output of the products of all ranks."""
+_LARGEST = 127
+_FEW = 2
+"""Rows up to which 8-bit weights may be faster: they are unpacked anew for every few rows."""
+SMALL = 1 << 16
+"""Elements of a weight up to which 8 bits gain nothing: converting the row costs as much."""
+_WHOLE = 16
+"""Inputs that torch's product takes at a time; it reads past the end of any that are left over."""
+_SHAPE = (1024, 1024)
+_COPIES = 8
+"""Weights timed in turn, so that they come from memory as those of a draft do."""
 
 
 class PackedLinear:
@@ -113,18 +123,6 @@ def _rule(weight: Tensor, bias: Tensor | None) -> RowRule:
 def _is_rule(value: Any) -> bool:
     numbers = isinstance(value, list) and len(value) == 2 and all(type(at) is int for at in value)
     return numbers and 1 <= value[0] <= value[1]
-
-
-_LARGEST = 127
-_FEW = 2
-"""Rows up to which 8-bit weights may be faster: they are unpacked anew for every few rows."""
-SMALL = 1 << 16
-"""Elements of a weight up to which 8 bits gain nothing: converting the row costs as much."""
-_WHOLE = 16
-"""Inputs that torch's product takes at a time; it reads past the end of any that are left over."""
-_SHAPE = (1024, 1024)
-_COPIES = 8
-"""Weights timed in turn, so that they come from memory as those of a draft do."""
 
 
 class DraftLinear:

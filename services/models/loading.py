@@ -1,4 +1,4 @@
-"""From a name to a model in memory. Dtype and device are decided here only; no caches, no drafts.
+"""Loading of a model by its name. Dtype and device are decided here only.
 
 Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
 """

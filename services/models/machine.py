@@ -26,6 +26,7 @@ _LOG = logging.getLogger("slipstream.models")
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
 """Lines of /proc/cpuinfo that differ between kinds of processors, on x86-64 and ARM."""
+_PASSES = 6
 
 
 class Measurements:
@@ -110,9 +111,6 @@ def _processor() -> str:
     }
     name = found.get("model name", platform.machine())
     return "\n".join([name, *(found[key] for key in _CPU_FIELDS if key in found)])
-
-
-_PASSES = 6
 
 
 def best_seconds(

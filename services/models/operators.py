@@ -1,4 +1,4 @@
-"""Which of torch's private CPU operators this build and this processor have, found by trying them.
+"""torch's private CPU operators, each used where this build and this processor have it.
 
 That an operator exists proves nothing: oneDNN's packed product of bfloat16, for one, is there on
 every x86-64 build and raises where the processor lacks AVX-512. So each is run once on a small

@@ -3,7 +3,7 @@
 A segment's keys are read by one slot mapping: its pages in the order of positions, ancestors where
 they are, and behind them the own key of each of its tokens. A token sees the columns of the
 positions before its own, and its own key's. So its sum runs over the same keys in the same order
-in whatever tree, slot or company it is computed: the columns between are whole blocks of zeros.
+in any tree, slot or batch: the columns between are whole blocks of zeros.
 No value is read on the host.
 """
 
@@ -68,8 +68,8 @@ Kernel = Callable[[Tensor, Tensor, PagedTokens, float], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """How a forward attends: `group` query heads share a key head, masks are of the scores'
-    `dtype`, the pool has `num_slots`."""
+    """Settings of a forward's attention: `group` query heads share a key head, masks have the
+    scores' `dtype`, the pool has `num_slots`."""
 
     group: int
     dtype: torch.dtype
@@ -129,7 +129,7 @@ def attend_each(
 def additive(visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """Return a mask [S, 1, M * group, C] of what tokens [S, M, C] see, for query heads in groups.
 
-    What is hidden is far below any score, but finite: a block of keys in which a row sees nothing
+    What is hidden is far below any score, but finite: a block of keys in which a token sees nothing
     must not yield 0 / 0.
     """
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)

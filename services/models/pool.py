@@ -12,6 +12,7 @@ from slipstream.core.errors import CapacityError, NoRoom
 
 BLOCK_SIZE = 128
 """Key ranges are padded to a multiple of this, so a page of a cache is as long."""
+SCRATCH_ROWS = 512
 
 
 def round_up(count: int, block: int) -> int:
@@ -112,11 +113,8 @@ class PageList:
         return list(range(start, start + taken))
 
 
-SCRATCH_ROWS = 512
-
-
 class Peers(Protocol):
-    """The same pool at the other ranks of a model that is split."""
+    """A pool's counterparts at the other ranks of a model that is split."""
 
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         """Copy the same slots there."""
@@ -199,7 +197,7 @@ class KvPool:
         return pages
 
     def num_users(self, page: int) -> int:
-        """How many hold a page."""
+        """Return the number of users of a page."""
         return self._num_users[page]
 
     def share(self, page: int) -> None:

@@ -30,7 +30,7 @@ _AS_TRANSFORMERS = "as transformers"
 
 
 class ReferenceCheck:
-    """Whether our forward of a model gives what transformers' does."""
+    """Comparison of our forward of a model with transformers' own."""
 
     def __init__(self, model: "WeightSource | PreTrainedModel") -> None:
         """Compute transformers' hidden states, before anything of the model is changed; not where

@@ -1,4 +1,4 @@
-"""What a drafter needs from a draft model: scores after a prefix, then after tree nodes."""
+"""The interface of draft models: scores after a prefix, then after tree nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

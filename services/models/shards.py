@@ -23,7 +23,7 @@ _KEYS = frozenset({"k_proj", "qkv_proj", "query_key_value"})
 
 
 class ShardedLinear(nn.Linear):
-    """This rank's part of a linear layer; its product, without a bias where outputs are summed."""
+    """A linear layer's part on this rank; its product, without a bias where outputs are summed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, join: Join | None) -> None:
         """`join` makes the layer's output [rows, out] from this rank's product; None where the
@@ -37,7 +37,7 @@ class ShardedLinear(nn.Linear):
 
 
 class ShardedEmbedding(nn.Module):
-    """This rank's rows of an embedding."""
+    """An embedding's rows on this rank."""
 
     def __init__(self, weight: Tensor, num_all: int, ranks: Ranks) -> None:
         super().__init__()
@@ -123,6 +123,6 @@ def _linear(
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, or the whole where it is not split."""
+    """Return a tensor's part on this rank, or the whole where it is not split."""
     own: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return own.detach()

@@ -98,7 +98,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelGroup:
-    """What rank 0 has besides its own part of a model."""
+    """Ranks and workers of a model that is split, as rank 0 has them."""
 
     ranks: Ranks
     workers: Workers

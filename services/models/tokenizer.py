@@ -22,9 +22,13 @@ from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_LOG = logging.getLogger("slipstream.models")
+_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
+_INDEX = ".safetensors.index.json"
+
 
 def text_tokenizer(tokenizer: Any) -> TextTokenizer:
-    """The same tokenizer without transformers; of several chat templates, the default one.
+    """Return a tokenizer without transformers; of several chat templates, the default one.
 
     One that is of this kind already is returned as it is. Raises `ModelMismatch` for a tokenizer
     that the `tokenizers` library can't stand in for.
@@ -58,11 +62,6 @@ def _chat_template(template: str | dict[str, str] | None) -> str:
     if isinstance(template, dict):
         template = template.get("default")
     return template or ""
-
-
-_LOG = logging.getLogger("slipstream.models")
-_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
-_INDEX = ".safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class TorchDecoder:
     ) -> None:
         """Take the model over: its modules are swapped in place. All `ranks` do so together."""
         is_invariant = numerics == "invariant"
-        self.weight_bytes = own_bytes(model)
+        self.weight_bytes, self.layout = own_bytes(model), layout
         if ranks.size > 1:
             localise(model, ranks, in_order=is_invariant)
         linears, self._body = Linears(is_invariant=is_invariant), model.base_model
@@ -67,7 +67,7 @@ class TorchDecoder:
         model.config._attn_implementation = _ATTENTION
         self._ranks = ranks
         self._driver: TensorParallelDriver | None = None
-        self.group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
+        self.group: int = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
         rule = query_rule(layout, self.group, is_invariant=is_invariant)
         self._planner = BatchPlanner(layout, self.group, is_invariant=is_invariant, rule=rule)
 
@@ -83,7 +83,7 @@ class TorchDecoder:
     def forward(
         self, pool: KvPool, parts: Sequence[Part]
     ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
-        """Hidden states [rows, d] part by part, and the rows' slots by part."""
+        """Return hidden states [n, d] part by part, and the tokens' slots by part."""
         rows = self._planner.plan(parts)
         if self._driver is None:
             hidden = self._forward(pool, rows)

@@ -92,7 +92,6 @@ def test_shapes_are_few():
         _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
         cache.keep(slots[:1])
     assert len(model._shaped._replay) <= 4
-    assert model._shaped.num_bytes > 0
 
 
 def test_what_fits_no_shape_goes_without():

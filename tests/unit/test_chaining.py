@@ -213,7 +213,6 @@ def test_shapes_of_chains_are_few():
         plan = replace(Plan(1, 20, Shape.CHAIN, StopPolicy.FIXED), max_depth=depth)
         propose(device, texts, [plan] * 4, [SamplingParams()])
     assert len(device._chains._replay) <= 8
-    assert device._chains.num_bytes > 0
 
 
 class SpoiltSource(Source):

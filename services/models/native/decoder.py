@@ -22,7 +22,7 @@ from slipstream.models.rope import Rotary
 
 class NativeDecoder:
     """The forward and the head of one model. `kernels` names the instruction set, `weight_bytes`
-    is what its weights take, `rule` says that any rows are computed together."""
+    is what its weights take, `rule`: any number of tokens is computed together."""
 
     rule = ANY_ROWS
 
@@ -44,9 +44,9 @@ class NativeDecoder:
     def forward(
         self, pool: KvPool, parts: Sequence[Part]
     ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
-        """Hidden states [rows, d], float32, part by part, and the rows' slots by part.
+        """Return hidden states [n, d], float32, part by part, and the tokens' slots by part.
 
-        Keys and values are written to the rows' slots. Raises `CapacityError` where there are no
+        Keys and values are written to these slots. Raises `CapacityError` where there are no
         scratch slots left.
         """
         rows, layouts = NativeTokens(), lay_out(parts)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from slipstream.models.glide import GlideModel
+from slipstream.models.glide import GlideLayer, GlideModel, RmsNorm
 from slipstream.models.glide_state import GlideState, SessionStep
-from slipstream.models.linears import SMALL
+from slipstream.models.linears import SMALL, stacked_bias
 from slipstream.models.native.library import NativeShape, NotNative
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.weights import (
@@ -20,11 +20,8 @@ from slipstream.models.native.weights import (
     Weights,
     eight_bits,
     exact,
-    head_norms,
-    mlp_block,
-    norm_weight,
+    in_turn,
     plain,
-    stacked,
 )
 from slipstream.models.pool import KvLayout
 from slipstream.models.scorer import Scores
@@ -37,8 +34,8 @@ class NativeGlide:
     """Layers and head of one draft. `weight_bytes` is what its weights take, `engine` names the
     kernels.
 
-    A row's bits depend on what it sees and the weights alone, not on threads, the processor or the
-    rows beside it.
+    A token's bits depend on what it sees and the weights alone, not on threads, the processor or
+    the tokens beside it.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class NativeGlide:
         self._target, self._layout = target, layout
         self._num_others = len(model.config.target_layers)
         self._model = NativeModel(_shape(model, layout), plain(target.embeddings))
-        self._model.set_head(norm_weight(model.norm), _small(head, None))
+        self._model.set_head(_norm(model.norm), _small(head, None))
         for index, layer in enumerate(model.layers):
             self._model.set_layer(index, _blocks(layer))
         self.weight_bytes = self._model.weight_bytes
@@ -75,7 +72,7 @@ class NativeGlide:
 
 
 def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
-    """Some of a step's rows."""
+    """Add some of a step's tokens."""
     state, cache = step.state, step.state.cache
     table = cache.table(cache.num_slots).data_ptr()
     for at in chosen:
@@ -104,7 +101,7 @@ def _line(state: GlideState, node: int) -> list[int]:
 
 
 def _num_read(step: SessionStep, at: int) -> int:
-    """Positions of the target that a row sees: of a prefix those before its own. Position 0 has
+    """Positions of the target that a token sees: of a prefix those before its own. Position 0 has
     none and reads itself, as in training, unless it is the last one, whose view may lack it."""
     if step.first_node >= 0:
         return step.num_read
@@ -126,7 +123,7 @@ def _dense(pairs: Pairs) -> Pairs:
 
 
 def _others(pairs: Pairs, count: int) -> list[int]:
-    """Return what `NativeTokens.others` takes of one row; nothing may be read without pairs."""
+    """Return what `NativeTokens.others` takes of one token; nothing may be read without pairs."""
     if not pairs:
         return [0, 0, 0] * count
     return [
@@ -162,17 +159,28 @@ def _shape(model: GlideModel, layout: KvLayout) -> NativeShape:
     )
 
 
-def _blocks(layer: Any) -> Iterable[BlockWeights]:
-    own = layer.self_attn
+def _blocks(layer: GlideLayer) -> Iterable[BlockWeights]:
+    own, mlp = layer.self_attn, layer.mlp
     yield _attention(layer.self_norm, own, [own.q_proj, own.k_proj, own.v_proj])
     for cross in layer.cross:
         yield _attention(cross.norm, cross, [cross.q_proj])
-    yield mlp_block(layer.mlp_norm, layer.mlp, _small)
+    # Gate and up projection are one matrix, a tile of each in turn: they are computed together.
+    both = in_turn(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())
+    down = _small(mlp.down_proj.weight.detach(), None)
+    yield BlockWeights(_norm(layer.mlp_norm), _small(both, None), down)
 
 
-def _attention(norm: Any, attention: Any, linears: Sequence[Any]) -> BlockWeights:
-    into, out = stacked(linears, _small), stacked([attention.o_proj], _small)
-    return BlockWeights(norm_weight(norm), into, out, *head_norms(attention))
+def _attention(norm: RmsNorm, attention: Any, linears: Sequence[nn.Linear]) -> BlockWeights:
+    matrix = torch.cat([linear.weight.detach() for linear in linears])
+    out = _small(attention.o_proj.weight.detach(), None)
+    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    query_norm, key_norm = (None if own is None else _norm(own) for own in norms)
+    into = _small(matrix, stacked_bias(linears))
+    return BlockWeights(_norm(norm), into, out, query_norm, key_norm)
+
+
+def _norm(norm: RmsNorm) -> Tensor:
+    return norm.weight.detach().float().contiguous()
 
 
 def _small(matrix: Tensor, bias: Tensor | None) -> Weights:

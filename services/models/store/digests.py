@@ -9,6 +9,10 @@ from slipstream.config import measurements_dir
 from slipstream.models.machine import Measurements
 
 _WEIGHTS = ("*.safetensors", "*.gguf")
+_LEAST_KEPT = 16 << 20
+"""Bytes of a file whose digest is worth keeping: smaller ones take milliseconds."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def weights_digests(path: Path) -> dict[str, str]:
@@ -30,12 +34,6 @@ def file_digest(path: Path) -> str:
 def bytes_digest(data: bytes) -> str:
     """SHA-256 of bytes."""
     return hashlib.sha256(data).hexdigest()
-
-
-_LEAST_KEPT = 16 << 20
-"""Bytes of a file whose digest is worth keeping: smaller ones take milliseconds."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def weights_digest(path: Path, kept: Measurements | None = None) -> str:

@@ -17,6 +17,9 @@ WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _PARTIAL = ".partial-"
+PROBE_TIMEOUT_S = 5.0
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?")
+_IGNORED = ["*/*", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf"]
 
 
 def missing_part(folder: Path) -> str | None:
@@ -113,11 +116,6 @@ def unwritable(cache_dir: Path, error: Exception) -> ModelError:
         f"the model cache {cache_dir} can't be written ({reason}); "
         "SLIPSTREAM_CACHE names another directory"
     )
-
-
-PROBE_TIMEOUT_S = 5.0
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?")
-_IGNORED = ["*/*", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf"]
 
 
 def cached_snapshot(name: str) -> Path | None:

@@ -14,6 +14,20 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.store.folder import brief
 from slipstream.models.store.gguf_file import GgufFile
 
+_CONTROL, _USER_DEFINED = 3, 4
+"""GGUF token types of special tokens, and of others that are found before anything is merged."""
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_PUNCTUATION = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_PATTERNS = {
+    "llama-bpe": _CONTRACTIONS + r"\p{N}{1,3}" + _PUNCTUATION,
+    "qwen2": _CONTRACTIONS + r"\p{N}" + _PUNCTUATION,
+}
+"""How texts are split, by the pre-tokenizer's name. `smollm` takes GPT-2's pattern, and digits one
+by one."""
+_KINDS = {"smollm", *_PATTERNS}
+_WHOLE_WORDS_FIRST = {"llama-bpe"}
+"""Pre-tokenizers whose words are not merged where they are tokens as they are."""
+
 
 def gguf_options(gguf: Path) -> dict[str, Any]:
     """Return options of `from_pretrained` to read a GGUF file as plain dense weights."""
@@ -59,21 +73,6 @@ def read_gguf_tokenizer(gguf: Path) -> Any:
 
     tokenizer = read_tokenizer(GgufFile(gguf).fields)
     return tokenizer or AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-
-
-_CONTROL, _USER_DEFINED = 3, 4
-"""GGUF token types of special tokens, and of others that are found before anything is merged."""
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_PUNCTUATION = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_PATTERNS = {
-    "llama-bpe": _CONTRACTIONS + r"\p{N}{1,3}" + _PUNCTUATION,
-    "qwen2": _CONTRACTIONS + r"\p{N}" + _PUNCTUATION,
-}
-"""How texts are split, by the pre-tokenizer's name. `smollm` takes GPT-2's pattern, and digits one
-by one."""
-_KINDS = {"smollm", *_PATTERNS}
-_WHOLE_WORDS_FIRST = {"llama-bpe"}
-"""Pre-tokenizers whose words are not merged where they are tokens as they are."""
 
 
 def read_tokenizer(fields: Mapping[str, Any]) -> Any | None:

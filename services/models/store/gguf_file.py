@@ -37,7 +37,7 @@ _MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """How a type of GGUF files holds weights: elements and bytes of a block."""
+    """Form of a type of GGUF files: elements and bytes of a block."""
 
     name: str
     elements: int
@@ -106,7 +106,7 @@ class _Reader:
         self._data, self._name, self._at = data, name, 0
 
     def head(self) -> tuple[int, int]:
-        """How many tensors and how many fields follow."""
+        """Return the numbers of tensors and of fields that follow."""
         if self._take(4) != _MAGIC:
             raise self._broken("it does not begin with GGUF")
         version = self._number("I")

