@@ -1,4 +1,4 @@
-"""Costs of forwards: rows of the target, a step of the draft, plain decoding. Prints nothing.
+"""Costs of forwards: of the target by batched tokens, of a draft step, of plain decoding.
 
 Everything is timed in turn, round after round, and reported as a median, so that a drift of the
 machine hits all of it alike.
@@ -6,15 +6,19 @@ machine hits all of it alike.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import require_at_least
 from slipstream.bench.methods import Method, parse_method
+from slipstream.bench.report import fixed, table
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
 from slipstream.core.profile import Profile
@@ -74,7 +78,7 @@ def measure_cost(
         for numerics in ("fast", "invariant")
     }
     actions: dict[Any, Action] = {
-        (numerics, rows): _bound(forwards, rows)
+        (numerics, rows): partial(forwards.run, rows)
         for rows in plan.rows
         for numerics, forwards in targets.items()
     }
@@ -103,79 +107,69 @@ class _Forwards:
         self.cache = model.open(len(tokens) + MAX_ROWS)
         model.prefill(self.cache, tokens[:-1])
 
-    def run(self, num_rows: int) -> None:
-        """The last token and a chain of drafted ones, as logits."""
-        drafted = [self.tokens[at % len(self.tokens)] for at in range(num_rows - 1)]
-        tree = TokenTree.chain(drafted)
-        hidden, _ = self.model.forward([Part(self.cache, self.tokens[-1:], tree)])
+    def run(self, num_tokens: int) -> None:
+        """Compute the logits of the last token and a chain of drafted ones."""
+        drafted = [self.tokens[at % len(self.tokens)] for at in range(num_tokens - 1)]
+        part = Part(self.cache, self.tokens[-1:], TokenTree.chain(drafted))
+        hidden, _ = self.model.forward([part])
         self.model.logits(hidden)
 
 
-def _bound(forwards: _Forwards, rows: int) -> Action:
-    return lambda: forwards.run(rows)
-
-
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A cache as what a draft reads."""
+class _CacheSource:
+    """See `KvSource`: one cache, for one session."""
 
     cache: KvCache
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
-        """See `KvSource.view`; there is one session only."""
+        """See `KvSource.view`."""
         return self.cache.view(layers)
 
 
 def _draft_actions(
     model: DraftModel, cache: KvCache, tokens: Sequence[int], *, drafted: int
 ) -> dict[str, Action]:
-    """A step of the model by itself, and proposals as a target gets them: of one token, of
+    """Return a step of the model by itself, and proposals as a target gets them: of one token, of
     `drafted` ones, and of as many that the decision model has scored."""
-    scorer = model.scorer
-    view = cache.view(model.layers) if model.layers else None
-    state = scorer.open(len(tokens) + MAX_ROWS)
-    scorer.score([Sync(state, tokens, view)])
-    draft = model.draft(Profile(), source=_Source(cache))
+    draft = model.draft(Profile(), source=_CacheSource(cache))
     session = Session("cost", num_prompt_tokens=len(tokens), max_tokens=MAX_ROWS)
     sequence = TokenSequence(session, tokens)
 
-    def proposing(plan: Plan) -> Action:
+    def proposal(plan: Plan) -> Action:
         return lambda: finished(draft.propose(sequence, plan))
 
-    actions = {
-        "step": _Chain(scorer, state, tokens, view).grow,
-        "first": proposing(Plan(1, 1)),
-        "round": proposing(Plan(drafted, drafted)),
+    view = cache.view(model.layers) if model.layers else None
+    actions: dict[str, Action] = {
+        "step": partial(_chain_seconds, model.scorer, _opened(model.scorer, tokens, view)),
+        "first": proposal(Plan(1, 1)),
+        "round": proposal(Plan(drafted, drafted)),
     }
     if model.decision is not None:
         scored = Plan(drafted, drafted, stop=StopPolicy.COST, threshold=_NEVER)
-        actions["scored"] = proposing(scored)
+        actions["scored"] = proposal(scored)
     return actions
 
 
-class _Chain:
-    """A draft chain that is grown a node at a time, and begun anew when it is long enough."""
+def _opened(scorer: Scorer, tokens: Sequence[int], view: KvView | None) -> Sync:
+    sync = Sync(scorer.open(len(tokens) + MAX_ROWS), tokens, view)
+    scorer.score([sync])
+    return sync
 
-    def __init__(
-        self, scorer: Scorer, state: Any, tokens: Sequence[int], view: KvView | None
-    ) -> None:
-        self._scorer, self._state = scorer, state
-        self._tokens, self._view = tokens, view
 
-    def grow(self) -> list[float]:
-        """Seconds of each of the chain's steps."""
-        self._scorer.score([Sync(self._state, self._tokens, self._view)])
-        seconds = []
-        for node in range(DRAFTED):
-            ask = Grow(self._state, self._tokens[node : node + 1], [node - 1])
-            start = time.perf_counter()
-            self._scorer.score([ask])
-            seconds.append(time.perf_counter() - start)
-        return seconds
+def _chain_seconds(scorer: Scorer, sync: Sync) -> list[float]:
+    """Draft a chain anew, and return the seconds of each of its steps."""
+    scorer.score([sync])
+    seconds = []
+    for node in range(DRAFTED):
+        step = Grow(sync.state, sync.tokens[node : node + 1], [node - 1])
+        start = time.perf_counter()
+        scorer.score([step])
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def _medians(actions: Mapping[Any, Action], rounds: int, device: torch.device) -> dict[Any, float]:
-    """Median milliseconds of every action; of its own seconds, where it says them."""
+    """Return median milliseconds of every action; of its own seconds, where it returns them."""
     seconds: dict[Any, list[float]] = {name: [] for name in actions}
     for round_ in range(_WARMUP + rounds):
         for name, action in actions.items():
@@ -194,7 +188,10 @@ def _timed(action: Action, device: torch.device) -> list[float]:
 
 
 def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
-    """`first_ms` is a proposal of one token, `more_ms` what another adds, `score_ms` a score."""
+    """Return the costs of a step by itself and in a round.
+
+    `first_ms` is a proposal of one token, `more_ms` what another adds, `score_ms` a score.
+    """
     target, step, per_token = ms["fast", 1], ms["step"], ms["round"] / drafted
     scored = ms.get("scored", ms["round"]) - ms["round"]
     more = (ms["round"] - ms["first"]) / (drafted - 1) if drafted > 1 else step
@@ -212,7 +209,7 @@ def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
 def _plain_ms(
     plan: CostPlan, engines: MethodEngines, tokens: Sequence[int]
 ) -> dict[str, float | None]:
-    """Milliseconds per token after the first; None where the model ended at once."""
+    """Return milliseconds per token after the first; None where the model ended at once."""
     methods = [parse_method(name) for name in plan.plain]
     ms: dict[str, list[float]] = {name: [] for name in plan.plain}
     for round_ in range(1 + plan.plain_rounds):
@@ -226,11 +223,8 @@ def _plain_ms(
 def _ms_per_token(
     engines: MethodEngines, method: Method, tokens: Sequence[int], max_tokens: int
 ) -> float | None:
-    conversation = engines.conversation(method)
-    try:
+    with closing(engines.conversation(method)) as conversation:
         reply = conversation.reply(tokens, max_tokens)
-    finally:
-        conversation.close()
     later = len(reply.token_ids) - 1
     return 1000 * reply.timings.decode_s / later if later else None
 
@@ -245,3 +239,27 @@ def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
         )
     tokens = engine.text.encode(text, add_special_tokens=False)
     return (tokens * -(-plan.context // len(tokens)))[: plan.context]
+
+
+def cost_table(cost: Mapping[str, Any]) -> Table:
+    """Return what verifying some tokens takes, and against one token."""
+    kinds = cost["forward_ms"]
+    shown = table("rows", *(head for name in kinds for head in (f"{name} ms", "of one row")))
+    for rows in kinds["fast"]:
+        cells = [(fixed(ms[rows], 2), fixed(ms[rows] / ms["1"], 2, "x")) for ms in kinds.values()]
+        shown.add_row(rows, *(cell for pair in cells for cell in pair))
+    return shown
+
+
+def cost_lines(cost: Mapping[str, Any]) -> list[str]:
+    """Return the draft beside the target, and plain decoding beside transformers'."""
+    lines = []
+    if (draft := cost["draft"]) is not None:
+        lines.append(
+            f"draft step {draft['step_ms']:.3f} ms, {draft['step_ratio']:.1%} of a one-row target"
+            " forward; in a round, with reading its distribution,"
+            f" {draft['round_step_ms']:.3f} ms, {draft['round_step_ratio']:.1%}"
+        )
+    plain = [f"{name} {fixed(ms, 2)} ms" for name, ms in cost["plain_ms_per_token"].items()]
+    lines.append(f"plain decoding, per token: {', '.join(plain)}")
+    return lines

@@ -1,6 +1,6 @@
-"""Engines of the methods under test: each opens conversations that it continues turn by turn.
+"""Engines of the methods under test, with conversations that continue turn by turn.
 
-Beside our own engines stands transformers' own `generate`, on weights that nothing was swapped in.
+Beside our own engines there is transformers' own `generate`, on unchanged weights.
 """
 
 import time
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from slipstream.bench.figures import Reply
 from slipstream.bench.methods import Method, Numerics
+from slipstream.bench.speed_figures import Reply
 from slipstream.client import Client, ClientSession
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
@@ -61,7 +61,7 @@ class MethodEngines:
         """SHA-256 of the GliDe weights when they were loaded, by file; empty without any."""
 
     def load(self, method: Method) -> None:
-        """Load what the method needs; raises `ModelError` or `InvalidRequest` where it can't."""
+        """Load the models of a method; raises `ModelError` or `InvalidRequest` where it can't."""
         if method.base == "hf":
             self._load_untouched()
             return
@@ -84,7 +84,7 @@ class MethodEngines:
         return self.engine(numerics).draft_model(self._draft)
 
     def tune(self, method: Method, drafter: Drafter) -> None:
-        """Have the method draft with a drafter of its own, made for its numerics' engine."""
+        """Give the method a drafter of its own, made for its numerics' engine."""
         self._tuned[method.name] = drafter
 
     def under(self, sampling: SamplingParams) -> "MethodEngines":
@@ -139,7 +139,7 @@ def draft_name(method: Method, own: str) -> str:
 
 
 class _SessionConversation:
-    """A conversation with our own engines, through the SDK."""
+    """Conversation with our own engines, through the SDK."""
 
     def __init__(
         self, session: ClientSession, speculation: SpeculationOptions, sampling: SamplingParams
@@ -149,7 +149,7 @@ class _SessionConversation:
         self._sampling = sampling
 
     def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
-        """Continue after `prompt`, the tokens that follow what was said before."""
+        """Continue after `prompt`, the tokens that follow the conversation so far."""
         result = self._session.generate(
             tuple(prompt),
             sampling=self._sampling,
@@ -164,7 +164,7 @@ class _SessionConversation:
 
 
 class GenerateConversation:
-    """A conversation by `generate`, which caches nothing from turn to turn."""
+    """Conversation by `generate`, which caches nothing from turn to turn."""
 
     def __init__(self, model: Any, stop_token_ids: Set[int], sampling: SamplingParams) -> None:
         """Temperature and seed of `sampling` are used; the noise is transformers' own."""
@@ -174,58 +174,54 @@ class GenerateConversation:
         self._tokens: list[int] = []
 
     def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
-        """Continue after `prompt`, the tokens that follow what was said before."""
+        """Continue after `prompt`, the tokens that follow the conversation so far."""
         self._tokens += prompt
         tokens = torch.tensor([self._tokens], device=self._model.device)
-        watch = _Watch()
+        first = _FirstToken()
         torch.manual_seed(self._sampling.seed % 2**63)
+        start_s = time.perf_counter()
         with torch.inference_mode():
             out = self._model.generate(
                 tokens,
                 attention_mask=torch.ones_like(tokens),
                 generation_config=self._config(max_tokens),
-                streamer=watch,
+                streamer=first,
             )
-        end = time.perf_counter()
+        end_s = time.perf_counter()
         reply = tuple(out[0, len(self._tokens) :].tolist())
         self._tokens += reply
-        return Reply(reply, watch.timings(end))
+        return Reply(reply, Timings(first.at_s - start_s, end_s - first.at_s, 0.0, 0.0))
 
     def close(self) -> None:
-        """Free its caches."""
-        self._tokens = []
+        """Nothing is held."""
 
     def _config(self, max_tokens: int) -> GenerationConfig:
         is_greedy = self._sampling.is_greedy
-        law = {} if is_greedy else {"temperature": self._sampling.temperature, "top_k": 0}
+        drawn = {} if is_greedy else {"temperature": self._sampling.temperature, "top_k": 0}
         ends = self._stop_token_ids
         return GenerationConfig(
             do_sample=not is_greedy,
             max_new_tokens=max_tokens,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else None,
-            **law,
+            **drawn,
         )
 
 
 Conversation = GenerateConversation | _SessionConversation
 
 
-class _Watch:
-    """A streamer that keeps the time of the first token; `generate` puts the prompt before."""
+class _FirstToken:
+    """Streamer that keeps the time of the first token; `generate` puts the prompt before."""
 
     def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self._puts: int = 0
-        self._first = self._start
+        self._num_puts = 0
+        self.at_s = time.perf_counter()
 
     def put(self, value: Tensor) -> None:
-        self._puts += 1
-        if self._puts == 2:
-            self._first = time.perf_counter()
+        self._num_puts += 1
+        if self._num_puts == 2:
+            self.at_s = time.perf_counter()
 
     def end(self) -> None:
         """Nothing is held back."""
-
-    def timings(self, end: float) -> Timings:
-        return Timings(self._first - self._start, end - self._first, 0.0, 0.0)

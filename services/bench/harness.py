@@ -1,11 +1,15 @@
-"""Harness of all benchmarks: checks of plans, the order of configurations, and warm-up.
+"""Harness of all benchmarks: checks of plans, the order of configurations, and files of figures.
 
 Each question goes through all configurations before the next one, in an order that moves on by one
 from question to question, so that a drift of the machine favours none of them.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 
@@ -64,3 +68,20 @@ def require_distinct(names: Sequence[str], what: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequest(f"{what} {name!r} is named twice")
+
+
+def check_writable(path: Path) -> None:
+    """Raise `InvalidRequest` unless a file can be written there, before hours are spent."""
+    if path.is_dir():
+        raise InvalidRequest(f"{path} is a directory, but a file is to be written")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InvalidRequest(f"{path} can't be written: {path.parent} is no writable directory")
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        part = Path(folder) / path.name
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)

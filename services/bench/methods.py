@@ -1,12 +1,12 @@
-"""Methods that a benchmark compares, named by a small grammar. Pure; loads no model.
+"""Methods that a benchmark compares, named by a small grammar.
 
 A method is a base and modifiers: `glide+cape+svip=0.4+depth=8`. Bare `glide` and `vanilla:MODEL`
 are the classic: a chain of fixed length 5 in every round. `best` is the shipped default.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from slipstream.bench.harness import parse_names, require_distinct
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
@@ -26,14 +26,10 @@ GRAMMAR = (
 )
 
 _VANILLA = "vanilla:"
-_BASES: Mapping[str, Base] = {
-    "plain": "plain",
-    "hf": "hf",
-    "ngram": "ngram",
-    "glide": "glide",
-    "best": "best",
-}
+_BASES: Mapping[str, Base] = {name: name for name in get_args(Base) if name != "vanilla"}
 _UNDRAFTED = frozenset({"plain", "hf"})
+_DEFAULTS = {"auto": "best", "forced": "best+forced"}
+"""Methods of requests that leave all or almost all to the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +80,48 @@ def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
     """Parse one method by name. See `parse_methods`."""
     head, *modifiers = name.split("+")
     base, model = _base(name, head)
-    parts = _Parts(name)
+    values: dict[str, Any] = {}
     for modifier in modifiers:
-        parts.add(modifier)
+        _add(name, modifier, values)
     if base in _UNDRAFTED:
-        return _undrafted(name, base, parts)
-    own: Numerics = parts.values.pop("numerics", numerics)
-    parts.fill(base)
+        return _undrafted(name, base, values)
+    own: Numerics = values.pop("numerics", numerics)
+    _fill(name, base, values)
     try:
-        options = SpeculationOptions(**parts.values)
+        options = SpeculationOptions(**values)
         kind = "glide" if base == "best" else base
         check_combination(options, kind, has_decision_model=True)
     except InvalidRequest as error:
         raise type(error)(f"method {name!r}: {error}") from None
     return Method(name, base, own, options, model)
+
+
+def parse_request_methods(text: str) -> tuple[Method, ...]:
+    """Parse methods that one engine or router takes per request.
+
+    Beside those of `parse_methods` there are `auto` (the default) and `forced` (the same in every
+    round). Raises `InvalidRequest` for what needs another engine, draft model or other numerics.
+    """
+    return tuple(map(_request_method, parse_names(text, "method")))
+
+
+def _request_method(name: str) -> Method:
+    head, *modifiers = name.split("+")
+    if numerics := sorted({"fast", "invariant"}.intersection(modifiers)):
+        raise UnsupportedCombination(
+            f"method {name!r} asks for numerics {numerics[0]}, but numerics are the engine's, not"
+            " a request's"
+        )
+    method = parse_method("+".join([_DEFAULTS.get(head, head), *modifiers]))
+    if method.base in ("hf", "vanilla"):
+        raise UnsupportedCombination(
+            f"method {name!r} needs an engine of its own; under load the methods are plain, auto,"
+            " forced, and glide or ngram where that is the draft"
+        )
+    options = method.options
+    if method.base in ("glide", "ngram"):
+        options = replace(options, drafter=method.base)
+    return replace(method, name=name, options=options)
 
 
 def with_references(methods: Sequence[Method]) -> tuple[Method, ...]:
@@ -119,65 +143,59 @@ def _base(name: str, head: str) -> tuple[Base, str | None]:
     return _BASES[head], None
 
 
-def _undrafted(name: str, base: Base, parts: "_Parts") -> Method:
+def _undrafted(name: str, base: Base, values: dict[str, Any]) -> Method:
     numerics: Numerics = "fast"
     if base == "plain":
-        numerics = parts.values.pop("numerics", numerics)
-    if parts.values:
+        numerics = values.pop("numerics", numerics)
+    if values:
         raise UnsupportedCombination(
-            f"method {name!r} drafts nothing, so {', '.join(parts.values)} can't be set"
+            f"method {name!r} drafts nothing, so {', '.join(values)} can't be set"
         )
     # "plain+fast" and "plain" are the same run under one name.
     canonical = f"{PLAIN}+invariant" if numerics == "invariant" else base
     return Method(canonical, base, numerics, SpeculationOptions(mode=Mode.OFF))
 
 
-@dataclass(slots=True)
-class _Parts:
-    """Options as the modifiers of one method set them, each at most once."""
-
-    name: str
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, modifier: str) -> None:
-        key, has_value, value = modifier.partition("=")
-        read = _MODIFIERS.get(key)
-        if read is None:
-            raise InvalidRequest(
-                f"method {self.name!r} has an unknown modifier {modifier!r}; a method is {GRAMMAR}"
-            )
-        try:
-            given = read(value if has_value else None)
-        except ValueError:
-            raise InvalidRequest(
-                f"method {self.name!r} has modifier {modifier!r}, which is not of the form"
-                f" {_FORMS.get(key, key)}"
-            ) from None
-        for option, setting in given.items():
-            if option in self.values:
-                raise UnsupportedCombination(
-                    f"method {self.name!r} sets its {option.replace('_', ' ')} twice"
-                )
-            self.values[option] = setting
-
-    def fill(self, base: Base) -> None:
-        """Add what the base means where no modifier differs."""
-        values = self.values
-        if values.get("verification") is Verification.TARGET_INIT:
-            values.setdefault("shape", Shape.FORK)
-        if "widths" in values and "max_draft_tokens" in values:
+def _add(name: str, modifier: str, values: dict[str, Any]) -> None:
+    """Add the options that a modifier sets, each at most once."""
+    key, has_value, value = modifier.partition("=")
+    read = _MODIFIERS.get(key)
+    if read is None:
+        raise InvalidRequest(
+            f"method {name!r} has an unknown modifier {modifier!r}; a method is {GRAMMAR}"
+        )
+    try:
+        given = read(value if has_value else None)
+    except ValueError:
+        raise InvalidRequest(
+            f"method {name!r} has modifier {modifier!r}, which is not of the form"
+            f" {_FORMS.get(key, key)}"
+        ) from None
+    for option, setting in given.items():
+        if option in values:
             raise UnsupportedCombination(
-                f"method {self.name!r}: product has a depth already, so depth can't be set"
+                f"method {name!r} sets its {option.replace('_', ' ')} twice"
             )
-        if base == "best":
-            return
-        values.setdefault("mode", Mode.FORCED)
-        values.setdefault("shape", Shape.CHAIN)
-        values.setdefault("stop", StopPolicy.FIXED)
-        values.setdefault("lookup", False)
-        is_classic = values["stop"] is StopPolicy.FIXED and "widths" not in values
-        if is_classic and base != "ngram":
-            values.setdefault("max_draft_tokens", CLASSIC_DEPTH)
+        values[option] = setting
+
+
+def _fill(name: str, base: Base, values: dict[str, Any]) -> None:
+    """Add what the base means where no modifier differs."""
+    if values.get("verification") is Verification.TARGET_INIT:
+        values.setdefault("shape", Shape.FORK)
+    if "widths" in values and "max_draft_tokens" in values:
+        raise UnsupportedCombination(
+            f"method {name!r}: product has a depth already, so depth can't be set"
+        )
+    if base == "best":
+        return
+    values.setdefault("mode", Mode.FORCED)
+    values.setdefault("shape", Shape.CHAIN)
+    values.setdefault("stop", StopPolicy.FIXED)
+    values.setdefault("lookup", False)
+    is_classic = values["stop"] is StopPolicy.FIXED and "widths" not in values
+    if is_classic and base != "ngram":
+        values.setdefault("max_draft_tokens", CLASSIC_DEPTH)
 
 
 Read = Callable[[str | None], dict[str, Any]]

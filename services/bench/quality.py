@@ -12,7 +12,7 @@ from slipstream.models.batched_tokens import Part
 from slipstream.models.causal import CausalModel
 
 _CHUNK = 256
-"""Tokens of a text that are read together: enough context, little memory for logits."""
+"""Tokens of a text that are read together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Quality:
 
 
 def cut(texts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-    """Chunks of texts, as token ids, that have `num_tokens` next tokens together.
+    """Return chunks of texts, as token ids, that have `num_tokens` next tokens together.
 
     Raises `InvalidRequest` where the texts are shorter.
     """

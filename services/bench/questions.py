@@ -1,4 +1,4 @@
-"""Prompts in Spec-Bench's format, one JSON object a line. Knows no tokenizer and no model."""
+"""Prompts in Spec-Bench's format, one JSON object a line."""
 
 import json
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def select(
 
 
 def in_turn(questions: Sequence[Question]) -> tuple[Question, ...]:
-    """One of each category after the other, so that any first part of them is a fair one."""
+    """Return one of each category after the other: any first part of them is a fair sample."""
     groups: dict[str, list[Question]] = {}
     for question in questions:
         groups.setdefault(question.category, []).append(question)
@@ -81,12 +81,12 @@ def _question(line: str, place: str) -> Question:
         raise InvalidRequest(f"{place} has question_id {question_id!r}, not a number or text")
     if not isinstance(category, str) or not category:
         raise InvalidRequest(f"{place} has category {category!r}, not text")
-    if not isinstance(turns, list) or not turns or not all(map(_is_said, turns)):
+    if not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
         raise InvalidRequest(f"{place} must have turns, a list of texts that are not empty")
     return Question(question_id, category, tuple(turns))
 
 
-def _is_said(turn: object) -> bool:
+def _is_text(turn: object) -> bool:
     return isinstance(turn, str) and bool(turn.strip())
 
 

@@ -1,17 +1,63 @@
-"""Asks the embedded engine and the services the same questions in turn. Prints nothing."""
+"""Cost of a round, embedded and distributed: both answer the same questions in turn."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rich.table import Table
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_at_least, rotated
 from slipstream.bench.questions import Question
-from slipstream.bench.rounds_figures import Sample
+from slipstream.bench.report import (
+    Figures,
+    fallback_line,
+    fixed,
+    number,
+    position_text,
+    table,
+    table_of,
+)
+from slipstream.bench.statistics import SpeculationCounts, differences, positions, quotient
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import ModelInfo
 from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.results import Result, Timings
 from slipstream.core.timing import Clock
+
+EMBEDDED = "embedded"
+"""Baseline: both engines in one process."""
+PARTS = {
+    "draft_engine": "draft engine",
+    "kv_wait": "draft waits for keys and values",
+    "draft_service": "draft service, rest",
+    "draft_wire": "wire to the draft",
+    "target_engine": "target engine",
+    "target_service": "target service, rest",
+    "target_wire": "wire to the target",
+    "serialisation": "serialisation",
+    "rest": "loop, text and the rest of the router",
+}
+"""Parts of a round's time, and their labels."""
+Samples = Mapping[str, Sequence["Sample"]]
+"""Samples by the name of the engine."""
+ByName = Mapping[str, Figures]
+"""Figures by the name of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Request as its caller saw it.
+
+    `wall_s` is from the call to the last token; `others_cpu_s` the processor time that processes
+    with no part in it used meanwhile, None where they can't be seen.
+    """
+
+    question_id: int | str
+    result: Result
+    wall_s: float
+    others_cpu_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +73,8 @@ class RoundsPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answerer:
-    """Engine under test.
+class RoundsEngine:
+    """Client of an engine, or of services.
 
     `prepare` is called before each question; `others_cpu_s` is the processor time so far of those
     that ought to be idle meanwhile, None where they can't be seen.
@@ -49,7 +95,7 @@ def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:
 
 def run_rounds(
     plan: RoundsPlan,
-    answerers: Mapping[str, Answerer],
+    engines: Mapping[str, RoundsEngine],
     *,
     advance: Advance,
     clock: Clock = time.perf_counter,
@@ -59,31 +105,185 @@ def run_rounds(
     The order moves on by one from question to question.
     """
     for _ in range(plan.warmup):
-        for name, answerer in answerers.items():
+        for name, engine in engines.items():
             most = min(plan.max_new_tokens, WARMUP_TOKENS)
-            _ask(answerer, plan.questions[0], most, clock)
+            _ask(engine, plan.questions[0], most, clock)
             advance(name)
-    samples: dict[str, list[Sample]] = {name: [] for name in answerers}
-    names = tuple(answerers)
-    for number, question in enumerate(plan.questions):
-        for name in rotated(names, number):
-            samples[name].append(_ask(answerers[name], question, plan.max_new_tokens, clock))
+    samples: dict[str, list[Sample]] = {name: [] for name in engines}
+    names = tuple(engines)
+    for turn, question in enumerate(plan.questions):
+        for name in rotated(names, turn):
+            samples[name].append(_ask(engines[name], question, plan.max_new_tokens, clock))
             advance(name)
     return samples
 
 
-def _ask(answerer: Answerer, question: Question, max_tokens: int, clock: Clock) -> Sample:
-    answerer.prepare()
-    others = answerer.others_cpu_s or _unseen
+def _ask(engine: RoundsEngine, question: Question, max_tokens: int, clock: Clock) -> Sample:
+    engine.prepare()
+    others = engine.others_cpu_s or (lambda: 0.0)
     cpu_s, start = others(), clock()
     drafting = SpeculationOptions(mode=Mode.FORCED)
-    result = answerer.client.generate(
-        question.turns[0], max_tokens=max_tokens, speculation=drafting
-    )
+    result = engine.client.generate(question.turns[0], max_tokens=max_tokens, speculation=drafting)
     wall_s = clock() - start
-    seen_s = None if answerer.others_cpu_s is None else others() - cpu_s
+    seen_s = None if engine.others_cpu_s is None else others() - cpu_s
     return Sample(question.question_id, result, wall_s, seen_s)
 
 
-def _unseen() -> float:
-    return 0.0
+def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
+    """Return, by name: speed, identity, and the parts of a round in milliseconds."""
+    embedded = samples[EMBEDDED]
+    return {name: _figures(name, of, embedded) for name, of in samples.items()}
+
+
+def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]:
+    counts = SpeculationCounts.of(sample.result.stats.speculation for sample in of)
+    different = _different(of, embedded)
+    timings = [sample.result.stats.timings for sample in of]
+    parts = embedded_parts(timings) if name == EMBEDDED else distributed_parts(timings)
+    return {
+        "tokens_per_s": _rate(of),
+        "ratio": quotient(_rate(of), _rate(embedded)),
+        "decode_tokens_per_s": _decode_rate(of),
+        "ratio_decode": quotient(_decode_rate(of), _decode_rate(embedded)),
+        "requests": len(of),
+        "tokens": sum(len(sample.result.token_ids) for sample in of),
+        "rounds": counts.rounds,
+        "drafted_tokens": counts.drafted,
+        "fallbacks": dict(counts.fallbacks),
+        "identical": len(of) - len(different),
+        "differences": different,
+        "prefill_ms": 1000 * sum(at.prefill_s for at in timings) / len(of),
+        "outside_ms": 1000 * sum(map(_outside_s, of)) / len(of),
+        "others_cpu_share": quotient(_sum_others(of), sum(at.wall_s for at in of)),
+        "round_ms": {part: 1000 * s / max(counts.rounds, 1) for part, s in parts.items()},
+    }
+
+
+def embedded_parts(timings: Sequence[Timings]) -> dict[str, float]:
+    """Return the seconds of each part, where an engine's call is the engine's work."""
+    seconds = _sums(timings)
+    parts = dict.fromkeys(PARTS, 0.0)
+    return parts | {
+        "draft_engine": seconds["draft_s"],
+        "target_engine": seconds["verify_s"],
+        "rest": seconds["decode_s"] - seconds["draft_s"] - seconds["verify_s"],
+    }
+
+
+def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
+    """Return the seconds of each part; they add up to all of decoding.
+
+    The router keeps one figure for turning values into bytes and back on both of its wires; half
+    of it is taken off either.
+    """
+    of = _sums(timings)
+    half_s = of["serialisation_s"] / 2
+    return {
+        "draft_engine": of["draft_engine_s"],
+        "kv_wait": of["kv_wait_s"],
+        "draft_service": of["draft_service_s"] - of["draft_engine_s"] - of["kv_wait_s"],
+        "draft_wire": of["draft_s"] - of["draft_service_s"] - half_s,
+        "target_engine": of["target_engine_s"],
+        "target_service": of["target_service_s"] - of["target_engine_s"],
+        "target_wire": of["verify_s"] - of["target_service_s"] - half_s,
+        "serialisation": of["serialisation_s"],
+        "rest": of["decode_s"] - of["draft_s"] - of["verify_s"],
+    }
+
+
+def _sums(timings: Sequence[Timings]) -> dict[str, float]:
+    """Return every timing, of all requests together."""
+    names = (field.name for field in fields(Timings))
+    return {name: float(sum(getattr(at, name) for at in timings)) for name in names}
+
+
+def _different(of: Sequence[Sample], embedded: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Return the questions whose tokens are not those of the embedded engine, and where."""
+    outputs, expected = (
+        [(sample.question_id, sample.result.token_ids) for sample in samples]
+        for samples in (of, embedded)
+    )
+    return positions(differences(outputs, dict(expected)))
+
+
+def _outside_s(sample: Sample) -> float:
+    """Return what the caller waited for beside prompt and rounds: the way to the router."""
+    timings = sample.result.stats.timings
+    return sample.wall_s - timings.prefill_s - timings.decode_s
+
+
+def _rate(of: Sequence[Sample]) -> float | None:
+    """Return tokens per second as callers see it, prefill included."""
+    tokens = sum(len(sample.result.token_ids) for sample in of)
+    return quotient(tokens, sum(sample.wall_s for sample in of))
+
+
+def _decode_rate(of: Sequence[Sample]) -> float | None:
+    """Return tokens after the first, which is prefill's, per second of decoding."""
+    tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in of)
+    return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
+
+
+def _sum_others(of: Sequence[Sample]) -> float | None:
+    seen = [sample.others_cpu_s for sample in of if sample.others_cpu_s is not None]
+    return sum(seen) if seen else None
+
+
+def answers_table(figures: ByName) -> Table:
+    """Return the speed of every engine, one row each."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        "ratio": number("ratio", 3, "x"),
+        "decode tokens/s": number("decode_tokens_per_s", 1),
+        "ratio decode": number("ratio_decode", 3, "x"),
+        "tokens per round": lambda of: fixed(quotient(of["tokens"], of["rounds"]), 2),
+        "prefill ms": number("prefill_ms", 1),
+        "outside ms": number("outside_ms", 1),
+        "identical": lambda of: (
+            "reference" if of is figures[EMBEDDED] else f"{of['identical']}/{of['requests']}"
+        ),
+        "idle others' CPU": lambda of: (
+            "-" if of["others_cpu_share"] is None else f"{of['others_cpu_share']:.1%}"
+        ),
+    }
+    return table_of([""], columns, (([name], of) for name, of in figures.items()))
+
+
+def parts_table(figures: ByName) -> Table:
+    """Return what a mean round's milliseconds go to, one column for each engine."""
+    rows = table("ms per round", *figures)
+    for part, label in PARTS.items():
+        rows.add_row(label, *(fixed(of["round_ms"][part], 3) for of in figures.values()))
+    rows.add_row("all", *(fixed(total_ms(of), 3) for of in figures.values()))
+    return rows
+
+
+def total_ms(of: Figures) -> float:
+    """Return the milliseconds of a mean round."""
+    return float(sum(of["round_ms"].values()))
+
+
+def delay_line(without: Figures, with_delay: Figures, *, ms: float) -> str:
+    """Return what a delay between draft and target adds to a round."""
+    before, after = total_ms(without), total_ms(with_delay)
+    return (
+        f"{ms:g} ms between draft and target, each way: {after:.3f} ms per round instead of"
+        f" {before:.3f}, {after - before:+.3f} ms; {_acceptance(with_delay):.3f} tokens per round"
+        f" instead of {_acceptance(without):.3f}"
+    )
+
+
+def remarks(figures: ByName) -> list[str]:
+    """Return what went wrong: other tokens, rounds without a draft."""
+    lines = []
+    for name, of in figures.items():
+        if places := of["differences"]:
+            where = position_text(places)
+            lines.append(f"{name}: other tokens than {EMBEDDED} in question {where}")
+        if of["fallbacks"]:
+            lines.append(fallback_line(name, of["fallbacks"]))
+    return lines
+
+
+def _acceptance(of: Figures) -> float:
+    return quotient(of["tokens"], of["rounds"]) or 0.0

@@ -1,19 +1,13 @@
-"""Runs the methods over the questions, in turn. Knows nothing of options, files and terminals."""
+"""Runs of the methods over the questions, in turn."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from slipstream.bench.engines import Conversation, MethodEngines
-from slipstream.bench.figures import (
-    Comparison,
-    Divergence,
-    Output,
-    divergences,
-    method_figures,
-)
+from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import (
     WARMUP_TOKENS,
     Advance,
@@ -23,6 +17,13 @@ from slipstream.bench.harness import (
 )
 from slipstream.bench.methods import PLAIN, Method
 from slipstream.bench.questions import Question
+from slipstream.bench.speed_figures import (
+    Comparison,
+    Divergence,
+    Output,
+    divergences,
+    method_figures,
+)
 from slipstream.core.keyed_noise import Purpose
 from slipstream.core.laws import LawContext
 from slipstream.core.noise import gumbel
@@ -82,12 +83,11 @@ def compare(plan: SpeedPlan, engines: MethodEngines, outputs: Outputs) -> dict[s
     """Return the figures of every method, with margins where outputs leave plain decoding's."""
     compared = {}
     for method in plan.methods:
-        reference = outputs[method.reference]
         comparison = Comparison(
             method,
             outputs[method.name],
             outputs[PLAIN],
-            reference,
+            outputs[method.reference],
             plan.sampling.is_greedy,
             _measured(plan, engines, method, outputs),
         )
@@ -98,6 +98,7 @@ def compare(plan: SpeedPlan, engines: MethodEngines, outputs: Outputs) -> dict[s
 def _measured(
     plan: SpeedPlan, engines: MethodEngines, method: Method, outputs: Outputs
 ) -> list[Divergence]:
+    """Return where the outputs leave the reference's, with margins."""
     if not method.is_comparable(is_greedy=plan.sampling.is_greedy):
         return []
     reference = outputs[method.reference]
@@ -107,36 +108,27 @@ def _measured(
     for item in divergences(outputs[method.name], reference):
         plain = by_key[(item.question_id, item.turn)]
         prefix = (*plain.prompt, *plain.reply.token_ids[: item.position])
-        value = margin(model, prefix, plan.sampling)
-        measured.append(replace(item, margin=value))
+        measured.append(replace(item, margin=margin(model, prefix, plan.sampling)))
     return measured
 
 
 def _converse(
     plan: SpeedPlan, engines: MethodEngines, method: Method, question: Question
 ) -> list[Output]:
-    conversation = engines.conversation(method)
-    try:
-        return _turns(plan, engines, conversation, question)
-    finally:
-        conversation.close()
-
-
-def _turns(
-    plan: SpeedPlan, engines: MethodEngines, conversation: Conversation, question: Question
-) -> list[Output]:
+    """Return the outputs of all turns of a question."""
     tokenizer = engines.engine("fast").text
-    said: tuple[int, ...] = ()
+    history: tuple[int, ...] = ()
     outputs = []
-    for turn, text in enumerate(plan.turns(question)):
-        if said:
-            prompt = encode_turn(tokenizer, text, last_token=said[-1])
-        else:
-            prompt = encode_prompt(tokenizer, text)
-        reply = conversation.reply(prompt, plan.max_new_tokens)
-        said += prompt
-        outputs.append(Output(question.question_id, question.category, turn, said, reply))
-        said += reply.token_ids
+    with closing(engines.conversation(method)) as conversation:
+        for turn, text in enumerate(plan.turns(question)):
+            if history:
+                prompt = encode_turn(tokenizer, text, last_token=history[-1])
+            else:
+                prompt = encode_prompt(tokenizer, text)
+            reply = conversation.reply(prompt, plan.max_new_tokens)
+            history += prompt
+            outputs.append(Output(question.question_id, question.category, turn, history, reply))
+            history += reply.token_ids
     return outputs
 
 
@@ -161,8 +153,8 @@ def _check_lengths(plan: SpeedPlan, engines: MethodEngines) -> None:
 def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) -> float:
     """Return the score of the token chosen after `prefix` over that of the next best.
 
-    Greedy: the gap of the two best logits. Else the gap of log-probabilities (up to the law's
-    normaliser) plus noise, the sum whose largest value is drawn.
+    Greedy: the gap of the two best logits. Else the gap of log-probabilities (up to a
+    constant) plus noise, the sum whose largest value is drawn.
     """
     cache = model.open(len(prefix))
     model.prefill(cache, prefix[:-1])

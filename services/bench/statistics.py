@@ -1,14 +1,19 @@
-"""Percentiles, medians and ratios with intervals. Pure; knows nothing of what is measured."""
+"""Figures that benchmarks share: medians and ratios with intervals, rounds, and token identity.
+
+Pure; independent of what is measured.
+"""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.stats import SpeculationStats
 
 PERCENTS = (50, 90, 95, 99)
 CONFIDENCE = 0.95
@@ -16,6 +21,7 @@ _RESAMPLES = 2000
 _SEED = 9
 Totals = NDArray[np.float64]
 """Tokens and seconds of every batch, [batches, 2]."""
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +29,7 @@ class Interval:
     """Median of some values, and how sure that is.
 
     `low` and `high` are two of the values. In `coverage` of all samples of this size the median
-    of what was sampled lies between them, whatever its law.
+    of what was sampled lies between them, whatever its distribution.
     """
 
     median: float
@@ -33,24 +39,12 @@ class Interval:
     count: int
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value below which `percent` of the values lie, linear between neighbours."""
-    if not values:
-        raise InvalidRequest("no values have no percentile")
-    if not 0 <= percent <= 100:
-        raise InvalidRequest(f"the percentile is {percent}, but must be from 0 to 100")
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Return percentiles and mean by name; None of no values."""
+    """Return percentiles (linear between neighbours) and mean by name; None of no values."""
     if not values:
         return None
-    shown = {f"p{percent}": percentile(values, percent) for percent in PERCENTS}
+    found = np.percentile(np.asarray(values, dtype=np.float64), PERCENTS).tolist()
+    shown = {f"p{percent}": value for percent, value in zip(PERCENTS, found, strict=True)}
     return shown | {"mean": fmean(values)}
 
 
@@ -62,19 +56,11 @@ def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) 
     """
     if not values:
         return None
-    ordered, count = sorted(values), len(values)
-    cut = _num_cut(count, confidence)
-    return Interval(
-        float(median(ordered)), ordered[cut], ordered[-1 - cut], _coverage(count, cut), count
-    )
-
-
-def _num_cut(count: int, confidence: float) -> int:
-    """Return how many values may lie outside on each side."""
-    cut = 0
+    ordered, count, cut = sorted(values), len(values), 0
     while 2 * (cut + 1) < count and _coverage(count, cut + 1) >= confidence:
         cut += 1
-    return cut
+    middle = float(median(ordered))
+    return Interval(middle, ordered[cut], ordered[-1 - cut], _coverage(count, cut), count)
 
 
 def _coverage(count: int, cut: int) -> float:
@@ -116,3 +102,66 @@ def resampled_ratio(ours: Totals, theirs: Totals) -> dict[str, float | None]:
 def quotient(value: float | None, by: float | None) -> float | None:
     """Return value / by; None where either is missing or `by` is 0."""
     return value / by if value is not None and by else None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCounts:
+    """Rounds with and without a draft, drafted and accepted tokens of some answers together."""
+
+    speculative: int
+    plain: int
+    drafted: int
+    accepted: int
+    fallbacks: Mapping[str, int]
+    """Rounds in which no draft answered, by reason."""
+
+    @classmethod
+    def of(cls, stats: Iterable[SpeculationStats]) -> Self:
+        """Count all answers together."""
+        parts = list(stats)
+        fallbacks: Counter[str] = Counter()
+        for part in parts:
+            fallbacks.update(part.fallbacks)
+        return cls(
+            sum(part.num_spec_steps for part in parts),
+            sum(part.num_plain_steps for part in parts),
+            sum(part.num_draft_tokens for part in parts),
+            sum(part.num_accepted_draft_tokens for part in parts),
+            dict(fallbacks),
+        )
+
+    @property
+    def rounds(self) -> int:
+        """Return the rounds of both kinds."""
+        return self.speculative + self.plain
+
+    @property
+    def acceptance_length(self) -> float:
+        """Return the tokens per speculative round, the target's own included; 1 without any."""
+        return 1 + self.accepted / self.speculative if self.speculative else 1.0
+
+
+def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Return the index of the first token that differs or is missing on one side, if any."""
+    if tuple(tokens) == tuple(reference):
+        return None
+    pairs = enumerate(zip(tokens, reference, strict=False))
+    shorter = min(len(tokens), len(reference))
+    return next((index for index, (a, b) in pairs if a != b), shorter)
+
+
+def differences(
+    outputs: Iterable[tuple[Key, Sequence[int]]], expected: Mapping[Key, Sequence[int]]
+) -> dict[Key, int]:
+    """Return the position where each output leaves what is expected; the earliest of repeats."""
+    found: dict[Key, int] = {}
+    for key, tokens in outputs:
+        at = first_difference(tokens, expected[key])
+        if at is not None:
+            found[key] = min(at, found.get(key, at))
+    return found
+
+
+def positions(of: Mapping[int | str, int]) -> list[dict[str, int | str]]:
+    """Return differences as a file holds them."""
+    return [{"question_id": name, "position": at} for name, at in of.items()]

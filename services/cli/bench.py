@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from slipstream.bench import report
 from slipstream.bench.methods import GRAMMAR, Method, parse_methods, with_references
 from slipstream.cli.bench_flags import (
     ModelFlags,
@@ -118,6 +117,7 @@ def speed(prompts: QuestionFlags, run: SpeedFlags, models: ModelFlags, output: O
     methods, questions, sampling = run.parsed(), prompts.questions(), run.sampling()
     models.check()
     output.check()
+    from slipstream.bench import speed_figures as report
     from slipstream.bench.speed import SpeedPlan, compare, run_speed
 
     plan = SpeedPlan(
@@ -194,15 +194,15 @@ def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
     """
     models.check()
     output.check()
-    from slipstream.bench.cost import CostPlan, measure_cost
+    from slipstream.bench.cost import CostPlan, cost_lines, cost_table, measure_cost
 
     plan = CostPlan(costs.row_counts(), costs.context, costs.rounds)
     engines = _engines((), SamplingParams(), models)
     text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
     has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
-    figures_console().print(report.cost_table(measured))
-    show_lines(report.cost_lines(measured))
+    figures_console().print(cost_table(measured))
+    show_lines(cost_lines(measured))
     output.write({"environment": {**models.facts(), "rounds": plan.rounds}, "cost": measured})
 
 

@@ -97,14 +97,14 @@ class OutputFlags:
     def check(self) -> None:
         """Raise `InvalidRequest` for a file that can't be written, before hours are spent."""
         if self.json is not None:
-            from slipstream.bench.environment import check_writable
+            from slipstream.bench.harness import check_writable
 
             check_writable(self.json)
 
     def write(self, values: dict[str, Any]) -> None:
         """Write the file, if there is to be one."""
         if self.json is not None:
-            from slipstream.bench.environment import write_json
+            from slipstream.bench.harness import write_json
 
             write_json(self.json, values)
 

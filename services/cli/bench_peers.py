@@ -8,8 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.bench.peers.configurations import concurrent_configs, parse_configs, parse_endpoints
-from slipstream.bench.peers.plan import PeersPlan, parse_concurrencies
+from slipstream.bench.peers.plan import (
+    PeersPlan,
+    concurrent_configs,
+    parse_concurrencies,
+    parse_configs,
+    parse_endpoints,
+)
 from slipstream.cli.bench_flags import ModelFlags, OutputFlags, QuestionFlags, plan_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import read_token
@@ -19,8 +24,8 @@ from slipstream.core.errors import PromptTooLong
 from slipstream.options import option
 
 if TYPE_CHECKING:
-    from slipstream.bench.peers.options import PeerOptions
     from slipstream.bench.peers.run import Record
+    from slipstream.bench.peers.settings import PeerOptions
 
 
 _RUN_FACTS = ("max_new_tokens", "concurrencies", "concurrent_limit", "warmup", "settle_s")
@@ -78,11 +83,11 @@ class PageFlags:
     def check(self) -> None:
         """Raise an error for what can't be written, before hours are spent."""
         if self.markdown is not None:
-            from slipstream.bench.environment import check_writable
+            from slipstream.bench.harness import check_writable
 
             check_writable(self.markdown)
         if self.plot is not None:
-            from slipstream.bench.charts import check_folder
+            from slipstream.bench.report import check_folder
 
             check_folder(self.plot)
 
@@ -110,7 +115,7 @@ def peers(
     concurrencies = parse_concurrencies(levels.concurrency)
     models.stack().fetch()
     from slipstream.bench.peers.figures import peers_figures
-    from slipstream.bench.peers.prompts import encoded, target_tokenizer
+    from slipstream.bench.peers.target import encoded, target_tokenizer
 
     tokenizer = target_tokenizer(models.target)
     plan = PeersPlan(
@@ -135,7 +140,7 @@ def peers(
 
 
 def _options(which: ConfigurationFlags, models: ModelFlags, plan: PeersPlan) -> "PeerOptions":
-    from slipstream.bench.peers.options import PeerOptions
+    from slipstream.bench.peers.settings import PeerOptions
 
     token = which.endpoint_token_file
     return PeerOptions(
@@ -152,7 +157,7 @@ def _options(which: ConfigurationFlags, models: ModelFlags, plan: PeersPlan) -> 
 
 
 def _check_lengths(plan: PeersPlan, target: str) -> None:
-    from slipstream.bench.peers.prompts import context_length
+    from slipstream.bench.peers.target import context_length
 
     limit = context_length(target)
     if limit is not None and plan.num_positions > limit:
@@ -200,6 +205,6 @@ def _show(figures: dict[str, Any], facts: dict[str, Any], pages: PageFlags) -> N
     if pages.markdown is not None:
         pages.markdown.write_text(report.page(figures, facts), encoding="utf-8")
     if pages.plot is not None:
-        from slipstream.bench.peers.charts import save_charts
+        from slipstream.bench.peers.report import save_charts
 
         show_lines(f"plot {path}" for path in save_charts(figures, pages.plot))

@@ -15,7 +15,7 @@ from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.options import option
 
 if TYPE_CHECKING:
-    from slipstream.bench.rounds import Answerer
+    from slipstream.bench.rounds import RoundsEngine
 
 DISTRIBUTED = "distributed"
 
@@ -61,15 +61,14 @@ def rounds(
     models.check()
     output.check()
     run.check()
-    from slipstream.bench import rounds_figures as report
-    from slipstream.bench.rounds import RoundsPlan, run_rounds
+    from slipstream.bench import rounds as report
 
-    plan = RoundsPlan(prompts.questions(), run.max_new_tokens, run.warmup)
+    plan = report.RoundsPlan(prompts.questions(), run.max_new_tokens, run.warmup)
     models.stack().fetch()
     with ExitStack() as stack:
-        answerers = _answerers(stack, run, models)
-        with step_bar(len(answerers) * (plan.warmup + len(plan.questions))) as advance:
-            samples = run_rounds(plan, answerers, advance=advance)
+        engines = _engines(stack, run, models)
+        with step_bar(len(engines) * (plan.warmup + len(plan.questions))) as advance:
+            samples = report.run_rounds(plan, engines, advance=advance)
     figures = report.rounds_figures(samples)
     console = figures_console()
     console.print(report.answers_table(figures))
@@ -84,10 +83,11 @@ def rounds(
     output.write({"environment": environment, "rounds": figures})
 
 
-def _answerers(stack: ExitStack, run: ComparisonFlags, models: ModelFlags) -> dict[str, "Answerer"]:
+def _engines(
+    stack: ExitStack, run: ComparisonFlags, models: ModelFlags
+) -> dict[str, "RoundsEngine"]:
     """Return the engines under test, until the stack closes."""
-    from slipstream.bench.rounds import Answerer, check_same_model
-    from slipstream.bench.rounds_figures import EMBEDDED
+    from slipstream.bench.rounds import EMBEDDED, RoundsEngine, check_same_model
     from slipstream.bench.services import LocalServices
     from slipstream.client import Client
 
@@ -101,12 +101,12 @@ def _answerers(stack: ExitStack, run: ComparisonFlags, models: ModelFlags) -> di
     embedded = stack.enter_context(Client.embedded(**asdict(models)))
     check_same_model(embedded.model_info(), routed.model_info())
     if services is None:
-        return {EMBEDDED: Answerer(embedded), DISTRIBUTED: Answerer(routed)}
-    answerers = {EMBEDDED: Answerer(embedded, others_cpu_s=services.cpu_s)}
+        return {EMBEDDED: RoundsEngine(embedded), DISTRIBUTED: RoundsEngine(routed)}
+    engines = {EMBEDDED: RoundsEngine(embedded, others_cpu_s=services.cpu_s)}
     delays = {DISTRIBUTED: 0.0}
     if run.kv_delay_ms is not None:
         delays[run.delayed] = run.kv_delay_ms / 1000
     for name, delay_s in delays.items():
         prepare = partial(services.set_delay, delay_s)
-        answerers[name] = Answerer(routed, prepare, time.process_time)
-    return answerers
+        engines[name] = RoundsEngine(routed, prepare, time.process_time)
+    return engines

@@ -79,7 +79,7 @@ class MethodFlags:
     def check(self, load: LoadFlags) -> None:
         """Raise an error for plots that can't be drawn."""
         if self.plot is not None:
-            from slipstream.bench.charts import check_folder
+            from slipstream.bench.report import check_folder
 
             check_folder(self.plot)
             if load.intruder_tokens is not None:
@@ -89,7 +89,7 @@ class MethodFlags:
 
     def plan(self, load: LoadFlags, questions: tuple["Question", ...]) -> "ServePlan":
         """Return what is run. Raises `InvalidRequest` for options that contradict."""
-        from slipstream.bench.serve.configurations import parse_configs
+        from slipstream.bench.methods import parse_request_methods
         from slipstream.bench.serve.plan import Amount, LongPromptPlan, ServePlan, parse_points
         from slipstream.bench.serve.sample import Limits
 
@@ -97,7 +97,7 @@ class MethodFlags:
         tokens = load.intruder_tokens
         return ServePlan(
             parse_points(load.concurrency if has_load else "1,2,4,8", load.rates),
-            parse_configs(self.methods),
+            parse_request_methods(self.methods),
             questions,
             SamplingParams(temperature=self.temperature, seed=self.seed),
             Amount(load.requests_per_worker, load.num_requests, load.seconds),
@@ -133,7 +133,7 @@ def serve(
         figures, about = asyncio.run(_measure(plan, place, opened, advance))
     _show(figures, plan)
     if requests.plot is not None:
-        from slipstream.bench.serve.curves import save_curves
+        from slipstream.bench.serve.report import save_curves
 
         show_lines(f"plot {path}" for path in save_curves(figures, requests.plot))
     environment = {**_environment(place, about), **prompts.facts(), **_facts(plan, load)}

@@ -105,7 +105,7 @@ class ProfileFlags:
 
     def check(self) -> None:
         """Raise `InvalidRequest` or `TrainingError` for files that can't be written."""
-        from slipstream.bench.environment import check_writable
+        from slipstream.bench.harness import check_writable
         from slipstream.plots import check_plot
 
         if self.plot is not None:
@@ -157,33 +157,32 @@ class _Stages:
     def run(self) -> "Calibrated":
         from slipstream.bench.calibrate import run
         from slipstream.bench.calibrate.report import Calibrated
-        from slipstream.bench.calibrate.timed import Race, entries, race
+        from slipstream.bench.calibrate.sweep import Evidence
 
         plan, engines, model = self._plan, self._engines, self._model
         before = self._before()
         self._say("measuring what steps and rows cost")
         costs, measured = run.measure(plan, engines)
         self._say("recording replies, and what the draft makes of them")
-        recorded = self._record()
-        fitted, evidence = run.fitted(before or model.untuned_profile(), recorded, costs)
-        self._say(
-            f"trying settings on {recorded.num_tokens} tokens of {recorded.num_replies} replies"
-        )
+        greedy, sampled = self._record()
+        evidence = Evidence(greedy, sampled, costs)
+        fitted = run.fitted(before or model.untuned_profile(), evidence)
+        num_replies = len(evidence.both)
+        self._say(f"trying settings on {evidence.num_tokens} tokens of {num_replies} replies")
         tried = list(run.swept(fitted, evidence, depth=plan.depth_of(model)))
         best = run.best_of(tried, evidence, plan.num_finalists)
-        named = entries(before, best)
-        ready = Race(named, plan.questions, plan.samplings, plan.max_new_tokens, plan.numerics)
-        ready = run.affordable(ready, self._left_s(), recorded, costs)
-        self._say(f"running the best {len(named)} on {len(ready.questions)} prompts")
-        with step_bar(ready.num_steps) as advance:
-            timed = race(ready, engines, model, advance=advance)
+        race = run.Race(plan, run.race_entries(before, best), plan.questions)
+        race = race.within(self._left_s(), evidence)
+        self._say(f"running the best {len(race.entries)} on {len(race.questions)} prompts")
+        with step_bar(race.num_steps) as advance:
+            timed = run.run_race(race, engines, model, advance=advance)
         return Calibrated(
             model.pair,
             timed,
             [*tried, *(item for item in best if item not in tried)],
-            recorded,
+            evidence,
             measured,
-            len(ready.questions),
+            len(race.questions),
         )
 
     def _before(self) -> Profile | None:
@@ -223,7 +222,8 @@ def _show(result: "Calibrated") -> None:
 
 def _write(result: "Calibrated", files: ProfileFlags, device: str, prompts: QuestionFlags) -> None:
     from slipstream.bench.calibrate.report import save_sweep, sweep_values
-    from slipstream.bench.environment import environment, write_json
+    from slipstream.bench.environment import environment
+    from slipstream.bench.harness import write_json
 
     values = result.file(command_line(), environment(device), prompts.facts())
     write_json(files.sweep_path(), sweep_values(result.tried, result.timed))

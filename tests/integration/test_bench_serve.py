@@ -7,8 +7,8 @@ import pytest
 
 import fleet
 from cluster import running
+from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.configurations import parse_configs
 from slipstream.bench.serve.figures import serve_figures
 from slipstream.bench.serve.load import Load
 from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
@@ -128,7 +128,7 @@ def test_a_router_is_asked_as_engines_of_ones_own_are(target, tmp_path):
 async def test_behind_a_router_what_it_refuses_is_counted_and_the_rest_is_measured(target):
     plan = ServePlan(
         parse_points("4", ""),
-        parse_configs("plain,forced"),
+        parse_request_methods("plain,forced"),
         QUESTIONS,
         SamplingParams(),
         Amount(requests=12),

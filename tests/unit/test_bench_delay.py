@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from slipstream.bench.delay import DelayLine
+from slipstream.bench.services import DelayLine
 from slipstream.core.errors import InvalidRequest
 
 DELAY_S = 0.02

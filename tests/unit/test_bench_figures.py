@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from rounds import outcome
-from slipstream.bench.figures import (
+from slipstream.bench.methods import parse_method
+from slipstream.bench.speed_figures import (
     Comparison,
     Divergence,
     Output,
@@ -14,8 +15,7 @@ from slipstream.bench.figures import (
     figures,
     method_figures,
 )
-from slipstream.bench.identity import first_difference
-from slipstream.bench.methods import parse_method
+from slipstream.bench.statistics import first_difference
 from slipstream.core.results import Timings
 from slipstream.core.stats import Outcomes
 

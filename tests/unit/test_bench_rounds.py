@@ -4,15 +4,18 @@ from dataclasses import fields
 
 import pytest
 
-from slipstream.bench import rounds_figures as rounds_report
+from slipstream.bench import rounds as rounds_report
 from slipstream.bench.questions import Question
-from slipstream.bench.rounds import Answerer, RoundsPlan, check_same_model, run_rounds
-from slipstream.bench.rounds_figures import (
+from slipstream.bench.rounds import (
     PARTS,
+    RoundsEngine,
+    RoundsPlan,
     Sample,
+    check_same_model,
     distributed_parts,
     embedded_parts,
     rounds_figures,
+    run_rounds,
 )
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.model_info import Limits, ModelInfo
@@ -155,10 +158,10 @@ def questions(count):
 
 def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on():
     log, ticks = [], iter(range(100))
-    answerers = {name: Answerer(Recorder(name, log)) for name in ("a", "b")}
+    engines = {name: RoundsEngine(Recorder(name, log)) for name in ("a", "b")}
     plan = RoundsPlan(questions(3), max_new_tokens=50, warmup=1)
     done = []
-    samples = run_rounds(plan, answerers, advance=done.append, clock=lambda: next(ticks))
+    samples = run_rounds(plan, engines, advance=done.append, clock=lambda: next(ticks))
     assert log[:2] == [("a", "q0", 32), ("b", "q0", 32)]
     assert log[2:] == [
         ("a", "q0", 50),
@@ -175,7 +178,7 @@ def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on(
 
 def test_each_answer_is_prepared_for_and_the_others_are_watched_meanwhile():
     log, used = [], iter([1.0, 1.25, 7.0, 7.0])
-    watched = Answerer(
+    watched = RoundsEngine(
         Recorder("a", log), lambda: log.append("prepared"), others_cpu_s=lambda: next(used)
     )
     plan = RoundsPlan(questions(2), warmup=0)

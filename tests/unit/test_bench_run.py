@@ -5,8 +5,7 @@ import json
 import pytest
 import torch
 
-from slipstream.bench.environment import write_json
-from slipstream.bench.harness import rotated
+from slipstream.bench.harness import rotated, write_json
 from slipstream.bench.methods import parse_methods
 from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code

@@ -8,14 +8,15 @@ import pytest
 
 from slipstream.bench.questions import Question
 from slipstream.bench.serve.interference import interfere, long_prompt
-from slipstream.bench.serve.load import Request, send
-from slipstream.bench.serve.loops import (
+from slipstream.bench.serve.load import (
     AFTER_FAILURE_S,
     Pace,
+    Request,
     closed_loop,
     open_loop,
     poisson_times,
     schedule,
+    send,
 )
 from slipstream.bench.serve.sample import Failure, Mark, Sample
 from slipstream.core.errors import CapacityError

@@ -5,15 +5,15 @@ from statistics import median
 
 import pytest
 
+from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
-from slipstream.bench.serve import curves, report
-from slipstream.bench.serve.configurations import parse_configs
+from slipstream.bench.serve import report
 from slipstream.bench.serve.figures import (
     better,
-    config_figures,
     identity,
     paired,
     point_ratios,
+    runs_figures,
     serve_figures,
 )
 from slipstream.bench.serve.interference import (
@@ -25,7 +25,7 @@ from slipstream.bench.serve.interference import (
 )
 from slipstream.bench.serve.plan import Point, ServePlan
 from slipstream.bench.serve.sample import Failure, Limits, Mark, Run, Sample
-from slipstream.bench.statistics import median_interval, percentile, spread
+from slipstream.bench.statistics import median_interval, spread
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.results import RequestStats, Timings
 from slipstream.core.stats import SpeculationStats
@@ -49,11 +49,9 @@ def sample(due, times, *, name=1, counts=None, failure=None, tokens=None, **more
 
 
 def test_percentiles_are_linear_between_neighbours():
-    assert [percentile([4, 1, 3, 2], p) for p in (0, 50, 75, 100)] == [1, 2.5, 3.25, 4]
-    assert percentile([7.0], 99) == 7.0
-    for p in (-1, 101):
-        with pytest.raises(InvalidRequest, match="from 0 to 100"):
-            percentile([1.0], p)
+    found = spread([4, 1, 3, 2])
+    assert (found["p50"], found["p90"]) == (2.5, pytest.approx(3.7))
+    assert spread([7.0])["p99"] == 7.0
 
 
 def test_a_spread_has_every_percentile_and_the_mean_and_none_of_nothing():
@@ -100,8 +98,8 @@ def test_latencies_count_from_the_users_coming():
 
 def test_what_the_benchmark_sent_late_is_told_of_open_loops_only():
     late = Sample(1, 2.0, 2.5, 9.0, (Mark(3.0, 1),), (1,), stats(1))
-    assert config_figures([Run([late])], Limits())["sent_late_ms"]["p99"] == 500
-    assert config_figures([Run([late], 1)], Limits())["sent_late_ms"] is None
+    assert runs_figures([Run([late])], Limits())["sent_late_ms"]["p99"] == 500
+    assert runs_figures([Run([late], 1)], Limits())["sent_late_ms"] is None
 
 
 def test_what_did_not_come_has_no_time():
@@ -122,15 +120,15 @@ def test_goodput_counts_requests_that_met_every_limit_over_all_of_the_time():
     )
     limits = Limits(ttft_ms=500, tpot_ms=200)
     assert [limits.met_by(one) for one in run.samples] == [True, False, False, True, False]
-    figures = config_figures([run], limits)["goodput"]
+    figures = runs_figures([run], limits)["goodput"]
     assert figures["share"] == pytest.approx(2 / 5)
     assert figures["requests_per_s"] == pytest.approx(2 / 1.2)
-    assert config_figures([run], Limits())["goodput"] is None
+    assert runs_figures([run], Limits())["goodput"] is None
 
 
 def test_errors_are_counted_by_name_and_their_tokens_are_not_output():
     run = Run([sample(0, [1.0, 2.0]), sample(0, [1.0], failure=FULL), sample(0, [], failure=FULL)])
-    figures = config_figures([run], Limits())
+    figures = runs_figures([run], Limits())
     assert figures["errors"] == {"CapacityError": 2}
     assert figures["error_examples"] == {"CapacityError": "there is no room"}
     assert (figures["requests"], figures["finished"], figures["tokens"]) == (3, 1, 2)
@@ -138,7 +136,7 @@ def test_errors_are_counted_by_name_and_their_tokens_are_not_output():
 
 
 def test_a_run_in_which_all_failed_has_errors_and_no_latencies():
-    figures = config_figures([Run([sample(0, [], failure=FULL)], 1)], Limits(ttft_ms=1))
+    figures = runs_figures([Run([sample(0, [], failure=FULL)], 1)], Limits(ttft_ms=1))
     assert figures["tokens_per_s"] == 0
     assert figures["ttft_ms"] is None
     assert figures["goodput"]["share"] == 0
@@ -160,7 +158,7 @@ def test_acceptance_and_cached_tokens_are_of_all_requests_together():
             sample(0, [1.0], steps=1, accepted=0, plain=5),
         ]
     )
-    figures = config_figures([run], Limits())
+    figures = runs_figures([run], Limits())
     assert figures["mean_acceptance_length"] == pytest.approx(1 + 6 / 5)
     assert figures["speculative_share"] == pytest.approx(0.5)
     assert (figures["cached_tokens"], figures["prompt_tokens"]) == (10, 20)
@@ -252,8 +250,8 @@ def test_a_long_prompt_that_failed_is_counted_and_makes_no_figures():
 def whole():
     """Figures of two points and two configurations, with a question each."""
     one, two = Point("concurrency", 1), Point("concurrency", 2)
-    configs = parse_configs("plain,auto")
-    plan = ServePlan((one, two), configs, (Question(1, "c", ("q",)),), repeats=2)
+    methods = parse_request_methods("plain,auto")
+    plan = ServePlan((one, two), methods, (Question(1, "c", ("q",)),), repeats=2)
     slow = [Run([sample(0, [1, 2])], 1)] * 2
     fast = [Run([sample(0, [0.5, 1], steps=1, accepted=1)], 1)] * 2
     runs = {one: {"plain": slow, "auto": fast}, two: {"plain": fast, "auto": fast}}
@@ -283,17 +281,17 @@ def test_every_table_has_a_row_for_each_point_and_arm():
 
 def test_plots_have_a_line_for_each_arm(tmp_path):
     figures = whole()
-    assert curves.lines(figures["points"], "tokens-per-s") == {
+    assert report.curves(figures["points"], "tokens-per-s") == {
         "plain": [(1, 1), (2, 2)],
         "auto": [(1, 2), (2, 2)],
     }
-    assert list(curves.lines(figures["points"], "ttft")) == [
+    assert list(report.curves(figures["points"], "ttft")) == [
         "plain p50",
         "auto p50",
         "plain p99",
         "auto p99",
     ]
-    written = curves.save_curves(figures, tmp_path / "plots")
+    written = report.save_curves(figures, tmp_path / "plots")
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(
         path.name for path in written
     )

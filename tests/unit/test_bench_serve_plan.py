@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
+from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.configurations import parse_configs
 from slipstream.bench.serve.plan import Amount, Point, ServePlan, parse_points
 from slipstream.bench.serve.run import turns
 from slipstream.cli.main import exit_code
@@ -16,11 +16,13 @@ QUESTIONS = tuple(Question(number, "ab"[number % 2], (f"q{number}",)) for number
 
 
 def plan(points="1,2", **changes):
-    return ServePlan(parse_points(points, ""), parse_configs("plain,auto"), QUESTIONS, **changes)
+    return ServePlan(
+        parse_points(points, ""), parse_request_methods("plain,auto"), QUESTIONS, **changes
+    )
 
 
 def test_arms_are_what_a_request_asks_for():
-    plain, auto, forced, glide = parse_configs("plain, auto,forced,glide+cape+depth=4")
+    plain, auto, forced, glide = parse_request_methods("plain, auto,forced,glide+cape+depth=4")
     assert plain.options == SpeculationOptions(mode=Mode.OFF)
     assert auto.options == SpeculationOptions()
     assert forced.options == SpeculationOptions(mode=Mode.FORCED)
@@ -29,7 +31,7 @@ def test_arms_are_what_a_request_asks_for():
 
 
 def test_arms_know_whether_plain_decodings_tokens_are_to_be_expected():
-    exact, law_only = parse_configs("forced,glide+mcsd")
+    exact, law_only = parse_request_methods("forced,glide+mcsd")
     assert exact.is_comparable(is_greedy=False)
     assert law_only.is_comparable(is_greedy=True)
     assert not law_only.is_comparable(is_greedy=False)

@@ -7,17 +7,22 @@ import torch
 
 import tiny
 from rounds import speculate
-from slipstream.bench.calibrate.fit import fit_calibration, fit_cape, monotone
-from slipstream.bench.calibrate.record import Recorder, Request
+from slipstream.bench.calibrate.record import Recorder
 from slipstream.bench.calibrate.simulate import Costs, Outcome, replayed, rounds_of, simulate
 from slipstream.bench.calibrate.sweep import Evidence, finalists, sweep
-from slipstream.bench.calibrate.traces import Guess, Trace
+from slipstream.bench.calibrate.traces import (
+    Guess,
+    Trace,
+    fit_calibration,
+    fit_cape,
+    monotone,
+)
 from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.profile import Profile
-from slipstream.core.types import SamplingParams, Shape, StopPolicy
+from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftModel
 from slipstream.draft.profile_file import Pair
 from slipstream.models.causal import CausalModel
@@ -25,6 +30,7 @@ from slipstream.models.causal_scorer import CausalScorer
 
 DEPTH, MAX_TOKENS, PROMPTS = 5, 18, 2
 COSTS = Costs(10.0, ((1, 10.0), (16, 11.0), (32, 14.0)), 1.0, 0.9, 0.5)
+SESSION = Session("trace", 1, 16)
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
 PROFILES = {
     "fixed chain": Profile(shape=Shape.CHAIN, stop=StopPolicy.FIXED, max_depth=4),
@@ -61,10 +67,7 @@ def traces(pair):
     target, model = pair
     recorder = Recorder(target, model, depth=DEPTH)
     return {
-        sampling: [
-            recorder.record(Request(prompt(number), sampling, MAX_TOKENS, frozenset({7})))
-            for number in range(PROMPTS)
-        ]
+        sampling: [record(recorder, prompt(number), sampling) for number in range(PROMPTS)]
         for sampling in (GREEDY, SAMPLED)
     }
 
@@ -75,10 +78,13 @@ def repeating(pair):
     target, model = pair
     recorder = Recorder(target, model, depth=DEPTH)
     said = (*prompt(0), *prompt(0)[:8]) * 2
-    return [
-        recorder.record(Request(said, sampling, MAX_TOKENS, frozenset({7})))
-        for sampling in (GREEDY, SAMPLED)
-    ]
+    return [record(recorder, said, sampling) for sampling in (GREEDY, SAMPLED)]
+
+
+def record(recorder, prompt, sampling):
+    ends = frozenset({7})
+    session = Session("trace", len(prompt), MAX_TOKENS, sampling, stop_token_ids=ends)
+    return recorder.record(session, prompt)
 
 
 def prompt(number):
@@ -107,7 +113,7 @@ def run(target, draft, profile, trace):
         sampling=SAMPLED if trace.temperature else GREEDY,
         options=SpeculationOptions(mode=Mode.FORCED),
         max_tokens=MAX_TOKENS,
-        stop_token_ids=trace.stop_token_ids,
+        stop_token_ids=trace.session.stop_token_ids,
         profile=profile,
     )
 
@@ -149,7 +155,7 @@ def test_a_trace_has_as_many_chains_as_rounds_may_begin(traces):
         assert len(trace.chains) == len(trace.tokens) - 1
         assert all(len(chain) <= DEPTH for chain in trace.chains)
     with pytest.raises(InvalidRequest, match="a reply of 3 tokens has 1 chains"):
-        Trace((1, 2, 3), ((),), 0.0, 8)
+        Trace((1, 2, 3), ((),), SESSION)
 
 
 def test_the_deepest_recording_is_refused_where_a_tree_has_no_room_for_it(pair):
@@ -165,8 +171,8 @@ def guess(token, *others, top_prob=0.5, entropy=1.0):
 
 def coin(hits, misses, *, top_prob, runner_up=False):
     """A reply of one slot each: the draft is right so often, its runner-up else or never."""
-    right = Trace((1, 2), ((guess(2, 3, 4, top_prob=top_prob),),), 0.0, 8)
-    wrong = Trace((1, 3 if runner_up else 9), right.chains, 0.0, 8)
+    right = Trace((1, 2), ((guess(2, 3, 4, top_prob=top_prob),),), SESSION)
+    wrong = Trace((1, 3 if runner_up else 9), right.chains, SESSION)
     return [right] * hits + [wrong] * misses
 
 
@@ -198,7 +204,7 @@ def test_runner_ups_are_offered_as_long_as_they_bring_more_than_their_rows_cost(
 
 def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
     chain = (guess(2), guess(5), guess(6))
-    trace = Trace((1, 2, 3), (chain, (guess(3),)), 0.0, 16)
+    trace = Trace((1, 2, 3), (chain, (guess(3),)), SESSION)
     profile = Profile(shape=Shape.CHAIN, stop=StopPolicy.FIXED, max_depth=3)
     simulated = simulate(profile, [trace], COSTS)
     assert (simulated.num_tokens, simulated.num_rounds) == (2, 1)

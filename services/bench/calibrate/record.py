@@ -1,7 +1,7 @@
-"""Records replies and what a draft makes of every position in them. Knows ports, not their files.
+"""Recorder of replies, and of what a draft proposes at every position in them.
 
-The target answers as it would; then, with its keys and values still there, the draft proposes
-behind each token of the answer as if the round had begun there.
+The target answers; then, with its keys and values still there, the draft proposes behind each token
+of the answer as if the round had begun there.
 """
 
 import time
@@ -17,41 +17,21 @@ from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
 from slipstream.core.request import draft_settings
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
+from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftModel
 from slipstream.draft.engine import KvSource
 from slipstream.models.scorer import KvView
 from slipstream.target.engine import LocalTarget
 
 WIDTH = 8
-"""Runner-ups recorded for each slot."""
+"""Candidates recorded for each position, beside the best."""
 _NEVER = 1e-300
-"""A cost ratio at which the policy that asks the decision model does not stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt to answer."""
-
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    max_tokens: int
-    stop_token_ids: frozenset[int]
-
-    def session(self, name: str) -> Session:
-        """Return the request as a session, for either engine."""
-        return Session(
-            name,
-            len(self.prompt),
-            self.max_tokens,
-            self.sampling,
-            stop_token_ids=self.stop_token_ids,
-        )
+"""Cost ratio at which the policy that runs the decision model does not stop."""
 
 
 @dataclass(slots=True)
 class _Past:
-    """A session's keys and values as they were when it had fewer tokens."""
+    """Keys and values of a session as they were when it had fewer tokens."""
 
     source: KvSource
     count: int = 0
@@ -76,27 +56,18 @@ class Recorder:
         profile = Profile(row_cost=0.0, cape_table=(WIDTH,))
         self._recording = model.draft(profile, source=self._past)
 
-    def record(self, request: Request) -> Trace:
+    def record(self, session: Session, prompt: tuple[int, ...]) -> Trace:
         """Answer a prompt, then draft behind every token of the answer."""
-        session = request.session("trace")
         try:
-            reply = self._answer(session, request.prompt)
-            chains = self._chains(session, request.prompt, reply)
+            reply = self._answer(session, prompt)
+            chains = self._chains(session, prompt, reply)
         finally:
             for engine in (self._target, self._recording, self._answering.draft):
                 finished(engine.release(session.session_id))
-        return Trace(
-            reply,
-            chains,
-            request.sampling.temperature,
-            request.max_tokens,
-            request.prompt,
-            request.stop_token_ids,
-            request.sampling.seed,
-        )
+        return Trace(reply, chains, session, prompt)
 
     def _answer(self, session: Session, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        """The target's own tokens: whatever is drafted, they are those of plain decoding."""
+        """Return the target's tokens: whatever is drafted, they are those of plain decoding."""
         facts = self._answering.facts
         settings = draft_settings(
             SpeculationOptions(), facts, temperature=session.sampling.temperature
@@ -119,24 +90,22 @@ class Recorder:
 
 
 def _plan(depth: int) -> Plan:
-    """A chain that is stopped by nothing, with all of its runner-ups."""
+    """Return a chain that no policy stops, with all of its candidates."""
     nodes = depth * (1 + WIDTH)
     return Plan(max(depth, 0), max(nodes, 0), Shape.CAPE, StopPolicy.COST, threshold=_NEVER)
 
 
 def guesses(proposal: Proposal) -> tuple[Guess, ...]:
-    """The slots of a chain with leaves, each with its candidates by rank."""
+    """Return the positions of a chain with leaves, each with its candidates by rank."""
     depths = proposal.tree.depths()
-    slots: list[list[int]] = [[] for _ in range(max(depths, default=0))]
+    positions: list[list[int]] = [[] for _ in range(max(depths, default=0))]
     for node, depth in enumerate(depths):
-        slots[depth - 1].append(node)
-    return tuple(
-        Guess(
-            tuple(proposal.tree.tokens[node] for node in nodes),
-            tuple(proposal.stats[node].prob for node in nodes),
-            proposal.stats[nodes[0]].top_prob,
-            proposal.stats[nodes[0]].entropy,
-            proposal.stats[nodes[0]].score,
-        )
-        for nodes in slots
-    )
+        positions[depth - 1].append(node)
+    return tuple(_guess(proposal, nodes) for nodes in positions)
+
+
+def _guess(proposal: Proposal, nodes: Sequence[int]) -> Guess:
+    tokens = tuple(proposal.tree.tokens[node] for node in nodes)
+    probs = tuple(proposal.stats[node].prob for node in nodes)
+    best = proposal.stats[nodes[0]]
+    return Guess(tokens, probs, best.top_prob, best.entropy, best.score)

@@ -1,4 +1,4 @@
-"""A calibration: what it found, as a file, a table and a plot."""
+"""Result of a calibration, as a file, a table and a plot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from slipstream.bench.calibrate.run import Recorded
-from slipstream.bench.calibrate.sweep import Tried
-from slipstream.bench.calibrate.timed import Timed
+from slipstream.bench.calibrate.run import Timed
+from slipstream.bench.calibrate.simulate import Simulated
+from slipstream.bench.calibrate.sweep import Evidence, Tried
 from slipstream.bench.report import fixed, table
 from slipstream.core.profile_values import profile_values
 from slipstream.draft.profile_file import Pair, profile_file
@@ -18,12 +18,15 @@ from slipstream.plots import save_plot
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """`timed` are the finalists, the fastest first; `measured` are costs in milliseconds."""
+    """Result of a calibration.
+
+    `timed` are the finalists, the fastest first; `measured` are costs in milliseconds.
+    """
 
     pair: Pair
     timed: Sequence[Timed]
     tried: Sequence[Tried]
-    recorded: Recorded
+    evidence: Evidence
     measured: Mapping[str, Any]
     num_timed_prompts: int
 
@@ -38,8 +41,8 @@ class Calibrated:
         """Return the profile file. `facts` are more of what to note."""
         measured = {
             **facts,
-            "num_replies": self.recorded.num_replies,
-            "num_tokens": self.recorded.num_tokens,
+            "num_replies": len(self.evidence.both),
+            "num_tokens": self.evidence.num_tokens,
             "num_timed_prompts": self.num_timed_prompts,
             "chosen": self.best.name,
             "greedy": dict(self.best.greedy),
@@ -96,7 +99,7 @@ def sweep_values(tried: Sequence[Tried], timed: Sequence[Timed]) -> dict[str, An
 
 
 def save_sweep(path: Path, tried: Sequence[Tried]) -> None:
-    """Speed against tokens per round, greedy, a point a setting; the best of each kind named."""
+    """Plot speed against tokens per round, a point a setting; the best of each kind is named."""
     groups: dict[str, list[Tried]] = {}
     for item in tried:
         groups.setdefault(f"{item.profile.stop.value}, {item.profile.shape.value}", []).append(item)
@@ -130,7 +133,7 @@ def _point(item: Tried) -> tuple[float, float]:
     return item.greedy.tokens_per_round, item.speed
 
 
-def _figures(simulated: Any) -> Mapping[str, float]:
+def _figures(simulated: Simulated) -> Mapping[str, float]:
     return {
         "tokens_per_round": simulated.tokens_per_round,
         "speed": simulated.speed,

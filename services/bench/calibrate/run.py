@@ -1,38 +1,33 @@
-"""A calibration from prompts to a profile, in stages: measure, record, sweep, time.
-
-Knows no options and no terminal; the clock comes in.
-"""
+"""A calibration from prompts to a profile, in stages: measure, record, sweep, race."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.bench.calibrate.fit import fit_calibration, fit_cape
-from slipstream.bench.calibrate.record import Recorder, Request
+from slipstream.bench.calibrate.record import Recorder
 from slipstream.bench.calibrate.simulate import Costs, simulate
-from slipstream.bench.calibrate.sweep import (
-    Evidence,
-    Tried,
-    finalists,
-    sweep,
-    with_copies,
-)
-from slipstream.bench.calibrate.timed import Race
-from slipstream.bench.calibrate.traces import Trace
+from slipstream.bench.calibrate.sweep import Evidence, Tried, finalists, sweep, with_copies
+from slipstream.bench.calibrate.traces import Trace, fit_calibration, fit_cape
 from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import Advance
-from slipstream.bench.methods import Numerics
+from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
+from slipstream.bench.speed import SpeedPlan, run_speed
+from slipstream.bench.speed_figures import Comparison, figures
 from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.options import SpeculationOptions
 from slipstream.core.profile import Profile
-from slipstream.core.types import SamplingParams
+from slipstream.core.types import SamplingParams, Session
 from slipstream.draft.build import DraftModel
 from slipstream.text.prompts import encode_prompt
 
-Clock = Callable[[], float]
+BEFORE = "before"
+"""Name of the profile that the draft had."""
+FIGURES = ("tokens_per_s", "ratio", "ratio_decode", "mean_acceptance_length", "tokens")
+
 
 RECORDING_SHARE = 0.45
 """Share of the time in which prompts are recorded; the sweep is short, timing has the rest."""
@@ -88,24 +83,6 @@ class CalibrationPlan:
         return self.depth if lag is None else min(self.depth, lag)
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Replies of both kinds to the same prompts."""
-
-    greedy: tuple[Trace, ...]
-    sampled: tuple[Trace, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the tokens of all replies together."""
-        return sum(len(trace.tokens) for trace in (*self.greedy, *self.sampled))
-
-    @property
-    def num_replies(self) -> int:
-        """Return the replies of both kinds together."""
-        return len(self.greedy) + len(self.sampled)
-
-
 def measure(plan: CalibrationPlan, engines: MethodEngines) -> tuple[Costs, dict[str, Any]]:
     """Measure what forwards, draft steps and plain decoding cost here."""
     limit = engines.engine("fast").model.context_length
@@ -128,8 +105,8 @@ def record(
     *,
     is_time_left: Callable[[], bool],
     advance: Advance,
-) -> Recorded:
-    """Record replies to as many prompts as there is time for, at least one, fairly by category."""
+) -> tuple[tuple[Trace, ...], tuple[Trace, ...]]:
+    """Record greedy and sampled replies to as many prompts as there is time for, at least one."""
     engine = engines.engine(plan.numerics)
     recorder = Recorder(engine.target, model, depth=plan.depth_of(model))
     traces: tuple[list[Trace], list[Trace]] = ([], [])
@@ -137,27 +114,31 @@ def record(
         if number and not is_time_left():
             break
         prompt = encode_prompt(engine.text, question.turns[0])
+        session = Session(
+            "trace",
+            len(prompt),
+            plan.max_new_tokens,
+            stop_token_ids=engine.facts.stop_token_ids,
+        )
         for sampling, kind in zip(plan.samplings, traces, strict=True):
-            asked = Request(prompt, sampling, plan.max_new_tokens, engine.facts.stop_token_ids)
-            kind.append(recorder.record(asked))
+            kind.append(recorder.record(replace(session, sampling=sampling), prompt))
         advance("recording")
-    return Recorded(tuple(traces[0]), tuple(traces[1]))
+    return tuple(traces[0]), tuple(traces[1])
 
 
-def fitted(base: Profile, recorded: Recorded, costs: Costs) -> tuple[Profile, Evidence]:
-    """Return `base` with measured costs, calibrations and CaPE table, and what a sweep goes by."""
-    evidence = Evidence(recorded.greedy, recorded.sampled, costs)
+def fitted(base: Profile, evidence: Evidence) -> Profile:
+    """Return `base` with measured costs, calibrations and CaPE table."""
+    costs = evidence.costs
     known = replace(
         base,
         step_cost=round(costs.step_cost, 5),
         row_cost=round(costs.row_cost(), 5),
-        calibration=fit_calibration(recorded.greedy),
-        calibration_sampled=fit_calibration(recorded.sampled),
+        calibration=fit_calibration(evidence.greedy),
+        calibration_sampled=fit_calibration(evidence.sampled),
     )
-    both = (*recorded.greedy, *recorded.sampled)
-    speed = max(simulate(known, both, costs).speed, 1.0)
-    table = fit_cape(both, row_cost=known.row_cost or 0.0, speed=speed)
-    return replace(known, cape_table=table), evidence
+    speed = max(simulate(known, evidence.both, costs).speed, 1.0)
+    table = fit_cape(evidence.both, row_cost=known.row_cost or 0.0, speed=speed)
+    return replace(known, cape_table=table)
 
 
 def swept(profile: Profile, evidence: Evidence, *, depth: int) -> Iterator[Tried]:
@@ -169,17 +150,6 @@ def swept(profile: Profile, evidence: Evidence, *, depth: int) -> Iterator[Tried
 def best_of(tried: Sequence[Tried], evidence: Evidence, count: int) -> list[Tried]:
     """Return the settings to run against the clock, each with the lookup that suits it."""
     return [with_copies(item, evidence) for item in finalists(tried, count)]
-
-
-def affordable(race: Race, seconds: float, recorded: Recorded, costs: Costs) -> Race:
-    """Return the race on as many of its prompts as it can be run on in that time, at least two.
-
-    Goes by the length of the recorded replies, and takes no entry to be faster than plain
-    decoding, which leaves room for prompts to be read.
-    """
-    per_question = recorded.num_tokens / len(recorded.greedy) * costs.plain_ms / 1000
-    count = math.floor(seconds / (per_question * len(race.methods()))) - 1  # one warms up
-    return replace(race, questions=in_turn(race.questions)[: max(count, 2)])
 
 
 def _costs(measured: dict[str, Any], numerics: str) -> Costs:
@@ -194,3 +164,86 @@ def _costs(measured: dict[str, Any], numerics: str) -> Costs:
         step_ms=max(draft["more_ms"], 1e-6),
         score_ms=draft["score_ms"],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A profile and its real figures (see `bench.figures`), greedy and sampled."""
+
+    name: str
+    profile: Profile
+    greedy: Mapping[str, Any]
+    sampled: Mapping[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        """Return the speed of decoding over plain decoding's, of both kinds of requests."""
+        ratios = [part["ratio_decode"] or 0.0 for part in (self.greedy, self.sampled)]
+        return math.sqrt(ratios[0] * ratios[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Profiles by name that run against the clock, and the prompts that they run on."""
+
+    plan: CalibrationPlan
+    entries: Mapping[str, Profile]
+    questions: tuple[Question, ...]
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """Return the entries behind the fastest plain decoding."""
+        numerics = self.plan.numerics
+        entries = [Method(name, "best", numerics, SpeculationOptions()) for name in self.entries]
+        return (parse_method(PLAIN), *entries)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the conversations of the whole race."""
+        return 2 * len(self.methods) * (len(self.questions) + 1)
+
+    def within(self, seconds: float, evidence: Evidence) -> "Race":
+        """Return the race on as many of its prompts as that time allows, at least two.
+
+        Goes by the length of the recorded replies, and takes no entry to be faster than plain
+        decoding, which leaves room for prompts to be read.
+        """
+        num_tokens = evidence.num_tokens / len(evidence.greedy)
+        question_s = num_tokens * evidence.costs.plain_ms / 1000
+        count = math.floor(seconds / (question_s * len(self.methods))) - 1  # one warms up
+        return replace(self, questions=in_turn(self.questions)[: max(count, 2)])
+
+
+def race_entries(before: Profile | None, best: Sequence[Tried]) -> dict[str, Profile]:
+    """Return profiles by name; the draft's own is among them, so that nothing gets worse unseen."""
+    named = {} if before is None else {BEFORE: before}
+    return named | {item.name: item.profile for item in best}
+
+
+def run_race(
+    race: Race, engines: MethodEngines, model: DraftModel, *, advance: Advance
+) -> list[Timed]:
+    """Run all on the same prompts, in turn; the fastest first, the earlier of equals."""
+    for method in race.methods[1:]:
+        engines.tune(method, model.drafter(race.entries[method.name]))
+    greedy, sampled = (
+        _race_figures(race, engines.under(sampling), sampling, advance)
+        for sampling in race.plan.samplings
+    )
+    timed = [
+        Timed(name, profile, greedy[name], sampled[name]) for name, profile in race.entries.items()
+    ]
+    return sorted(timed, key=lambda item: -item.ratio)
+
+
+def _race_figures(
+    race: Race, engines: MethodEngines, sampling: SamplingParams, advance: Advance
+) -> dict[str, dict[str, Any]]:
+    """Return figures by method. Another benchmark compares the tokens with plain decoding's."""
+    speed = SpeedPlan(race.methods, race.questions, sampling, race.plan.max_new_tokens)
+    outputs = run_speed(speed, engines, advance=advance)
+    plain, found = outputs[PLAIN], {}
+    for method in race.methods:
+        of = figures(Comparison(method, outputs[method.name], plain, plain))
+        found[method.name] = {key: of[key] for key in FIGURES}
+    return found

@@ -1,13 +1,13 @@
-"""Rounds as a profile would have drafted them over recorded replies. Knows no model, no clock.
+"""Rounds as a profile would have drafted them over recorded replies.
 
 Stop policies and CaPE are the real ones, and a greedy or coupled reply does not depend on what is
 drafted, so the tokens of every round are those of a real run. Only their time is a model. A replay
-runs the real loop, planner and lookup as well: slower, and able to say what copies are worth.
+runs the real loop, planner and lookup as well: slower, but with copies.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.bench.calibrate.traces import Guess, Trace
@@ -19,7 +19,6 @@ from slipstream.core.loop import decode
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
-from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.settings import resolve
 from slipstream.core.stop import StopSignal, make_stop
@@ -29,22 +28,20 @@ from slipstream.core.types import (
     NodeStats,
     Plan,
     Proposal,
-    SamplingParams,
-    Session,
     Shape,
     StopPolicy,
     Verdict,
 )
 
 SCORED = frozenset({StopPolicy.DECISION, StopPolicy.COST})
-"""Policies that ask the decision model, where there is one."""
+"""Policies that run the decision model, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Milliseconds on one machine: of a token of plain decoding, and of the parts of a round.
 
-    `verify_ms` maps ascending numbers of rows to the target's forward; `overhead_ms` is what a
+    `verify_ms` maps ascending numbers of tokens to the target's forward; `overhead_ms` is what a
     round takes beside its forwards. `first_ms` is a proposal of one token, `step_ms` what every
     further one adds, `score_ms` what the decision model adds to each.
     """
@@ -66,13 +63,13 @@ class Costs:
                 raise InvalidRequest(f"{name} is {value}, but must be above 0")
 
     def forward_ms(self, rows: int) -> float:
-        """A verification of so many rows; linear between those that were timed."""
+        """Return the time to verify so many tokens; linear between those that were timed."""
         at = min(max(bisect_left(self.verify_ms, (rows,)), 1), len(self.verify_ms) - 1)
         (low, low_ms), (high, high_ms) = self.verify_ms[at - 1 : at + 1]
         return low_ms + (rows - low) * (high_ms - low_ms) / (high - low)
 
     def round_ms(self, outcome: "Outcome", *, is_scored: bool) -> float:
-        """A round in which so much was drafted."""
+        """Return the time of a round in which so much was drafted."""
         draft_ms = 0.0
         if outcome.depth:
             draft_ms = self.first_ms + (outcome.depth - 1) * self.step_ms
@@ -81,11 +78,11 @@ class Costs:
 
     @property
     def step_cost(self) -> float:
-        """A draft step over a token of plain decoding."""
+        """Return a draft step over a token of plain decoding."""
         return self.step_ms / self.plain_ms
 
     def row_cost(self, rows: int = 16) -> float:
-        """One more row to verify over a token of plain decoding, up to so many rows."""
+        """Return one more token to verify over one of plain decoding, up to so many tokens."""
         added = self.forward_ms(rows) - self.forward_ms(1)
         return max(added / (rows - 1) / self.plain_ms, 0.0)
 
@@ -110,24 +107,36 @@ class Simulated:
 
     @property
     def tokens_per_round(self) -> float:
-        """Final tokens per round, plain rounds included."""
+        """Return final tokens per round, plain rounds included."""
         return self.num_tokens / self.num_rounds
 
     @property
     def speed(self) -> float:
-        """Tokens in the time that plain decoding takes for one."""
+        """Return tokens in the time that plain decoding takes for one."""
         return self.num_tokens * self.plain_ms / self.ms
 
 
-def simulate(profile: Profile, traces: Sequence[Trace], costs: Costs) -> Simulated:
+Rounds = Callable[[Profile, Trace], Iterator[Outcome]]
+"""Function that yields the rounds of one reply."""
+
+
+def rounds_of(profile: Profile, trace: Trace) -> Iterator[Outcome]:
+    """Yield the rounds of one reply after the first, which is the prompt's."""
+    at = 1
+    while at < len(trace.tokens):
+        depth = min(profile.max_depth, profile.max_nodes, trace.session.max_tokens - at - 1)
+        chain = drafted(profile, trace, at)[: max(depth, 0)]
+        tree, wanted = tree_of(profile, chain, trace.temperature), trace.tokens[at:]
+        num_tokens = min(_num_accepted(tree, wanted) + 1, len(wanted))
+        yield Outcome(num_tokens, len(chain), len(tree))
+        at += num_tokens
+
+
+def simulate(
+    profile: Profile, traces: Sequence[Trace], costs: Costs, *, rounds: Rounds = rounds_of
+) -> Simulated:
     """Run a profile over the replies. Raises `InvalidRequest` where they hold no round."""
-    return total(
-        [outcome for trace in traces for outcome in rounds_of(profile, trace)], profile, costs=costs
-    )
-
-
-def total(outcomes: Sequence[Outcome], profile: Profile, *, costs: Costs) -> Simulated:
-    """Rounds put together. Raises `InvalidRequest` where there are none."""
+    outcomes = [outcome for trace in traces for outcome in rounds(profile, trace)]
     if not outcomes:
         raise InvalidRequest("the replies are too short: each has but one token")
     is_scored = profile.stop in SCORED
@@ -139,19 +148,8 @@ def total(outcomes: Sequence[Outcome], profile: Profile, *, costs: Costs) -> Sim
     )
 
 
-def rounds_of(profile: Profile, trace: Trace) -> Iterator[Outcome]:
-    """The rounds of one reply after the first, which is the prompt's."""
-    at = 1
-    while at < len(trace.tokens):
-        depth = min(profile.max_depth, profile.max_nodes, trace.max_tokens - at - 1)
-        chain = drafted(profile, trace, at)[: max(depth, 0)]
-        outcome = _verified(profile, chain, trace.tokens[at:], trace.temperature)
-        yield outcome
-        at += outcome.num_tokens
-
-
 def drafted(profile: Profile, trace: Trace, at: int) -> Sequence[Guess]:
-    """The chain behind `at` tokens of the reply, up to where the policy stops."""
+    """Return the chain behind `at` tokens of the reply, up to where the policy stops."""
     calibration = profile.calibration_at(trace.temperature)
     stop = make_stop(
         profile.stop,
@@ -170,22 +168,19 @@ def drafted(profile: Profile, trace: Trace, at: int) -> Sequence[Guess]:
     return chain
 
 
-def _verified(
-    profile: Profile, chain: Sequence[Guess], wanted: Sequence[int], temperature: float
-) -> Outcome:
-    """Return the tokens of a proposal that are kept, with the target's own."""
-    tree = tree_of(profile, chain, temperature)
+def _num_accepted(tree: TokenTree, wanted: Sequence[int]) -> int:
+    """Return how many of the reply's next tokens are a path of the tree."""
     at, accepted = ROOT, 0
     for token in wanted:
         at = next((node for node in tree.children(at) if tree.tokens[node] == token), ROOT)
         if at == ROOT:
             break
         accepted += 1
-    return Outcome(min(accepted + 1, len(wanted)), len(chain), len(tree))
+    return accepted
 
 
 def tree_of(profile: Profile, chain: Sequence[Guess], temperature: float) -> TokenTree:
-    """Return what is proposed of a drafted chain: itself, or with its runner-ups."""
+    """Return the tree that is proposed of a drafted chain: itself, or with its candidates."""
     if profile.shape is not Shape.CAPE:
         return TokenTree.chain([guess.tokens[0] for guess in chain])
     width = max(profile.cape_table)
@@ -208,33 +203,22 @@ def acceptance(profile: Profile, guess: Guess, temperature: float) -> float:
 
 
 _DRAFTER = "glide"
-"""A kind that takes every setting; which one it is makes no difference here."""
+"""A drafter that takes every setting."""
 
 
 def replayed(profile: Profile, trace: Trace) -> Iterator[Outcome]:
-    """The rounds of one reply after the first, copies and all."""
+    """Yield the rounds of one reply after the first, copies and all."""
     options = SpeculationOptions(mode=Mode.FORCED)
     settings = resolve(
         options, profile, drafter=_DRAFTER, has_decision_model=True, temperature=trace.temperature
     )
-    sampling = SamplingParams(temperature=trace.temperature, seed=trace.seed)
-    session = Session(
-        "replay",
-        len(trace.prompt),
-        trace.max_tokens,
-        sampling,
-        stop_token_ids=trace.stop_token_ids,
-    )
     draft, target = LookupDraft(_Draft(profile, trace)), _Target(trace)
-    sequence = TokenSequence(session, trace.prompt)
+    sequence = TokenSequence(trace.session, trace.prompt)
     rounds = iterated(decode(draft, target, Planner(settings), sequence, clock=lambda: 0.0))
     next(rounds)  # the prompt's own
-    return map(_outcome, rounds)
-
-
-def _outcome(at: Round) -> Outcome:
-    depth = max(at.proposal.drafted.depths(), default=0)
-    return Outcome(len(at.verdict.tokens), depth, len(at.proposal.tree))
+    for at in rounds:
+        depth = max(at.proposal.drafted.depths(), default=0)
+        yield Outcome(len(at.verdict.tokens), depth, len(at.proposal.tree))
 
 
 class _Draft:
@@ -257,7 +241,7 @@ class _Draft:
 
 
 def _stats(tree: TokenTree, chain: Sequence[Guess]) -> tuple[NodeStats, ...]:
-    """Return what the draft said of each node, which stands at its depth in the chain."""
+    """Return the statistics of each node, which stands at its depth in the chain."""
     guesses = [chain[depth - 1] for depth in tree.depths()]
     return tuple(
         NodeStats(at.top_prob, at.probs[at.tokens.index(token)], at.entropy, at.score)
@@ -266,23 +250,17 @@ def _stats(tree: TokenTree, chain: Sequence[Guess]) -> tuple[NodeStats, ...]:
 
 
 class _Target:
-    """Says what it said."""
+    """Verifies by the recorded reply."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
         """See `core.ports.Target.verify`."""
-        at = len(sequence) - len(self._trace.prompt)
-        rest, tree, node, accepted = self._trace.tokens[at:], proposal.tree, ROOT, 0
-        for token in rest:
-            below = [child for child in tree.children(node) if tree.tokens[child] == token]
-            if not below:
-                break
-            node, accepted = below[0], accepted + 1
+        rest = self._trace.tokens[len(sequence) - len(self._trace.prompt) :]
+        accepted = _num_accepted(proposal.tree, rest)
         tokens = rest[: accepted + 1]
-        is_over = at + len(tokens) == len(self._trace.tokens)
-        reason = FinishReason.STOP if is_over else None
+        reason = FinishReason.STOP if len(tokens) == len(rest) else None
         return Verdict(tokens, min(accepted, len(tokens)), reason)
 
     async def release(self, session_id: str) -> None:

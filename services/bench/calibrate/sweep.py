@@ -1,4 +1,4 @@
-"""Sweep over profiles in simulation. Pure; knows no engine.
+"""Sweep over profiles in simulation.
 
 Greedy requests and sampled ones share the form of a proposal; each has its best threshold.
 """
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.bench.calibrate.simulate import Costs, Simulated, replayed, simulate, total
+from slipstream.bench.calibrate.simulate import Costs, Simulated, replayed, simulate
 from slipstream.bench.calibrate.traces import Trace
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.profile import Profile
@@ -37,10 +37,20 @@ class Evidence:
         if not self.greedy or not self.sampled:
             raise InvalidRequest("a sweep needs greedy and sampled replies, one of each at least")
 
+    @property
+    def both(self) -> tuple[Trace, ...]:
+        """Return the replies of both kinds."""
+        return (*self.greedy, *self.sampled)
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the tokens of all replies together."""
+        return sum(len(trace.tokens) for trace in self.both)
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A profile and what became of it in simulation. `table` names its leaves."""
+    """A profile and its simulation. `table` names its leaves."""
 
     profile: Profile
     table: str
@@ -54,7 +64,7 @@ class Tried:
 
     @property
     def name(self) -> str:
-        """The policy with its thresholds, depth, and leaves with their budget."""
+        """Return the policy with its thresholds, depth, and leaves with their budget."""
         at = self.profile
         thresholds = [f"{value:g}" for value in (at.threshold, at.threshold_sampled) if value]
         stop = "=".join([at.stop.value, *(["/".join(thresholds)] if thresholds else [])])
@@ -73,31 +83,21 @@ def sweep(
     `base` has what is not swept. `tables` are CaPE's, by name; a chain is tried as well. `depth`
     is the deepest that was recorded.
     """
-    has_scores = any(
-        guess.score is not None
-        for trace in evidence.greedy
-        for chain in trace.chains
-        for guess in chain
-    )
+    guesses = (guess for trace in evidence.greedy for chain in trace.chains for guess in chain)
+    has_scores = any(guess.score is not None for guess in guesses)
     for stop in (StopPolicy.FIXED, *_THRESHOLDS):
         if stop is StopPolicy.DECISION and not has_scores:
             continue
         depths = range(1, depth + 1) if stop is StopPolicy.FIXED else (depth,)
         for max_depth in depths:
-            at = replace(
-                base,
-                stop=stop,
-                max_depth=max_depth,
-                threshold=None,
-                threshold_sampled=None,
-                lookup=0,
-            )
+            at = replace(base, stop=stop, max_depth=max_depth, lookup=0)
+            at = replace(at, threshold=None, threshold_sampled=None)
             for formed, table in _forms(at, tables):
                 yield _best_thresholds(formed, table, evidence)
 
 
 def finalists(tried: Sequence[Tried], count: int) -> list[Tried]:
-    """The `count` fastest, the best of every policy before the second best of any."""
+    """Return the `count` fastest, the best of every policy before the second best of any."""
     ranked = sorted(tried, key=lambda item: -item.speed)  # stable: the earlier of equals
     policies = dict.fromkeys(item.profile.stop for item in ranked)
     best = [next(item for item in ranked if item.profile.stop is stop) for stop in policies]
@@ -111,11 +111,7 @@ def with_copies(tried: Tried, evidence: Evidence) -> Tried:
     for shortest in LOOKUPS:
         profile = replace(tried.profile, lookup=shortest)
         greedy, sampled = (
-            total(
-                [at for trace in traces for at in replayed(profile, trace)],
-                profile,
-                costs=evidence.costs,
-            )
+            simulate(profile, traces, evidence.costs, rounds=replayed)
             for traces in (evidence.greedy, evidence.sampled)
         )
         found.append(replace(tried, profile=profile, greedy=greedy, sampled=sampled))
@@ -135,15 +131,12 @@ def _forms(base: Profile, tables: Mapping[str, tuple[int, ...]]) -> Iterator[tup
 
 
 def _best_thresholds(profile: Profile, table: str, evidence: Evidence) -> Tried:
-    thresholds = _THRESHOLDS.get(profile.stop, (None,))
-    greedy = {
-        value: simulate(replace(profile, threshold=value), evidence.greedy, evidence.costs)
-        for value in thresholds
-    }
-    sampled = {
-        value: simulate(replace(profile, threshold_sampled=value), evidence.sampled, evidence.costs)
-        for value in thresholds
-    }
+    costs = evidence.costs
+    greedy, sampled = {}, {}
+    for value in _THRESHOLDS.get(profile.stop, (None,)):
+        greedy[value] = simulate(replace(profile, threshold=value), evidence.greedy, costs)
+        with_sampled = replace(profile, threshold_sampled=value)
+        sampled[value] = simulate(with_sampled, evidence.sampled, costs)
     best = max(greedy, key=lambda value: greedy[value].speed)
     best_sampled = max(sampled, key=lambda value: sampled[value].speed)
     chosen = replace(profile, threshold=best, threshold_sampled=best_sampled)

@@ -1,9 +1,31 @@
-"""Engine under test: what runs in a process of its own, and the JSON lines that it answers."""
+"""Engine under test, and the process in which it runs and answers JSON lines.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+Libraries, thread pools and memory of one engine are none of another's. The first line has the
+engine's settings; then each line is answered with one, and a configuration that fails leaves the
+others able to answer.
+"""
 
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol, TextIO
+
+from slipstream.core.timing import Clock
+
+_ENGINES = {
+    "transformers": ("slipstream.bench.peers.engine_transformers", "TransformersEngine"),
+    "llama.cpp": ("slipstream.bench.peers.engine_llama", "LlamaEngine"),
+    "openai": ("slipstream.bench.peers.engine_endpoint", "EndpointEngine"),
+    "embedded": ("slipstream.bench.peers.engine_slipstream", "EmbeddedEngine"),
+    "embedded-batched": ("slipstream.bench.peers.engine_slipstream", "BatchedEngine"),
+    "distributed": ("slipstream.bench.peers.engine_slipstream", "RoutedEngine"),
+}
+"""Module and class by system; each module loads only what it needs."""
 Prompts = Sequence[Sequence[int]]
 Settings = Mapping[str, Any]
 """Settings of an engine, as JSON values."""
@@ -59,3 +81,58 @@ def answer_of(values: Mapping[str, Any]) -> Answer:
     """Read an answer from JSON values."""
     token_ids = values["token_ids"]
     return Answer(**{**values, "token_ids": None if token_ids is None else tuple(token_ids)})
+
+
+def main(clock: Clock = time.perf_counter) -> None:
+    """Load what the first line names, then answer every other line."""
+    answers = _own_output()
+    engine = _tried(answers, lambda: _loaded(json.loads(sys.stdin.readline())))
+    if engine is None:
+        return
+    try:
+        _write(answers, {"ready": asdict(engine.facts())})
+        for line in sys.stdin:
+            reply = _tried(answers, partial(_answered, engine, json.loads(line), clock))
+            if reply is not None:
+                _write(answers, reply)
+    finally:
+        engine.close()
+
+
+def _loaded(settings: Settings) -> EngineUnderTest:
+    module, name = _ENGINES[settings["system"]]
+    engine: EngineUnderTest = getattr(import_module(module), name)(settings)
+    return engine
+
+
+def _answered(engine: EngineUnderTest, line: dict[str, Any], clock: Clock) -> dict[str, Any]:
+    """Return the answer to one line: to prompts that came together, with their seconds."""
+    if "load" in line:
+        engine.load(line["load"])
+        return {"loaded": line["load"]}
+    start = clock()
+    answers = engine.answer(line["config"], line["prompts"], line["max_new_tokens"])
+    wall_s = clock() - start
+    return {"wall_s": wall_s, "answers": [asdict(answer) for answer in answers]}
+
+
+def _tried(answers: TextIO, act: Callable[[], Any]) -> Any:
+    """Return the result of `act`; None, after writing why, where it fails in any way."""
+    try:
+        return act()
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        _write(answers, {"error": f"{type(error).__name__}: {lines[0]}" if lines else repr(error)})
+        return None
+
+
+def _write(answers: TextIO, values: dict[str, Any]) -> None:
+    answers.write(json.dumps(values) + "\n")
+    answers.flush()
+
+
+def _own_output() -> TextIO:
+    """Return standard output as it was; whatever libraries print goes to standard error."""
+    own = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return own

@@ -8,8 +8,8 @@ import os
 from importlib import import_module
 from typing import Any
 
-from slipstream.bench.peers.configurations import Mode
 from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
+from slipstream.bench.peers.plan import Mode
 
 _ROOM = 256
 """Contexts are a multiple of this."""

@@ -9,8 +9,8 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig
 
-from slipstream.bench.peers.configurations import Mode
 from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
+from slipstream.bench.peers.plan import Mode
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 
 

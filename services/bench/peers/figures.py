@@ -1,4 +1,4 @@
-"""Figures of every configuration from its batches. Pure."""
+"""Figures of every configuration from its batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.peers.configurations import BASE, BEST, REFERENCES, Configuration
 from slipstream.bench.peers.engine import Answer
+from slipstream.bench.peers.plan import BASE, BEST, REFERENCES, Configuration
 from slipstream.bench.peers.run import Record, Sample, named
 from slipstream.bench.statistics import Totals, rate, resampled_ratio
 

@@ -1,4 +1,4 @@
-"""Processes of engines under test: started, sent prompts, measured, ended. Prints nothing."""
+"""Processes of engines under test: started, sent prompts, measured, ended."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ from slipstream.bench.services import processor_s
 from slipstream.core.errors import ServiceError
 from slipstream.parent_watch import watched_command
 
-_MODULE = "slipstream.bench.peers.worker"
+_PROGRAM = "from slipstream.bench.peers.engine import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EngineProcess:
         """Start it and wait until it is ready. Raises `ServiceError` with its own message."""
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with us
         self._process = subprocess.Popen(
-            watched_command([sys.executable, "-m", _MODULE]),
+            watched_command([sys.executable, "-c", _PROGRAM]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

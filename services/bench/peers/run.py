@@ -1,4 +1,4 @@
-"""Runs all configurations over the same prompts in turn. Prints nothing.
+"""Runs of all configurations over the same prompts, in turn.
 
 A configuration that can't run, or fails, is left out with the reason.
 """
@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, rotated
-from slipstream.bench.peers.configurations import Configuration
 from slipstream.bench.peers.engine import Answer
-from slipstream.bench.peers.options import NotAvailable, PeerOptions, engine_settings
-from slipstream.bench.peers.plan import Level, PeersPlan, PromptIds
+from slipstream.bench.peers.plan import Configuration, Level, PeersPlan, PromptIds
 from slipstream.bench.peers.process import EngineProcess
+from slipstream.bench.peers.settings import NotAvailable, PeerOptions, engine_settings
 from slipstream.core.errors import SlipstreamError
 
 

@@ -1,28 +1,34 @@
-"""Figures of the runs of all configurations at all points. Pure."""
+"""Figures of the runs of all methods at all points."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from slipstream.bench.counts import SpeculationCounts
-from slipstream.bench.identity import differences, positions
 from slipstream.bench.methods import PLAIN
-from slipstream.bench.serve.configurations import baselines
 from slipstream.bench.serve.plan import Point, ServePlan
 from slipstream.bench.serve.sample import Limits, Run, Sample
-from slipstream.bench.statistics import median_interval, paired, spread
+from slipstream.bench.statistics import (
+    SpeculationCounts,
+    differences,
+    median_interval,
+    paired,
+    positions,
+    spread,
+)
 from slipstream.core.results import RequestStats
 
 References = Mapping[int | str, tuple[int, ...]]
 """Tokens of plain decoding by question_id, one request at a time, by the same engine."""
 Runs = Mapping[Point, Mapping[str, Sequence[Run]]]
-"""Runs by point and by the name of the configuration, one a repeat."""
+"""Runs by point and by method, one a repeat."""
 
 Rates = Mapping[str, Sequence[float | None]]
-"""Tokens per second of every run by configuration; None where nothing was finished."""
+"""Tokens per second of every run by method; None where nothing was finished."""
 
 BETTER = "better"
+BASELINES = (PLAIN, "forced")
+"""Methods that others are measured against."""
 ONE_SESSION = Point("concurrency", 1)
 
 _LATENCIES: Mapping[str, Callable[[Sample], float | None]] = {
@@ -35,27 +41,27 @@ _LATENCIES: Mapping[str, Callable[[Sample], float | None]] = {
 def serve_figures(
     plan: ServePlan, runs: Runs, references: References | None = None
 ) -> dict[str, Any]:
-    """Return `{"points": [...]}`: each with figures of its configurations, and their ratios."""
+    """Return `{"points": [...]}`: each with figures of its methods, and their ratios."""
     single = runs.get(ONE_SESSION, {}).get(PLAIN)
     points = []
-    for point, by_config in runs.items():
-        configs = {name: config_figures(of, plan.limits) for name, of in by_config.items()}
-        for config in plan.configs:
-            of, figures = by_config[config.name], configs[config.name]
+    for point, by_method in runs.items():
+        methods = {name: runs_figures(of, plan.limits) for name, of in by_method.items()}
+        for method in plan.methods:
+            of, figures = by_method[method.name], methods[method.name]
             # Repeats are interleaved over all points, so that these are neighbours, too.
             figures["over_one_plain"] = (
                 None if single is None else paired(speeds(of), speeds(single))
             )
             figures["identity"] = None
             if references is not None:
-                expected = config.is_comparable(is_greedy=plan.sampling.is_greedy)
+                expected = method.is_comparable(is_greedy=plan.sampling.is_greedy)
                 figures["identity"] = identity(_samples(of), references, is_expected=expected)
-        facts = {"kind": point.kind, "value": point.value, "arms": configs}
-        points.append(facts | point_ratios({name: speeds(of) for name, of in by_config.items()}))
+        facts = {"kind": point.kind, "value": point.value, "arms": methods}
+        points.append(facts | point_ratios({name: speeds(of) for name, of in by_method.items()}))
     return {"points": points}
 
 
-def config_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
+def runs_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
     """Return figures at one point: speeds are medians over runs, latencies of all requests."""
     samples = _samples(runs)
     finished = [sample for sample in samples if sample.is_finished]
@@ -100,28 +106,27 @@ def point_ratios(of: Rates) -> dict[str, Any]:
     """Return `{"ratios": {SUBJECT: {BASELINE: interval, "better": interval}}}`.
 
     `better` is the better of all baselines in the same repeat, each time: the hardest to meet, as
-    the larger of two figures with noise is too large on average.
+    the larger of two figures with noise is too large on average. `forced` is a subject where
+    there is no other.
     """
-    subjects, bases = baselines(tuple(of))
-    if not bases:
-        return {"ratios": {}}
+    bases = [name for name in BASELINES if name in of]
+    subjects = [name for name in of if name not in bases]
+    if not subjects and len(bases) > 1:
+        subjects, bases = bases[1:], bases[:1]
     against = {name: of[name] for name in bases}
     if len(bases) > 1:
         against[BETTER] = better(list(against.values()))
-    return {
-        "ratios": {
-            subject: {name: paired(of[subject], base) for name, base in against.items()}
-            for subject in subjects
-        }
+    ratios = {
+        subject: {name: paired(of[subject], base) for name, base in against.items()}
+        for subject in subjects
     }
+    return {"ratios": ratios if bases else {}}
 
 
 def better(of: Sequence[Sequence[float | None]]) -> list[float | None]:
     """Return the largest of each repeat; None where one is missing."""
     return [
-        max(known)
-        if len(known := [rate for rate in rates if rate is not None]) == len(of)
-        else None
+        None if None in rates else max(rate for rate in rates if rate is not None)
         for rates in zip(*of, strict=True)
     ]
 

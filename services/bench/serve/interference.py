@@ -14,7 +14,7 @@ from slipstream.bench.serve.figures import failures
 from slipstream.bench.serve.load import GoesOn
 from slipstream.bench.serve.plan import Point
 from slipstream.bench.serve.sample import Sample
-from slipstream.bench.statistics import median_interval
+from slipstream.bench.statistics import median_interval, quotient
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 
@@ -60,7 +60,7 @@ class InterferenceRun:
 
 
 InterferenceRuns = Mapping[Point, Mapping[str, Sequence[InterferenceRun]]]
-"""Runs by point and by the name of the configuration, one a repeat."""
+"""Runs by point and by the name of the method, one a repeat."""
 
 
 def time_per_token(samples: Sequence[Sample], window: Window) -> float | None:
@@ -68,7 +68,7 @@ def time_per_token(samples: Sequence[Sample], window: Window) -> float | None:
 
     A session decodes from its first token to its last. Tokens count by the part of the wait for
     them that lies in the window: those of a wait that is longer than it are not lost. None where
-    nobody decoded.
+    no session decoded.
     """
     seconds = tokens = 0.0
     for sample in samples:
@@ -98,69 +98,51 @@ def interference_figures(interference: InterferenceRuns) -> dict[str, Any]:
             {
                 "kind": point.kind,
                 "value": point.value,
-                "arms": {name: _config(runs) for name, runs in by_config.items()},
+                "arms": {name: _method_figures(runs) for name, runs in by_method.items()},
             }
-            for point, by_config in interference.items()
+            for point, by_method in interference.items()
         ]
     }
 
 
-def _config(runs: Sequence[InterferenceRun]) -> dict[str, Any]:
-    each = [_run(run) for run in runs]
+def _method_figures(runs: Sequence[InterferenceRun]) -> dict[str, Any]:
+    each = [_run_figures(run) for run in runs]
     samples = [sample for run in runs for sample in run.samples]
     long_prompts = [run.long_prompt for run in runs if run.long_prompt is not None]
-    ratio = _interval(each, "ratio")
+    intervals = {
+        name: median_interval([value for run in each if (value := run[name]) is not None])
+        for name in each[0]
+    }
+    ratio = intervals.pop("ratio")
     return {
         "runs": each,
-        **{f"{name}_ms": _median(each, f"{name}_ms") for name in WINDOWS},
-        **{f"{name}_gap_ms": _median(each, f"{name}_gap_ms") for name in WINDOWS},
-        "ratio": ratio,
-        "intruder_ttft_ms": _median(each, "intruder_ttft_ms"),
-        "intruder_cached_tokens": _median(each, "intruder_cached_tokens"),
+        **{name: None if found is None else found.median for name, found in intervals.items()},
+        "ratio": None if ratio is None else asdict(ratio),
         **failures([*samples, *long_prompts]),
     }
 
 
-def _run(run: InterferenceRun) -> dict[str, float | None]:
+def _run_figures(run: InterferenceRun) -> dict[str, float | None]:
     """Return figures in milliseconds; None for what did not happen."""
-    windows = run.windows()
+    windows, prompt = run.windows(), run.long_prompt
+    measures = {"": time_per_token, "_gap": longest_gap}
     figures: dict[str, float | None] = {}
-    for name in WINDOWS:
-        window = windows.get(name)
-        figures[f"{name}_ms"] = _ms(time_per_token, run.samples, window)
-        figures[f"{name}_gap_ms"] = _ms(longest_gap, run.samples, window)
-    before, during = figures["before_ms"], figures["during_ms"]
-    figures["ratio"] = during / before if before and during is not None else None
-    prompt = run.long_prompt
-    ttft_s = None if prompt is None else prompt.ttft_s
-    figures["intruder_ttft_ms"] = None if ttft_s is None else 1000 * ttft_s
-    stats = None if prompt is None else prompt.stats
-    figures["intruder_cached_tokens"] = None if stats is None else stats.num_cached_tokens
-    return figures
-
-
-def _ms(
-    of: Callable[[Sequence[Sample], Window], float | None],
-    samples: Sequence[Sample],
-    window: Window | None,
-) -> float | None:
-    seconds = None if window is None else of(samples, window)
-    return None if seconds is None else 1000 * seconds
+    for label, measure in measures.items():
+        for name in WINDOWS:
+            seconds = measure(run.samples, windows[name]) if windows else None
+            figures[f"{name}{label}_ms"] = None if seconds is None else 1000 * seconds
+    ttft_s, stats = (None, None) if prompt is None else (prompt.ttft_s, prompt.stats)
+    return {
+        **figures,
+        "ratio": quotient(figures["during_ms"], figures["before_ms"]),
+        "intruder_ttft_ms": None if ttft_s is None else 1000 * ttft_s,
+        "intruder_cached_tokens": None if stats is None else stats.num_cached_tokens,
+    }
 
 
 def _inside_s(start_s: float, end_s: float, window: Window) -> float:
     """Return how much of a span lies in the window."""
     return max(min(end_s, window.end_s) - max(start_s, window.start_s), 0.0)
-
-
-def _interval(runs: Sequence[Mapping[str, float | None]], name: str) -> dict[str, float] | None:
-    found = median_interval([value for run in runs if (value := run[name]) is not None])
-    return None if found is None else asdict(found)
-
-
-def _median(runs: Sequence[Mapping[str, float | None]], name: str) -> float | None:
-    found = _interval(runs, name)
-    return None if found is None else found["median"]
 
 
 _STRIDE = 101
@@ -197,9 +179,20 @@ async def interfere(
     no end. A session whose request fails ends there.
     """
     sessions, samples, prompt = _Sessions(size), list[Sample](), None
+
+    async def work(number: int) -> None:
+        try:
+            while not sessions.is_over:
+                sample = await ask(next(questions), goes_on=sessions.counter(number))
+                samples.append(sample)
+                if sample.failure is not None:
+                    return
+        finally:
+            sessions.left()
+
     async with asyncio.TaskGroup() as group:
         for number in range(size):
-            group.create_task(_work(number, sessions, questions, ask, samples))
+            group.create_task(work(number))
         begun_s = ended_s = clock()
         if await sessions.all_begun():
             begun_s = clock()
@@ -209,23 +202,6 @@ async def interfere(
             ended_s = clock()
         sessions.is_over = True
     return InterferenceRun(samples, begun_s, ended_s, prompt)
-
-
-async def _work(
-    number: int,
-    sessions: "_Sessions",
-    questions: Iterator[Question],
-    ask: Ask,
-    samples: list[Sample],
-) -> None:
-    try:
-        while not sessions.is_over:
-            sample = await ask(next(questions), goes_on=sessions.counter(number))
-            samples.append(sample)
-            if sample.failure is not None:
-                return
-    finally:
-        sessions.left()
 
 
 class _Sessions:

@@ -1,25 +1,115 @@
-"""Requests of a load: how a question becomes one, what its caller sees, and what comes first."""
+"""Load on a client: questions sent in open and closed loops, and the answers as callers see them.
 
-from collections.abc import Callable
+The clock and random numbers are arguments.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle, islice, takewhile
+from typing import Any
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_room
+from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.configurations import Configuration
-from slipstream.bench.serve.loops import Pace, Send, closed_loop
 from slipstream.bench.serve.plan import Point, ServePlan
 from slipstream.bench.serve.sample import Failure, Mark, Sample
 from slipstream.client import AsyncClient
 from slipstream.core.errors import PromptTooLong, SlipstreamError
 from slipstream.core.options import SpeculationOptions
 from slipstream.core.prompt import Prompt
-from slipstream.core.results import Chunk, RequestStats
+from slipstream.core.results import RequestStats
 from slipstream.core.timing import Clock
 from slipstream.core.types import SamplingParams
 
 GoesOn = Callable[[int], bool]
 """Receives the number of tokens that have just come; returns whether to read on."""
+Send = Callable[[Question, float], Awaitable[Sample]]
+"""Function that sends a question due at that time, and reads the answer to its end."""
+
+AFTER_FAILURE_S = 0.1
+"""Pause of a user whose request failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Clock in seconds, and how to wait for some."""
+
+    clock: Clock = time.perf_counter
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+
+def poisson_times(rate: float, rng: random.Random) -> Iterator[float]:
+    """Yield the seconds at which users come, without end: `rate` a second, independently."""
+    now = 0.0
+    while True:
+        now += rng.expovariate(rate)
+        yield now
+
+
+def schedule(
+    rate: float, rng: random.Random, *, count: int | None = None, seconds: float | None = None
+) -> list[float]:
+    """Return the first `count` of the times, or those within `seconds`."""
+    times = poisson_times(rate, rng)
+    if seconds is not None:
+        return list(takewhile(lambda at: at < seconds, times))
+    return list(islice(times, count))
+
+
+async def open_loop(
+    times: Sequence[float], asked: Iterator[Question], send: Send, *, pace: Pace
+) -> list[Sample]:
+    """Send one question at each of the times, however many are unanswered.
+
+    A user's time is the one of the schedule: what is sent late was late for its user.
+    """
+    begun = pace.clock()
+
+    async def come(question: Question, due_s: float) -> Sample:
+        return await send(question, due_s)
+
+    tasks = []
+    async with asyncio.TaskGroup() as group:
+        # The times decide how many: a question too many would be taken the other way around.
+        for at, question in zip(times, asked, strict=False):
+            # A sleep may end a little before the clock is there.
+            while (left_s := begun + at - pace.clock()) > 0:
+                await pace.sleep(left_s)
+            tasks.append(group.create_task(come(question, begun + at)))
+    return [task.result() for task in tasks]
+
+
+async def closed_loop(
+    concurrency: int,
+    asked: Iterator[Question],
+    send: Send,
+    *,
+    pace: Pace,
+    seconds: float | None = None,
+) -> list[Sample]:
+    """Have so many users send the next question when the last is answered.
+
+    Ends after all that is asked, or takes no more after `seconds`.
+    """
+    samples: list[Sample] = []
+    begun = pace.clock()
+
+    async def work() -> None:
+        for question in asked:  # which all workers take from
+            now = pace.clock()
+            if seconds is not None and now - begun >= seconds:
+                return
+            samples.append(sample := await send(question, now))
+            if sample.failure is not None:
+                await pace.sleep(AFTER_FAILURE_S)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(work())
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +122,11 @@ class Request:
     sampling: SamplingParams
     speculation: SpeculationOptions
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options of the SDK's calls."""
+        return {name: getattr(self, name) for name in ("max_tokens", "sampling", "speculation")}
+
 
 def always(num_tokens: int) -> bool:
     """Read every answer to its end."""
@@ -43,53 +138,28 @@ async def send(
     client: AsyncClient, request: Request, *, due_s: float, clock: Clock, goes_on: GoesOn = always
 ) -> Sample:
     """Read an answer until it ends, fails or is left. Errors of this package are results here."""
-    read = _Reading(clock)
-    sent_s = clock()
-    failure = None
+    marks: list[Mark] = []
+    token_ids: list[int] = []
+
+    async def read() -> RequestStats | None:
+        stats = None
+        async with client.stream(request.prompt, **request.options) as chunks:
+            async for chunk in chunks:
+                if chunk.token_ids:
+                    marks.append(Mark(clock(), len(chunk.token_ids)))
+                    token_ids.extend(chunk.token_ids)
+                stats = chunk.stats or stats
+                if not goes_on(len(chunk.token_ids)):
+                    break
+        return stats
+
+    sent_s, stats, failure = clock(), None, None
     try:
-        await _read(client, request, read, goes_on)
+        stats = await read()
     except SlipstreamError as error:
         failure = Failure(type(error).__name__, str(error))
-    return Sample(
-        request.question_id,
-        due_s,
-        sent_s,
-        clock(),
-        tuple(read.marks),
-        tuple(read.token_ids),
-        read.stats,
-        failure,
-    )
-
-
-class _Reading:
-    """Answer so far."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.marks: list[Mark] = []
-        self.token_ids: list[int] = []
-        self.stats: RequestStats | None = None
-
-    def take(self, chunk: Chunk) -> None:
-        if chunk.token_ids:
-            self.marks.append(Mark(self._clock(), len(chunk.token_ids)))
-            self.token_ids += chunk.token_ids
-        self.stats = chunk.stats or self.stats
-
-
-async def _read(client: AsyncClient, request: Request, into: _Reading, goes_on: GoesOn) -> None:
-    stream = client.stream(
-        request.prompt,
-        max_tokens=request.max_tokens,
-        sampling=request.sampling,
-        speculation=request.speculation,
-    )
-    async with stream as chunks:
-        async for chunk in chunks:
-            into.take(chunk)
-            if not goes_on(len(chunk.token_ids)):
-                return
+    seen = tuple(marks), tuple(token_ids)
+    return Sample(request.question_id, due_s, sent_s, clock(), *seen, stats, failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +171,18 @@ class Load:
     advance: Advance
     pace: Pace = field(default_factory=Pace)
 
-    def request(
-        self, question: Question, config: Configuration, *, most: int | None = None
-    ) -> Request:
+    def request(self, question: Question, method: Method, *, most: int | None = None) -> Request:
         """Return a question as it is sent, with at most `most` tokens."""
         limit = self.plan.max_new_tokens
-        return Request(
-            question.question_id,
-            question.turns[0],
-            limit if most is None else min(most, limit),
-            self.plan.sampling,
-            config.options,
-        )
+        max_tokens = limit if most is None else min(most, limit)
+        prompt, sampling = question.turns[0], self.plan.sampling
+        return Request(question.question_id, prompt, max_tokens, sampling, method.options)
 
-    def sender(self, config: Configuration, *, most: int | None = None) -> Send:
-        """Return what sends questions for a configuration."""
+    def sender(self, method: Method, *, most: int | None = None) -> Send:
+        """Return what sends questions for a method."""
 
         async def ask(question: Question, due_s: float) -> Sample:
-            return await self.send(self.request(question, config, most=most), due_s)
+            return await self.send(self.request(question, method, most=most), due_s)
 
         return ask
 
@@ -127,43 +191,36 @@ class Load:
         clock = self.pace.clock
         return await send(self.client, request, due_s=due_s, clock=clock, goes_on=goes_on)
 
+    async def prepare(self) -> None:
+        """Have every method answer alone, then at every point.
 
-async def prepare(load: Load) -> None:
-    """Have every configuration answer alone, then at every point.
+        Alone, any failure is raised; under load failures are results.
+        """
+        plan = self.plan
+        await self._check_lengths()
+        for method in plan.methods:
+            request = self.request(plan.questions[0], method, most=WARMUP_TOKENS)
+            await self.client.generate(request.prompt, **request.options)
+        for point in plan.points if plan.warmup else ():
+            for method in plan.methods:
+                await self._warm_up(point, method)
+                self.advance(method.name)
 
-    Alone, any failure is raised; under load failures are results.
-    """
-    plan = load.plan
-    await _check_lengths(load)
-    for config in plan.configs:
-        request = load.request(plan.questions[0], config, most=WARMUP_TOKENS)
-        await load.client.generate(
-            request.prompt,
-            max_tokens=request.max_tokens,
-            sampling=request.sampling,
-            speculation=request.speculation,
-        )
-    for point in plan.points if plan.warmup else ():
-        for config in plan.configs:
-            await _warm_up(load, point, config)
-            load.advance(config.name)
+    async def _warm_up(self, point: Point, method: Method) -> None:
+        """Take short answers that are not measured; failures come again where they count."""
+        width = point.concurrency or 1
+        asked = islice(cycle(self.plan.questions), width * self.plan.warmup)
+        ask = self.sender(method, most=WARMUP_TOKENS)
+        await closed_loop(width, asked, ask, pace=self.pace)
 
-
-async def _warm_up(load: Load, point: Point, config: Configuration) -> None:
-    """Take short answers that are not measured; failures come again where they count."""
-    width = point.concurrency or 1
-    asked = islice(cycle(load.plan.questions), width * load.plan.warmup)
-    await closed_loop(width, asked, load.sender(config, most=WARMUP_TOKENS), pace=load.pace)
-
-
-async def _check_lengths(load: Load) -> None:
-    plan, client = load.plan, load.client
-    limit = (await client.model_info()).limits.context_length
-    for question in plan.questions:
-        length = len(await client.tokenize(question.turns[0]))
-        require_room(question.question_id, length, plan.max_new_tokens, limit)
-    if plan.long_prompt is not None and plan.long_prompt.num_tokens >= limit:
-        raise PromptTooLong(
-            f"intruder_tokens is {plan.long_prompt.num_tokens}, but the context holds {limit} with"
-            " the token that follows"
-        )
+    async def _check_lengths(self) -> None:
+        plan, client = self.plan, self.client
+        limit = (await client.model_info()).limits.context_length
+        for question in plan.questions:
+            length = len(await client.tokenize(question.turns[0]))
+            require_room(question.question_id, length, plan.max_new_tokens, limit)
+        if plan.long_prompt is not None and plan.long_prompt.num_tokens >= limit:
+            raise PromptTooLong(
+                f"intruder_tokens is {plan.long_prompt.num_tokens}, but the context holds {limit}"
+                " with the token that follows"
+            )

@@ -1,4 +1,4 @@
-"""Plan of a benchmark under load. Pure values that refuse what makes no sense."""
+"""Plan of a benchmark under load: loads, questions, and the methods that answer in turn."""
 
 import math
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from itertools import cycle, islice
 from typing import Literal
 
 from slipstream.bench.harness import parse_numbers, require_at_least
+from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question, in_turn
-from slipstream.bench.serve.configurations import Configuration
 from slipstream.bench.serve.sample import Limits
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.types import SamplingParams
@@ -42,8 +42,7 @@ class Point:
     @property
     def name(self) -> str:
         """Return the load in words."""
-        unit = "/s" if self.kind == "rate" else ""
-        return f"{self.kind} {self.value:g}{unit}"
+        return f"{self.kind} {self.value:g}{'/s' if self.kind == 'rate' else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +70,7 @@ class Amount:
 
     def num_requests(self, point: Point) -> int | None:
         """Return the requests of a run at this point; None where the time decides."""
-        if self.seconds is not None:
-            return None
-        if self.requests is not None:
+        if self.seconds is not None or self.requests is not None:
             return self.requests
         if point.concurrency is None:
             return PER_RATE
@@ -98,10 +95,10 @@ class LongPromptPlan:
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """Loads, questions, and the configurations that answer in turn."""
+    """Loads, questions, and the methods that answer in turn."""
 
     points: tuple[Point, ...]
-    configs: tuple[Configuration, ...]
+    methods: tuple[Method, ...]
     questions: tuple[Question, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     amount: Amount = field(default_factory=Amount)
@@ -129,12 +126,12 @@ class ServePlan:
     @property
     def num_runs(self) -> int:
         """Return the runs of the whole benchmark, those that warm up included."""
-        return len(self.points) * len(self.configs) * (self.repeats + (self.warmup > 0))
+        return len(self.points) * len(self.methods) * (self.repeats + (self.warmup > 0))
 
     def asked(self, point: Point, repeat: int) -> Iterator[Question]:
         """Return the questions of one run, without end where the time decides.
 
-        The same for every configuration; the next repeat goes on where this one ends.
+        The same for every method; the next repeat goes on where this one ends.
         """
         count = self.amount.num_requests(point)
         start = repeat * (count or 1) % len(self.questions)
@@ -152,16 +149,20 @@ class ServePlan:
 
 def parse_points(concurrency: str, rates: str) -> tuple[Point, ...]:
     """Parse two lists with commas, either of which may be empty. Raises `InvalidRequest`."""
-    points = [Point("concurrency", value) for value in _numbers("concurrency", concurrency)]
-    points += [Point("rate", value) for value in _numbers("rates", rates)]
+    texts: dict[Kind, tuple[str, str]] = {
+        "concurrency": ("concurrency", concurrency),
+        "rate": ("rates", rates),
+    }
+    points = [
+        Point(kind, value)
+        for kind, (name, text) in texts.items()
+        if text.strip()
+        for value in parse_numbers(name, text, float)
+    ]
     for point in points:
         if points.count(point) > 1:
             raise InvalidRequest(f"{point.name} is named twice")
     return tuple(points)
-
-
-def _numbers(name: str, text: str) -> list[float]:
-    return list(parse_numbers(name, text, float)) if text.strip() else []
 
 
 def _require(ok: bool, name: str, value: float, limit: str) -> None:

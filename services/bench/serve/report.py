@@ -1,15 +1,28 @@
-"""Tables of the figures under load."""
+"""Tables and plots of the figures under load."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
-from slipstream.bench.identity import position_text
-from slipstream.bench.report import Figures, fallback_text, fixed, number, table, table_of
+from slipstream.bench.report import (
+    Figures,
+    draw_line,
+    fallback_line,
+    fixed,
+    number,
+    position_text,
+    scale_loads,
+    table,
+    table_of,
+)
 from slipstream.bench.serve.figures import BETTER
 from slipstream.bench.serve.interference import WINDOWS
 from slipstream.bench.serve.plan import Point
 from slipstream.bench.statistics import PERCENTS
+from slipstream.plots import save_plot
 
 _MEASURES = {
     "ttft_ms": "time to first token",
@@ -20,10 +33,16 @@ _MEASURES = {
 }
 _LABELS = ("load", "method")
 _BASELINES = {BETTER: "the better, each time"}
+_AXES = {"concurrency": "users who wait for their answers", "rate": "users a second"}
+_PLOTS = {
+    "tokens-per-s": ("Output tokens of all requests", "tokens per second"),
+    "ttft": ("Time to the first token", "ms"),
+    "tpot": ("Time per output token", "ms"),
+}
 
 
 def load_table(figures: Figures) -> Table:
-    """Return throughput and latency, one row for each point and configuration."""
+    """Return throughput and latency, one row for each point and method."""
     columns = {
         "tokens/s": number("tokens_per_s", 1),
         "all at work": number("steady_tokens_per_s", 1),
@@ -42,7 +61,7 @@ def load_table(figures: Figures) -> Table:
 
 
 def latency_table(figures: Figures) -> Table:
-    """Return every latency of each point and configuration, in milliseconds."""
+    """Return every latency of each point and method, in milliseconds."""
     shown = table("ms", *_LABELS, *(f"p{percent}" for percent in PERCENTS), "mean")
     for measure, label in _MEASURES.items():
         for labels, of in _rows(figures):
@@ -52,7 +71,7 @@ def latency_table(figures: Figures) -> Table:
 
 
 def ratio_table(figures: Figures) -> Table:
-    """Return tokens per second of configurations over those of others, run by run."""
+    """Return tokens per second of methods over those of others, run by run."""
     shown = table("ratio", "load", "over", "median", "interval", "confidence", "pairs")
     for point in figures["points"]:
         for subject, against in point["ratios"].items():
@@ -63,7 +82,7 @@ def ratio_table(figures: Figures) -> Table:
 
 
 def interference_table(figures: Figures) -> Table:
-    """Return how a long prompt slowed the running sessions, one row for each configuration."""
+    """Return how a long prompt slowed the running sessions, one row for each method."""
     columns = {
         **{f"{window} ms/token": number(f"{window}_ms", 1) for window in WINDOWS},
         "during/before": lambda of: _interval(of["ratio"])[0],
@@ -85,7 +104,7 @@ def remarks(figures: Figures) -> list[str]:
         for kind, count in of["errors"].items():
             lines.append(f"{name}: {count} {kind}: {of['error_examples'][kind]}")
         if reasons := of.get("fallbacks"):
-            lines.append(f"{name}: rounds without a draft: {fallback_text(reasons)}")
+            lines.append(fallback_line(name, reasons))
         if places := (of.get("identity") or {}).get("differences"):
             lines.append(f"{name}: other tokens than alone in question {position_text(places)}")
     return lines
@@ -93,8 +112,8 @@ def remarks(figures: Figures) -> list[str]:
 
 def _rows(figures: Figures) -> Iterator[tuple[tuple[str, str], Figures]]:
     for point in figures["points"]:
-        for config, of in point["arms"].items():
-            yield (_name(point), config), of
+        for method, of in point["arms"].items():
+            yield (_name(point), method), of
 
 
 def _num_errors(of: Figures) -> str:
@@ -131,3 +150,44 @@ def _interval(of: Figures | None) -> Sequence[str]:
         f"{of['coverage']:.1%}",
         str(of["count"]),
     )
+
+
+def save_curves(figures: Figures, folder: Path) -> list[Path]:
+    """Write every plot that there are figures for, a line a method; return where they are."""
+    written = []
+    for kind, axis in _AXES.items():
+        points = [point for point in figures["points"] if point["kind"] == kind]
+        for name, (title, unit) in _PLOTS.items() if points else ():
+            path = folder / f"{kind}-{name}.png"
+            save_plot(path, partial(_draw, points, name), title=title, x=axis, y=unit)
+            written.append(path)
+    return written
+
+
+def curves(points: Sequence[Figures], name: str) -> dict[str, list[tuple[float, float]]]:
+    """Return load and value of every point that has one, by the label of the line."""
+    values: Mapping[str, Callable[[Figures], float | None]] = {
+        f" {rank}": partial(_percentile, f"{name}_ms", rank) for rank in ("p50", "p99")
+    }
+    if name == "tokens-per-s":
+        values = {"": lambda of: of["tokens_per_s"]}
+    found: dict[str, list[tuple[float, float]]] = {}
+    for label, value in values.items():
+        for method in points[0]["arms"]:
+            pairs = [(point["value"], value(point["arms"][method])) for point in points]
+            found[f"{method}{label}"] = sorted((x, y) for x, y in pairs if y is not None)
+    return found
+
+
+def _percentile(key: str, rank: str, of: Figures) -> float | None:
+    found: Mapping[str, float] | None = of[key]
+    return None if found is None else found[rank]
+
+
+def _draw(points: Sequence[Figures], name: str, axes: Any) -> None:
+    """Draw every method in a colour of its own."""
+    colours = {method: f"C{number}" for number, method in enumerate(points[0]["arms"])}
+    for label, line in curves(points, name).items():
+        style = "--" if label.endswith(" p99") else "-"
+        draw_line(axes, line, label, linestyle=style, color=colours[label.partition(" ")[0]])
+    scale_loads(axes, sorted(point["value"] for point in points))

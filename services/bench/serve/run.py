@@ -1,4 +1,4 @@
-"""Runs every configuration at every point through one client, in turn. Prints nothing."""
+"""Runs of every method at every point through one client, in turn."""
 
 import random
 from collections.abc import Awaitable, Callable, Iterator
@@ -6,8 +6,8 @@ from itertools import cycle
 from typing import TypeVar
 
 from slipstream.bench.harness import rotated
+from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question
-from slipstream.bench.serve.configurations import Configuration
 from slipstream.bench.serve.figures import References, Runs
 from slipstream.bench.serve.interference import (
     InterferenceRun,
@@ -15,25 +15,31 @@ from slipstream.bench.serve.interference import (
     interfere,
     long_prompt,
 )
-from slipstream.bench.serve.load import GoesOn, Load, Request, prepare
-from slipstream.bench.serve.loops import closed_loop, open_loop, schedule
+from slipstream.bench.serve.load import (
+    GoesOn,
+    Load,
+    Request,
+    closed_loop,
+    open_loop,
+    schedule,
+)
 from slipstream.bench.serve.plan import LongPromptPlan, Point, ServePlan
 from slipstream.bench.serve.sample import Run, Sample
 from slipstream.core.options import Mode, SpeculationOptions
 
 T = TypeVar("T")
-Turn = tuple[Point, Configuration, int]
-"""Point, configuration and repeat of a run."""
+Turn = tuple[Point, Method, int]
+"""Point, method and repeat of a run."""
 
 LONG_PROMPT = "intruder"
 _LONG_PROMPT_OUTPUT = 1
 
 
 async def run_serve(load: Load) -> Runs:
-    """Measure every run; each repeat goes through all points and configurations before the next.
+    """Measure every run; each repeat goes through all points and methods before the next.
 
-    The order of configurations moves on by one from repeat to repeat. Raises what refuses a
-    configuration or a prompt before anything is measured; later failures are results.
+    The order of methods moves on by one from repeat to repeat. Raises what refuses a
+    method or a prompt before anything is measured; later failures are results.
     """
 
     async def measure(turn: Turn, number: int) -> Run:
@@ -58,21 +64,21 @@ async def run_interference(load: Load, plan: LongPromptPlan) -> InterferenceRuns
 async def _in_turn(
     load: Load, measure: Callable[[Turn, int], Awaitable[T]]
 ) -> dict[Point, dict[str, list[T]]]:
-    await prepare(load)
+    await load.prepare()
     plan = load.plan
     runs: dict[Point, dict[str, list[T]]] = {
-        point: {config.name: [] for config in plan.configs} for point in plan.points
+        point: {method.name: [] for method in plan.methods} for point in plan.points
     }
     for number, turn in enumerate(turns(plan)):
-        point, config, _ = turn
-        runs[point][config.name].append(await measure(turn, number))
-        load.advance(config.name)
+        point, method, _ = turn
+        runs[point][method.name].append(await measure(turn, number))
+        load.advance(method.name)
     return runs
 
 
 async def find_references(load: Load, runs: Runs) -> References:
     """Decode every question that was asked plainly, one after the other, by the same engine."""
-    measured = [of for by_config in runs.values() for of in by_config.values()]
+    measured = [of for by_method in runs.values() for of in by_method.values()]
     asked = {sample.question_id for of in measured for run in of for sample in run.samples}
     found = {}
     for question in load.plan.questions:
@@ -91,19 +97,19 @@ def turns(plan: ServePlan) -> Iterator[Turn]:
     """Yield every run, in order."""
     for repeat in range(plan.repeats):
         for point in plan.points:
-            for config in rotated(plan.configs, repeat):
-                yield point, config, repeat
+            for method in rotated(plan.methods, repeat):
+                yield point, method, repeat
 
 
 async def _run(load: Load, turn: Turn) -> list[Sample]:
-    point, config, repeat = turn
-    plan, ask = load.plan, load.sender(config)
+    point, method, repeat = turn
+    plan, ask = load.plan, load.sender(method)
     asked = plan.asked(point, repeat)
     if point.concurrency is not None:
         return await closed_loop(
             point.concurrency, asked, ask, pace=load.pace, seconds=plan.amount.seconds
         )
-    # The same users for every configuration, others in every repeat.
+    # The same users for every method, others in every repeat.
     rng = random.Random(f"{plan.sampling.seed}/{repeat}")
     count, seconds = plan.amount.num_requests(point), plan.amount.seconds
     times = schedule(point.value, rng, count=count, seconds=seconds)
@@ -113,14 +119,14 @@ async def _run(load: Load, turn: Turn) -> list[Sample]:
 async def _interfere(
     load: Load, plan: LongPromptPlan, turn: Turn, prompt: tuple[int, ...]
 ) -> InterferenceRun:
-    (point, config, _), clock = turn, load.pace.clock
+    (point, method, _), clock = turn, load.pace.clock
     assert point.concurrency is not None
 
     async def ask(question: Question, *, goes_on: GoesOn) -> Sample:
-        return await load.send(load.request(question, config), clock(), goes_on=goes_on)
+        return await load.send(load.request(question, method), clock(), goes_on=goes_on)
 
     async def send_prompt() -> Sample:
-        sampling, options = load.plan.sampling, config.options
+        sampling, options = load.plan.sampling, method.options
         request = Request(LONG_PROMPT, prompt, _LONG_PROMPT_OUTPUT, sampling, options)
         return await load.send(request, clock())
 

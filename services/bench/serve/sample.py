@@ -1,4 +1,4 @@
-"""Requests under load as their callers saw them, and runs of many. Pure."""
+"""Requests under load as their callers saw them, and runs of many."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.harness import require_at_least
-from slipstream.bench.peers.configurations import Configuration, Mode, System
 from slipstream.bench.peers.engine import Settings
-from slipstream.bench.peers.ggufs import in_bfloat16, published
+from slipstream.bench.peers.plan import Configuration, Mode, System
+from slipstream.bench.peers.target import in_bfloat16, published
 from slipstream.core.errors import SlipstreamError
 from slipstream.local.stack import StackPlan
 

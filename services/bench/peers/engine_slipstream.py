@@ -1,4 +1,4 @@
-"""Slipstream's engines in one process: one request at a time, or several that share steps.
+"""Slipstream under test: engines in this process, or requests to its services.
 
 Nothing is kept for prompts that begin alike, as configurations that share an engine get the same.
 """
@@ -6,22 +6,23 @@ Nothing is kept for prompts that begin alike, as configurations that share an en
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import slipstream
 from slipstream.bench.engines import MethodEngines, draft_name
-from slipstream.bench.figures import Reply
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
-from slipstream.client import AsyncClient
+from slipstream.bench.services import LocalServices
+from slipstream.client import AsyncClient, Client
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.options import SpeculationOptions
-from slipstream.core.results import Result
 from slipstream.core.stats import SpeculationStats
 from slipstream.core.types import SamplingParams
 from slipstream.engine.thread import EngineThread
+from slipstream.local.stack import StackPlan
 
 
 class OwnEngine(EngineUnderTest):
@@ -49,9 +50,9 @@ class EmbeddedEngine(OwnEngine):
         self._engines = MethodEngines(
             settings["target"],
             settings["draft"],
-            engine_options(settings),
+            _engine_options(settings),
             sampling=SamplingParams(),
-            profile=profile_of(settings),
+            profile=_profile(settings),
         )
         self._engines.engine(settings["numerics"])
 
@@ -64,23 +65,20 @@ class EmbeddedEngine(OwnEngine):
         return [self._one(config, prompt, max_new_tokens) for prompt in prompts]
 
     def _one(self, config: str, prompt: Any, max_new_tokens: int) -> Answer:
-        conversation = self._engines.conversation(self._methods[config])
-        try:
-            reply: Reply = conversation.reply(prompt, max_new_tokens)
-        finally:
-            conversation.close()
-        return answer_of_ours(reply.token_ids, reply.speculation)
+        with closing(self._engines.conversation(self._methods[config])) as conversation:
+            reply = conversation.reply(prompt, max_new_tokens)
+        return _answer(reply.token_ids, reply.speculation)
 
 
-class BatchedEmbeddedEngine(OwnEngine):
+class BatchedEngine(OwnEngine):
     """Methods of `bench speed` on engines whose requests share steps."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._draft: str = settings["draft"]
-        self._profile = profile_of(settings)
+        self._profile = _profile(settings)
         self._thread = EngineThread("slipstream-engine")
-        options = engine_options(settings)
+        options = _engine_options(settings)
         self._engine = self._thread.call(lambda: Engine.load(settings["target"], options))
         self._clients: dict[str, AsyncClient] = {}
         self._runner = asyncio.Runner()
@@ -92,8 +90,8 @@ class BatchedEmbeddedEngine(OwnEngine):
     def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
         """See `EngineUnderTest`; all at once."""
         method = self._methods[config]
-        answering = all_at_once(self._client(method), prompts, max_new_tokens, method.options)
-        return self._runner.run(answering)
+        answers = _all_at_once(self._client(method), prompts, max_new_tokens, method.options)
+        return self._runner.run(answers)
 
     def close(self) -> None:
         """See `EngineUnderTest`."""
@@ -110,42 +108,80 @@ class BatchedEmbeddedEngine(OwnEngine):
         return self._clients[name]
 
 
-async def all_at_once(
-    client: AsyncClient,
-    prompts: Prompts,
-    max_new_tokens: int,
-    speculation: SpeculationOptions,
+class RoutedEngine(OwnEngine):
+    """Methods as requests to a router on this machine, behind which are a target and a draft."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._opened = ExitStack()
+        try:
+            services = self._opened.enter_context(LocalServices(_stack(settings["stack"])))
+            self._client = self._opened.enter_context(Client(services.address))
+        except BaseException:
+            self._opened.close()
+            raise
+        self.pids = services.pids
+        self._address = services.address
+        self._runner = self._opened.enter_context(asyncio.Runner())
+        self._many: AsyncClient | None = None
+
+    def load(self, config: str) -> None:
+        """See `EngineUnderTest`; the services refuse what they can't do."""
+        self.answer(config, [(0,)], 1)
+
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+        """See `EngineUnderTest`; all at once."""
+        options = self._methods[config].options
+        if len(prompts) > 1:
+            return self._runner.run(self._together(prompts, max_new_tokens, options))
+        result = self._client.generate(
+            tuple(prompts[0]), max_tokens=max_new_tokens, speculation=options
+        )
+        return [_answer(result.token_ids, result.stats.speculation)]
+
+    def close(self) -> None:
+        """See `EngineUnderTest`."""
+        if self._many is not None:
+            self._runner.run(self._many.aclose())
+        self._opened.close()
+
+    async def _together(
+        self, prompts: Prompts, max_new_tokens: int, options: SpeculationOptions
+    ) -> list[Answer]:
+        self._many = self._many or AsyncClient(self._address)
+        return await _all_at_once(self._many, prompts, max_new_tokens, options)
+
+
+async def _all_at_once(
+    client: AsyncClient, prompts: Prompts, max_new_tokens: int, options: SpeculationOptions
 ) -> list[Answer]:
     """Return the answers to requests that are sent together."""
-    asking = (
-        client.generate(tuple(ids), max_tokens=max_new_tokens, speculation=speculation)
+    requests = (
+        client.generate(tuple(ids), max_tokens=max_new_tokens, speculation=options)
         for ids in prompts
     )
-    return [answer_of_result(result) for result in await asyncio.gather(*asking)]
+    results = await asyncio.gather(*requests)
+    return [_answer(result.token_ids, result.stats.speculation) for result in results]
 
 
-def answer_of_result(result: Result) -> Answer:
-    """Return a result as an answer."""
-    return answer_of_ours(result.token_ids, result.stats.speculation)
-
-
-def answer_of_ours(token_ids: tuple[int, ...], at: SpeculationStats | None) -> Answer:
+def _answer(token_ids: tuple[int, ...], at: SpeculationStats | None) -> Answer:
     """Return an answer, and every forward of the target: that of the prompt, and one a round."""
     forwards = len(token_ids) if at is None else 1 + at.num_spec_steps + at.num_plain_steps
     return Answer(len(token_ids), token_ids, num_forwards=forwards)
 
 
-def engine_options(settings: Settings) -> EngineOptions:
-    """Return how the engines are loaded."""
-    return EngineOptions(
-        settings["dtype"],
-        settings["numerics"],
-        settings["threads"],
-        settings["device"],
-        max_cached_bytes=0,
-    )
+def _engine_options(settings: Settings) -> EngineOptions:
+    names = ("dtype", "numerics", "threads", "device")
+    return EngineOptions(**{name: settings[name] for name in names}, max_cached_bytes=0)
 
 
-def profile_of(settings: Settings) -> Path | None:
+def _profile(settings: Settings) -> Path | None:
     """Return the file in place of the draft's own profile."""
     return None if settings["profile"] is None else Path(settings["profile"])
+
+
+def _stack(values: dict[str, Any]) -> StackPlan:
+    """Return the services, which keep nothing for prompts that begin alike."""
+    target = (*values["target"], "--max-parked-bytes", "0")
+    draft, router = tuple(values["draft"]), tuple(values["router"])
+    return StackPlan(target, draft, router, takes_turns=values["takes_turns"])

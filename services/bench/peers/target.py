@@ -1,8 +1,10 @@
-"""The target as llama.cpp reads it: the GGUF file as published, and its numbers as bfloat16.
+"""Target of a comparison: its prompts as token ids, and its weights as llama.cpp reads them.
 
-Both hold the weights that the target was made of: a file with others is refused.
+Those are the GGUF file as published, and its numbers as bfloat16. Both hold the weights that the
+target was made of: a file with others is refused.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +14,45 @@ from gguf.constants import Keys
 from gguf.quants import dequantize, quantize
 from safetensors import safe_open
 
+from slipstream.bench.peers.plan import PromptIds
+from slipstream.bench.questions import Question, in_turn
 from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelNotFound, WeightsError
+from slipstream.models.loading import find_sources, load_tokenizer, require_causal
 from slipstream.models.store.digests import file_digest
 from slipstream.models.store.folder import WEIGHTS, all_or_nothing, exclusive, gguf_in
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import CATALOG
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.text.prompts import encode_prompt
+from slipstream.text.tokenizer import TextTokenizer
 
 _BF16 = GGMLQuantizationType.BF16
 _NORM = ("output_norm.weight", "model.norm.weight")
 """A small tensor of the whole model, by its names in GGUF and in safetensors."""
+
+
+def target_tokenizer(target: str) -> TextTokenizer:
+    """Return the tokenizer of a target; loads no weights."""
+    return text_tokenizer(load_tokenizer(*find_sources(resolve(target))))
+
+
+def encoded(questions: Sequence[Question], tokenizer: TextTokenizer) -> tuple[PromptIds, ...]:
+    """Return the first turn of each, in an order in which categories alternate."""
+    return tuple(
+        PromptIds(at.question_id, at.category, encode_prompt(tokenizer, at.turns[0]))
+        for at in in_turn(questions)
+    )
+
+
+def context_length(target: str) -> int | None:
+    """Return the tokens that the target was made for; None where it is not configured."""
+    folder, gguf = find_sources(resolve(target))
+    if gguf is not None:
+        return None
+    config = require_causal(folder).get_text_config()
+    length: int | None = getattr(config, "max_position_embeddings", None)
+    return length
 
 
 def published(

@@ -1,18 +1,21 @@
-"""Figures of a method from its single outputs. Pure."""
+"""Figures of a method from its single outputs, and their tables."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from slipstream.bench.counts import SpeculationCounts
-from slipstream.bench.identity import differences
+from rich.table import Table
+
 from slipstream.bench.methods import Method
-from slipstream.bench.statistics import quotient
+from slipstream.bench.report import Figures, fixed, number, table, table_of
+from slipstream.bench.statistics import SpeculationCounts, differences, quotient
 from slipstream.core.results import Timings
 from slipstream.core.stats import SpeculationStats
 
 Key = tuple[int | str, int]
 """Question and turn."""
+ByMethod = Mapping[str, Figures]
+"""Figures of `method_figures` by method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,13 @@ class Comparison:
             return [output for output in outputs if output.category == category]
 
         outputs = of(self.outputs)
-        asked = {output.question_id for output in outputs}
+        ids = {output.question_id for output in outputs}
         return replace(
             self,
             outputs=outputs,
             plain=of(self.plain),
             reference=of(self.reference),
-            divergences=[item for item in self.divergences if item.question_id in asked],
+            divergences=[item for item in self.divergences if item.question_id in ids],
         )
 
 
@@ -125,10 +128,10 @@ def figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:
-    """Outputs identical to plain decoding; None where that would say nothing.
+    """Count outputs identical to plain decoding; None where that would say nothing.
 
-    Nothing drafted is nothing shown, and where only the law is the same (or not even that), other
-    tokens are no fault.
+    Nothing drafted is nothing shown, and where only the distribution is the same (or not even
+    that), other tokens are no fault.
     """
     method = comparison.method
     num_outputs = len({output.key for output in comparison.outputs})
@@ -154,12 +157,71 @@ def _sum(outputs: Sequence[Output], value: Callable[[Reply], float]) -> float:
 
 
 def _total_rate(outputs: Sequence[Output]) -> float | None:
-    """Tokens per second, prefill included."""
+    """Return tokens per second, prefill included."""
     seconds = _sum(outputs, lambda reply: reply.timings.prefill_s + reply.timings.decode_s)
     return quotient(_sum(outputs, lambda reply: len(reply.token_ids)), seconds)
 
 
 def _decode_rate(outputs: Sequence[Output]) -> float | None:
-    """Tokens after the first, which is prefill's, per second of decoding."""
+    """Return tokens after the first, which is prefill's, per second of decoding."""
     tokens = _sum(outputs, lambda reply: max(len(reply.token_ids) - 1, 0))
     return quotient(tokens, _sum(outputs, lambda reply: reply.timings.decode_s))
+
+
+def speed_table(methods: ByMethod) -> Table:
+    """Return the figures of every method, all categories together."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        "ratio": number("ratio", 2, "x"),
+        "ratio decode": number("ratio_decode", 2, "x"),
+        "acceptance length": number("mean_acceptance_length", 2),
+        "acceptance rate": number("draft_acceptance_rate", 2),
+        "drafted": lambda of: str(of["drafted_tokens"]),
+        "draft share": number("draft_share", 2),
+        "identical": _identity_text,
+    }
+    rows = (([name], parts["overall"]) for name, parts in methods.items())
+    return table_of(["method"], columns, rows)
+
+
+def category_table(methods: ByMethod) -> Table:
+    """Return ratio and acceptance length of every method (columns) in every category (rows)."""
+    shown = table("ratio (acceptance length)", *methods)
+    names = dict.fromkeys(name for parts in methods.values() for name in parts["categories"])
+    for category in names:
+        found = [parts["categories"][category] for parts in methods.values()]
+        cells = [
+            f"{fixed(of['ratio'], 2, 'x')} ({of['mean_acceptance_length']:.2f})" for of in found
+        ]
+        shown.add_row(category, *cells)
+    return shown
+
+
+def _identity_text(of: Figures) -> str:
+    """Return how many outputs are those of plain decoding in the same numerics."""
+    if of["identity"] in ("reference", "inconclusive"):
+        return str(of["identity"])
+    share = f"{of['identical']}/{of['outputs']}"
+    if of["identity"] == "not-comparable":
+        return f"{share}, not expected"
+    if of["identity"] == "different" and of["identity_promised"]:
+        return f"{share}, BROKEN PROMISE"
+    return share
+
+
+def divergence_lines(methods: ByMethod) -> list[str]:
+    """Return, per method, where its outputs first left plain decoding's, and by which margin."""
+    lines = []
+    for name, parts in methods.items():
+        of = parts["overall"]
+        if not of["divergences"] or of["identity"] == "reference":
+            continue
+        places = [
+            f"question {item['question_id']}"
+            + (f" turn {item['turn'] + 1}" if item["turn"] else "")
+            + f" at token {item['position']}, margin {item['margin']:.3g}"
+            for item in of["divergences"]
+        ]
+        share = f"{of['identical']} of {of['outputs']} outputs identical"
+        lines.append(f"{name}: {share}; first differences: {'; '.join(places)}")
+    return lines
