@@ -19,8 +19,7 @@ from slipstream.core.types import Delta, Plan, Proposal, Session
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.growth import CHUNK
-from slipstream.engine.failures import FailedSteps
-from slipstream.engine.thread import Done, EngineThread
+from slipstream.engine.thread import Done, EngineThread, FailedSteps
 
 _LOG = logging.getLogger("slipstream.draft")
 

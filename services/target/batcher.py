@@ -1,7 +1,7 @@
 """Many sessions on one target: their verifications and prompts share its forwards.
 
 Lives on the event loop. The engine's thread makes one step after the other (`works.py`), of what
-has come by then; `gathering.py` says when to start the next one. Knows no wire.
+has come by then; `engine/batch_window.py` chooses when to start the next one. Knows no wire.
 """
 
 import asyncio
@@ -17,9 +17,8 @@ from slipstream.core import errors
 from slipstream.core.inline import finished
 from slipstream.core.timing import Clock
 from slipstream.core.types import Delta, Proposal, Session, Verdict
-from slipstream.engine.failures import FailedSteps
-from slipstream.engine.gathering import Gathering
-from slipstream.engine.thread import EngineThread
+from slipstream.engine.batch_window import BatchWindow
+from slipstream.engine.thread import EngineThread, FailedSteps
 from slipstream.target.compiled import CompiledGrammar
 from slipstream.target.engine import LocalTarget
 from slipstream.target.pending import PendingVerification, Verified
@@ -62,7 +61,7 @@ class BatchedTarget:
         self._rows = limits.rows
         schedule: Schedule[Work] = Schedule(limits.rows)
         self._works = Works(engine, schedule, max_waiting=limits.max_waiting, clock=clock)
-        self._gathering: Gathering[str] = Gathering()
+        self._gathering: BatchWindow[str] = BatchWindow()
         self._arrivals: deque[Work] = deque()
         self._pending: dict[str, PendingVerification] = {}
         self._blocked: frozenset[Work] = frozenset()

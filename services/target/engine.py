@@ -21,7 +21,7 @@ from slipstream.core.tree import ROOT
 from slipstream.core.types import Delta, FinishReason, Proposal, Session, Verdict
 from slipstream.core.verify import verify
 from slipstream.core.walk import Walk
-from slipstream.engine.failures import internal_errors
+from slipstream.engine.thread import internal_errors
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slipstream.core.errors import InternalError, NoRoom
 from slipstream.core.timing import Clock
 from slipstream.core.types import Delta, Proposal, Session, Verdict
-from slipstream.engine.failures import internal_errors
+from slipstream.engine.thread import internal_errors
 from slipstream.target.engine import LocalTarget
 from slipstream.target.schedule import Schedule
 from slipstream.target.verification import Share, Verification

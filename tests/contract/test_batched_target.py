@@ -16,7 +16,7 @@ from slipstream.core.errors import (
     Unavailable,
 )
 from slipstream.core.types import Delta, Proposal
-from slipstream.engine.failures import MAX_FAILED_STEPS
+from slipstream.engine.thread import MAX_FAILED_STEPS
 from slipstream.target.batcher import BatchLimits
 from slipstream.target.schedule import RowBudget
 

@@ -5,7 +5,7 @@ import pytest
 from slipstream.core import errors
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Delta, Proposal, Session, Verdict, Verification
-from slipstream.engine.failures import MAX_FAILED_STEPS
+from slipstream.engine.thread import MAX_FAILED_STEPS
 from slipstream.router.breaker import BreakerLimits, Breakers
 from slipstream.router.seat import Failures
 from slipstream.router.target_seat import MAX_INTERNAL_ERRORS, MAX_LOSSES, Search, TargetSeat
