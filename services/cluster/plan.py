@@ -50,7 +50,7 @@ class PoolPlan:
     metrics_port: int = 0
     """Port at which Prometheus reads its metrics there; 0 shows them to the pool alone."""
     load_per_replica: float = 16.0
-    """Sessions, and what waits, that a replica should have; more of them ask for another one."""
+    """Sessions, and what waits, for one replica; with more of them another one starts."""
     look_back_s: float = 30.0
     """The time over which that is a mean."""
     upscale_delay_s: float = 30.0

@@ -37,7 +37,7 @@ _DRAFT_WAIT = "slipstream_target_draft_wait"
 
 @dataclass(frozen=True, slots=True)
 class ServicePorts:
-    """Where a service listens on a host; 0 for any port, and for metrics one of this machine."""
+    """Ports of a service on a host; 0 for any port, and for metrics one of this machine."""
 
     host: str
     serving: int = 0
@@ -94,7 +94,7 @@ class Service:
             try:
                 answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
             except grpc.RpcError as error:
-                raise Unavailable(f"the {self._child.name} says nothing ({error})") from None
+                raise Unavailable(f"the {self._child.name} does not answer ({error})") from None
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise Unavailable(f"the {self._child.name} does not serve")
 

@@ -1,4 +1,4 @@
-"""The pools on Ray, and a router as a process beside them, until told to stop.
+"""The pools on Ray, and a router as a process beside them, until they are stopped.
 
 Without Redis the router reads where replicas are in files, which follow the pools' directory.
 """

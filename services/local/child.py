@@ -50,7 +50,7 @@ class Child:
         if self._address.done():
             return self._address.result()
         code, reason = self._process.returncode or 0, self._error or self.exit_text()
-        if code > 0 and self._last_line and not self._error:  # the end of a traceback, say
+        if code > 0 and self._last_line and not self._error:  # such as the end of a traceback
             reason = f"{reason} ({self._last_line})"
         kind = InvalidRequest if code == BAD_INPUT else ServiceError
         raise kind(f"the {self.name} did not start: {reason}")

@@ -1,6 +1,6 @@
-"""How a store is reached: the values of a service's `store_*` options, checked.
+"""The `store_*` options of a service, checked, and the servers that its URL names.
 
-Reads the password's file and nothing else; dials nothing.
+Reads the password's file; opens no connection.
 """
 
 import re
@@ -131,17 +131,17 @@ _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Where sessions are kept. Without a `url`: in the memory of the process."""
+    """How a store is reached. Without a `url` it is in the memory of the process."""
 
     url: str | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     ca: Path | None = None
-    """Whom to trust; None for the system's roots."""
+    """Certificate to trust; None for the system's roots."""
     cert: Path | None = None
     key: Path | None = None
     prefix: str = DEFAULT_PREFIX
-    """What every key begins with."""
+    """Beginning of every key."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """Longest time for an operation, all of it."""
 
@@ -163,12 +163,12 @@ class StoreOptions:
             raise InvalidRequest("store_ca and store_cert need a store_url that begins with rediss")
 
     def address(self) -> Address | None:
-        """The servers; None for memory."""
+        """Return the servers; None for memory."""
         return None if self.url is None else parse_address(self.url)
 
 
 class StoreFields(Protocol):
-    """The options of a service that say where sessions are kept."""
+    """The `store_*` options of a service."""
 
     @property
     def store_url(self) -> str | None: ...
@@ -191,7 +191,7 @@ class StoreFields(Protocol):
 
 
 def store_options(fields: StoreFields) -> StoreOptions:
-    """A service's options of its store. Raises `InvalidRequest`."""
+    """Return the options of a service's store. Raises `InvalidRequest`."""
     return StoreOptions(
         url=fields.store_url,
         user=fields.store_user,
