@@ -43,11 +43,11 @@ def new(
     """
     from slipstream.cli.key_edits import add_key
     from slipstream.router.key_file import Entry, check_name
-    from slipstream.state.quotas import Limits
+    from slipstream.state.quotas import QuotaLimits
 
     token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     digest = hashlib.sha256(token.encode()).hexdigest()
-    limits = Limits(requests_per_minute, tokens_per_minute, max_concurrent)
+    limits = QuotaLimits(requests_per_minute, tokens_per_minute, max_concurrent)
     add_key(file, Entry(check_name(name), digest, limits, _day(expires)))
     typer.echo(token)
 

@@ -123,7 +123,7 @@ def config(models: StackFlags, pools: PoolFlags, application: ApplicationFlags) 
     Routers are started apart, with the same --store-url, and with registry: for both pools.
     """
     _check_installed()
-    from slipstream.cluster.serve_config import serve_config
+    from slipstream.cluster.plan import serve_config
 
     if application.store_url is None:
         raise InvalidRequest(

@@ -22,7 +22,7 @@ from slipstream.draft.following import Chains, followed_slots
 from slipstream.draft.growth import Grown, Growth, Prefix, Reach, Step
 from slipstream.draft.slots import Score, Slot, SlotReader, read_each
 from slipstream.draft.trees import grow_fork, grow_product
-from slipstream.engine.failures import internal_errors
+from slipstream.engine.thread import internal_errors
 from slipstream.models.glide_chains import ChainRequest
 from slipstream.models.pool import KvPool
 from slipstream.models.scorer import KvView, Scorer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
 from slipstream.router.key_file import Entry, read_keys
-from slipstream.state.quotas import Limits
+from slipstream.state.quotas import QuotaLimits
 
 CHECK_S = 1.0
 """How often, at most, the file is looked at."""
@@ -28,7 +28,7 @@ class Key:
     """Who calls, and what that one may ask for. The name is empty where nobody needs a token."""
 
     name: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: QuotaLimits = field(default_factory=QuotaLimits)
 
 
 class Access:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.state.quotas import Limits
+from slipstream.state.quotas import QuotaLimits
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LIMITS = tuple(at.name for at in fields(Limits))
+_LIMITS = tuple(at.name for at in fields(QuotaLimits))
 _KNOWN = ("sha256", *_LIMITS, "expires")
 
 
@@ -26,7 +26,7 @@ class Entry:
     name: str
     sha256: str
     """Of the token: 64 lower-case hexadecimal digits."""
-    limits: Limits = field(default_factory=Limits)
+    limits: QuotaLimits = field(default_factory=QuotaLimits)
     expires: date | None = None
     """The first day, in UTC, on which it opens nothing."""
 
@@ -87,7 +87,7 @@ def _entry(name: str, values: Any, path: str) -> Entry:
         if found not in _KNOWN:
             raise InvalidRequest(f"{place} has {found!r}, but known are {', '.join(_KNOWN)}")
     try:
-        limits = Limits(**{limit: values[limit] for limit in _LIMITS if limit in values})
+        limits = QuotaLimits(**{limit: values[limit] for limit in _LIMITS if limit in values})
     except InvalidRequest as error:
         raise InvalidRequest(f"in {place} {error}") from None
     return Entry(name, _digest(values.get("sha256"), place), limits, _day(values, place))

@@ -14,7 +14,7 @@ from slipstream.state.store import check_claim, check_news, claim_refused, sessi
 
 @dataclass(slots=True)
 class _Share:
-    """The sessions of one owner."""
+    """Sessions of one owner."""
 
     expiries: Expiries = field(default_factory=Expiries)
     num_sessions: int = 0
@@ -24,8 +24,8 @@ class _Share:
 class MemoryStore:
     """Sessions that end with the process.
 
-    Where there are too many, or they take too much, the owner who has most loses an idle one. An
-    owner who has no more than an equal share loses none.
+    Where there are too many, or they take too much memory, the owner with the most loses an idle
+    one. An owner with no more than an equal share loses none.
     """
 
     def __init__(self, bounds: Bounds, clock: Clock, *, next_fence: Callable[[], int]) -> None:
@@ -140,14 +140,14 @@ class MemoryStore:
         return kept
 
     def _count(self, kept: KeptSession, num_bytes: int | None = None) -> None:
-        """Count what the session takes by now."""
+        """Count the memory that the session takes by now."""
         num_bytes = kept.num_bytes() if num_bytes is None else num_bytes
         self._shares[kept.record.owner].num_bytes += num_bytes - kept.counted_bytes
         self._num_bytes += num_bytes - kept.counted_bytes
         kept.counted_bytes = num_bytes
 
     def _expire(self, kept: KeptSession, at: float) -> None:
-        """Look at the session at that time; it is forgotten then or later."""
+        """Have the session checked at that time; it is forgotten then or later."""
         self._expiries.put(kept.record.session_id, at)
         self._shares[kept.record.owner].expiries.put(kept.record.session_id, at)
 
@@ -166,7 +166,7 @@ class MemoryStore:
             self._settle(first[1], now)
 
     def _settle(self, session_id: str, now: float) -> None:
-        """Forget the session, or say when that will be."""
+        """Forget the session, or set when that will be."""
         kept = self._all[session_id]
         if kept.expires_at <= now:
             self._forget(session_id)
@@ -174,7 +174,7 @@ class MemoryStore:
             self._expire(kept, kept.expires_at)
 
     def _make_room(self, now: float) -> None:
-        """Forget idle sessions while there are too many, each of the owner who has most."""
+        """Forget idle sessions while there are too many, each of the owner with the most."""
         bounds = self._bounds
         while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_bytes:
             if len(self._all) > bounds.max_sessions:
@@ -187,7 +187,7 @@ class MemoryStore:
                 return
 
     def _forget_one(self, share: _Share, now: float) -> bool:
-        """Forget the idle session of an owner that would be forgotten first, if there is one."""
+        """Forget the idle session of an owner that would expire first, if there is one."""
         busy, is_found = [], False
         while not is_found and (first := share.expiries.first()) is not None:
             at, session_id = first

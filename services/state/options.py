@@ -1,6 +1,6 @@
-"""How a store is reached: the values of a service's `store_*` options, checked.
+"""The `store_*` options of a service, checked, and the servers that its URL names.
 
-Reads the password's file and nothing else; dials nothing.
+Reads the password's file; opens no connection.
 """
 
 import re

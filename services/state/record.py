@@ -21,7 +21,7 @@ class Claim:
     """The attempt, as PROCESS-NUMBER: of a process's attempts, the one with the higher number is
     newer."""
     model: str
-    """The model asked for; empty for that of the session, which must then exist."""
+    """The requested model; empty for that of the session, which must then exist."""
     create: bool
     """Whether the session may be begun."""
     ttl_s: float
@@ -84,7 +84,7 @@ class StoreLease:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to a claim. Without a lease the request has ended, and the record says how."""
+    """The answer to a claim. Without a lease the request has ended as the record has it."""
 
     record: Record
     lease: StoreLease | None

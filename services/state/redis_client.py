@@ -34,8 +34,8 @@ _REASONS: tuple[tuple[Any, str], ...] = (
     (faults.OutOfMemoryError, _NO_MEMORY),
     (faults.ReadOnlyError, _IS_REPLICA),
     (faults.BusyLoadingError, "is still reading its data"),
-    (faults.MaxConnectionsError, "is asked too much at once"),
-    (faults.MovedError, "is part of a cluster, which store_url does not say (redis+cluster)"),
+    (faults.MaxConnectionsError, "gets too many requests at once"),
+    (faults.MovedError, "is part of a cluster, but store_url does not begin with redis+cluster"),
     (faults.ClusterDownError, "is a cluster that is down"),
     (faults.RedisClusterException, "is a cluster that can't be reached"),
 )
@@ -157,7 +157,7 @@ class _FreshTls(SSLConnection):
 
 
 class _FreshSentinelTls(SentinelManagedConnection, _FreshTls):
-    """The same, to the master that sentinels name."""
+    """Such TLS to the master that sentinels name."""
 
 
 class _WatchedPool(SentinelConnectionPool):

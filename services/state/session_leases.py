@@ -55,13 +55,13 @@ class SessionLeases:
         self._process = secrets.token_hex(8)
         self._attempts = count()
 
-    async def acquire(self, asked: Generation, owner: str, model: str) -> AcquiredSession:
+    async def acquire(self, generation: Generation, owner: str, model: str) -> AcquiredSession:
         """Acquire the session of a request with an id; an empty `model` is that of its session.
 
         Raises what `SessionStore.acquire` does; `Unavailable` when the store does not answer, and
         the request can't do without or may not.
         """
-        claim = self._claim(asked, owner, model)
+        claim = self._claim(generation, owner, model)
         try:
             grant = await self._store.acquire(claim)
         except Unavailable as error:
@@ -82,12 +82,12 @@ class SessionLeases:
         """See `SessionStore.delete`."""
         return await self._store.delete(session_id, owner)
 
-    def _claim(self, asked: Generation, owner: str, model: str) -> Claim:
-        session, rules = asked.session, self._rules
+    def _claim(self, generation: Generation, owner: str, model: str) -> Claim:
+        session, rules = generation.session, self._rules
         return Claim(
-            session_id=session_of(asked, owner),
-            request_id=asked.ask.request_id,
-            digest=fingerprint(asked),
+            session_id=session_of(generation, owner),
+            request_id=generation.ask.request_id,
+            digest=fingerprint(generation),
             owner=owner,
             holder=f"{self._process}-{next(self._attempts):012d}",
             model=model,
@@ -97,74 +97,74 @@ class SessionLeases:
         )
 
 
-def session_of(asked: Generation, owner: str) -> str:
+def session_of(generation: Generation, owner: str) -> str:
     """Return the id of a request's session: without one, an id that no caller can name.
 
     Raises `InvalidRequest` for a session that is named like one of those.
     """
-    if asked.session is not None:
-        session_id = asked.session.session_id
+    if generation.session is not None:
+        session_id = generation.session.session_id
         if _SINGLE_REQUEST.fullmatch(session_id):
             raise InvalidRequest(
                 f"the session id is {session_id}, but ids of this form are for requests without one"
             )
         return session_id
-    name = f"{owner}/{asked.ask.request_id}"
+    name = f"{owner}/{generation.ask.request_id}"
     return f"r-{hashlib.sha256(name.encode()).hexdigest()[:48]}"
 
 
-def request_name(asked: Generation, owner: str) -> str:
+def request_name(generation: Generation, owner: str) -> str:
     """Return the name of a request among all of its owner: session, id and digest of the rest.
 
     Only the same request, sent again, has the same name.
     """
-    return f"{session_of(asked, owner)}/{asked.ask.request_id}/{fingerprint(asked)}"
+    return f"{session_of(generation, owner)}/{generation.ask.request_id}/{fingerprint(generation)}"
 
 
-def check_received(asked: Generation, record: Record, *, is_repeatable: bool) -> None:
+def check_received(generation: Generation, record: Record, *, is_repeatable: bool) -> None:
     """Raise `SessionOutOfSync` when the caller holds tokens that are not kept and that a target
     may not give again. `is_repeatable`: whether its numerics are the same every time."""
     num_kept = len(record.output)
-    if asked.num_received <= num_kept:
+    if generation.num_received <= num_kept:
         return
-    verification = asked.ask.speculation.verification or Verification.EXACT
+    verification = generation.ask.speculation.verification or Verification.EXACT
     if verification is not Verification.EXACT or not is_repeatable:
         why = f"verification {verification.value}" if is_repeatable else "these numerics"
         raise SessionOutOfSync(
-            f"the caller holds {asked.num_received} tokens, but {num_kept} were kept, and {why} may"
-            " not give the same ones again"
+            f"the caller holds {generation.num_received} tokens, but {num_kept} were kept, and"
+            f" {why} may not give the same ones again"
         )
 
 
 def replayed(
-    asked: Generation, record: Record, detokenise: Callable[[Sequence[int]], str]
+    generation: Generation, record: Record, detokenise: Callable[[Sequence[int]], str]
 ) -> Chunk:
     """Return all that the caller does not hold of a kept answer, in one chunk.
 
     Raises `InvalidRequest` when the caller holds more than there is.
     """
     output, request = record.output, record.turn
-    if asked.num_received > len(output):
+    if generation.num_received > len(output):
         raise InvalidRequest(
-            f"num_received is {asked.num_received}, but the answer has {len(output)} tokens"
+            f"num_received is {generation.num_received}, but the answer has {len(output)} tokens"
         )
     assert request.ending is not None
     ending = Ending.from_json(request.ending).answered_again()
-    seed = asked.ask.sampling.seed
+    seed = generation.ask.sampling.seed
     info = PromptInfo(request.request_id, record.model, seed, request.num_prompt_tokens)
-    piece = _rest(asked, output, detokenise)
+    piece = _rest(generation, output, detokenise)
     # What is kept are tokens, not the rounds that they came from.
     unknown = (None,) * len(piece.tokens)
-    origins = unknown if asked.ask.with_origins else ()
-    logprobs = unknown if asked.ask.num_logprobs is not None else ()
+    origins = unknown if generation.ask.with_origins else ()
+    logprobs = unknown if generation.ask.num_logprobs is not None else ()
     return Chunk(piece.text, piece.tokens, ending.reason, ending.stats, info, origins, logprobs)
 
 
 def _rest(
-    asked: Generation, output: Sequence[int], detokenise: Callable[[Sequence[int]], str]
+    generation: Generation, output: Sequence[int], detokenise: Callable[[Sequence[int]], str]
 ) -> Piece:
-    if asked.num_received == len(output):
+    if generation.num_received == len(output):
         return Piece("", ())
-    stream = TextStream(detokenise, asked.ask.stop, num_sent=asked.num_received)
+    stream = TextStream(detokenise, generation.ask.stop, num_sent=generation.num_received)
     piece = stream.push(output)
     return piece if piece.is_stopped else joined((piece, stream.finish()))

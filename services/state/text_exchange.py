@@ -35,7 +35,7 @@ _LOG = logging.getLogger("slipstream.state")
 PAGE = 32
 """Texts that are read at once."""
 _MAX_BYTES = 2 * TOKEN_BYTES * MAX_TEXT_TOKENS
-"""Of a text as it is kept: compressed ones are smaller, and none is larger by much."""
+"""Bytes of a kept text at most: compressed ones are smaller, and none is larger by much."""
 
 # ARGV: TTL in milliseconds. Both scripts begin with this.
 _FORGET = """
@@ -82,7 +82,7 @@ class TextPage:
 
     texts: tuple[Text, ...]
     position: str
-    """Where to read on."""
+    """Position to read on from."""
     has_more: bool
     num_invalid: int
     """Entries that can't be texts, and are left out."""
@@ -120,7 +120,7 @@ class RedisTexts:
             num_invalid = num_misshapen + len(texts) - len(known)
             return TextPage(known, last.decode(), num_found >= PAGE, num_invalid)
         except (AttributeError, TypeError, ValueError):
-            raise Unavailable("the store answers nonsense where texts are asked for") from None
+            raise Unavailable("the store's answer holds no texts") from None
 
     async def aclose(self) -> None:
         """End connections. May be repeated."""

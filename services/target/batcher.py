@@ -1,7 +1,7 @@
 """Many sessions on one target: their verifications and prompts share its forwards.
 
 Lives on the event loop. The engine's thread computes one step after the other (`request_queue.py`),
-of what has come by then; `gathering.py` chooses when the next one starts.
+of what has come by then; `engine/batch_window.py` chooses when the next one starts.
 """
 
 import asyncio
@@ -16,9 +16,8 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Proposal, Session, Verdict
-from slipstream.engine.failures import FailedSteps
-from slipstream.engine.gathering import Gathering
-from slipstream.engine.thread import EngineThread
+from slipstream.engine.batch_window import BatchWindow
+from slipstream.engine.thread import EngineThread, FailedSteps
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammar_constraint import CompiledGrammar
 from slipstream.target.request import PendingRequest, TargetRequest, TargetStep
@@ -53,7 +52,7 @@ class BatchedTarget:
         self._budget = budget or StepBudget()
         schedule: Schedule[TargetRequest] = Schedule(self._budget)
         self._queue = RequestQueue(engine, schedule, max_waiting=max_waiting, clock=clock)
-        self._gathering: Gathering[str] = Gathering()
+        self._window: BatchWindow[str] = BatchWindow()
         self._pending: dict[str, PendingRequest] = {}
         self._has_room = False
         self._news = asyncio.Event()
@@ -104,7 +103,7 @@ class BatchedTarget:
         pending = PendingRequest(request, max_queue_s, self._left)
         self._pending[session_id] = pending
         self._queue.add(request)
-        self._gathering.came(session_id, self.thread.idle_s)
+        self._window.came(session_id, self.thread.idle_s)
         self.spent.turn(self._activity())
         self._wake()
         return pending
@@ -142,7 +141,7 @@ class BatchedTarget:
 
     async def _leave(self, session_id: str, job: Callable[[], None]) -> None:
         self._end(session_id, errors.SessionClosed(f"session {session_id} has ended"))
-        self._gathering.gone(session_id)
+        self._window.gone(session_id)
         self.spent.turn(self._activity())
 
         def leave() -> None:
@@ -166,7 +165,7 @@ class BatchedTarget:
         if pending is None:
             return
         pending.request.is_dropped = True
-        self._gathering.gone(session_id)
+        self._window.gone(session_id)
         pending.end(error)
         self._wake()
 
@@ -211,7 +210,7 @@ class BatchedTarget:
         """Wait for the sessions that are about to come again."""
         loop = asyncio.get_running_loop()
         while self._has_work():
-            wait_s = self._gathering.wait_s(self.thread.idle_s)
+            wait_s = self._window.wait_s(self.thread.idle_s)
             if wait_s <= 0:
                 return
             self._news.clear()
@@ -221,8 +220,8 @@ class BatchedTarget:
 
     async def _step(self) -> None:
         has_room, self._has_room = self._has_room, False
-        self._gathering.started(self.thread.idle_s)
-        has_company = self._gathering.has_company
+        self._window.started(self.thread.idle_s)
+        has_company = self._window.has_company
         self._is_stepping = True
         self.spent.turn(Activity.BUSY)
         run = partial(self._queue.run, has_room=has_room, has_company=has_company)
@@ -240,7 +239,7 @@ class BatchedTarget:
         if step is not None:
             self._count(step)
             back = [pending.session_id for pending in done if _comes_again(pending.request)]
-            self._gathering.stepped(back, self.thread.idle_s, seconds=step.seconds)
+            self._window.stepped(back, self.thread.idle_s, seconds=step.seconds)
         self.spent.turn(self._activity())
         for pending in done:
             del self._pending[pending.session_id]
@@ -258,7 +257,7 @@ class BatchedTarget:
         """Return what the time is spent on at the moment."""
         if self._is_stepping:
             return Activity.BUSY
-        return Activity.WAITING if self._gathering.num_away else Activity.IDLE
+        return Activity.WAITING if self._window.num_away else Activity.IDLE
 
 
 def _comes_again(request: TargetRequest) -> bool:

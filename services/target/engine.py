@@ -14,7 +14,7 @@ from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.walk import Walk
-from slipstream.engine.failures import internal_errors
+from slipstream.engine.thread import internal_errors
 from slipstream.models.cache import KvCache
 from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside

@@ -8,7 +8,7 @@ from collections import deque
 
 from slipstream.core.errors import InternalError, NoRoom
 from slipstream.core.timing import Clock
-from slipstream.engine.failures import internal_errors
+from slipstream.engine.thread import internal_errors
 from slipstream.target.engine import LocalTarget
 from slipstream.target.request import TargetRequest, TargetStep
 from slipstream.target.schedule import Schedule

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 MAX_TRACESTATE = 512
-"""Length that the recommendation asks everybody to carry; longer ones are dropped, as it says."""
+"""Length that the recommendation requires to be carried; longer ones are dropped."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 

@@ -16,7 +16,7 @@ from slipstream.core.errors import (
 )
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal
-from slipstream.engine.failures import MAX_FAILED_STEPS
+from slipstream.engine.thread import MAX_FAILED_STEPS
 from slipstream.target.schedule import StepBudget
 
 DTYPES = [torch.float32, torch.bfloat16]

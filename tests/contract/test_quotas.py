@@ -11,7 +11,7 @@ import redis.asyncio
 
 from redis_server import redis_server, running_redis
 from slipstream.core.errors import InvalidRequest, LimitExceeded
-from slipstream.state.quotas import Limits, MemoryQuotas, Ticket
+from slipstream.state.quotas import MemoryQuotas, QuotaLimits, Ticket
 from slipstream.state.redis_client import RedisClient
 from slipstream.state.redis_quotas import RedisQuotas
 
@@ -86,7 +86,7 @@ _attempts = count()
 
 def ticket(request_id="", key="alice", **limits):
     attempt = str(next(_attempts))
-    return Ticket(key, Limits(**limits), request_id or attempt, attempt)
+    return Ticket(key, QuotaLimits(**limits), request_id or attempt, attempt)
 
 
 async def refused(place, asked):
@@ -226,7 +226,7 @@ async def test_memory_and_redis_decide_alike(url):
                 assert max(ours[1], theirs[1]) <= await shared.now_s() - before_s + 0.002
                 await shared._client.flushall()
                 memory = InMemory()
-    assert decided == {None, *Limits.__slots__}
+    assert decided == {None, *QuotaLimits.__slots__}
 
 
 async def done(place, action, asked, amount):
@@ -289,4 +289,4 @@ async def test_while_redis_does_not_answer_each_router_counts_alone_and_says_so_
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "8"])
 def test_a_limit_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(InvalidRequest, match="tokens_per_minute is "):
-        Limits(tokens_per_minute=wrong)
+        QuotaLimits(tokens_per_minute=wrong)

@@ -21,7 +21,7 @@ from slipstream.core.server_info import ReplicaRole
 from slipstream.router.app import fences
 from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
-from slipstream.state.quotas import Limits, Ticket
+from slipstream.state.quotas import QuotaLimits, Ticket
 from slipstream.state.record import News
 from slipstream.state.registry import Announcement
 
@@ -124,7 +124,7 @@ async def test_the_services_user_keeps_sessions(options):
 async def test_the_services_user_counts_requests_for_all_routers(options):
     """A router that Redis refuses counts alone, so the other one would let the request through."""
     routers = [open_quotas(options, time.time) for _ in range(2)]
-    limits = Limits(requests_per_minute=9, tokens_per_minute=900, max_concurrent=1)
+    limits = QuotaLimits(requests_per_minute=9, tokens_per_minute=900, max_concurrent=1)
     ticket = Ticket("alice", limits, "first", "one")
     await routers[0].take(ticket, ttl_s=30.0)
     await routers[0].charge(ticket, 7, ttl_s=30.0)

@@ -13,7 +13,7 @@ from slipstream.cli.main import exit_code
 from slipstream.core.errors import Unauthenticated
 from slipstream.router.access import Access
 from slipstream.router.key_file import Entry, read_keys
-from slipstream.state.quotas import Limits
+from slipstream.state.quotas import QuotaLimits
 
 WRITTEN = f"""# Who may come in.
 
@@ -55,7 +55,7 @@ def test_a_new_key_is_told_as_a_token_that_opens_and_the_file_holds_its_digest(f
     token = token.removesuffix("\n")
     assert re.fullmatch(r"slip_[A-Za-z0-9_-]{43}", token)
     assert read_keys(file) == (
-        Entry("alice", digest(token), Limits(60, 9000, 8), date(2099, 1, 31)),
+        Entry("alice", digest(token), QuotaLimits(60, 9000, 8), date(2099, 1, 31)),
     )
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from prometheus_names import exported
-from slipstream.cluster.directory import TTL_S, Directory, Listing
-from slipstream.cluster.files import AddressFiles
-from slipstream.cluster.gauges import Gauges, gauges_of
+from slipstream.cluster.directory import TTL_S, AddressFiles, Directory, Listing
 from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
 from slipstream.cluster.scaling import LOAD, TARGETS_WAIT, WAITING, wanted_drafts, wanted_targets
+from slipstream.cluster.service import Gauges, gauges_of
 from slipstream.core.errors import InvalidRequest
 
 PLANS = [

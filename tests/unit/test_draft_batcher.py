@@ -25,8 +25,7 @@ from slipstream.core.types import (
 from slipstream.draft.batcher import STEPS, BatchedDraft, together
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.growth import CHUNK
-from slipstream.engine.failures import MAX_FAILED_STEPS
-from slipstream.engine.thread import EngineThread
+from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
 from slipstream.models.scorer import Sync
 
 

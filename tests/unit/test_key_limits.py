@@ -11,7 +11,7 @@ from slipstream.core.request import Ask, Generation, SessionRef
 from slipstream.core.results import Chunk, PromptInfo
 from slipstream.router.access import Key
 from slipstream.router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits
-from slipstream.state.quotas import Limits, MemoryQuotas
+from slipstream.state.quotas import MemoryQuotas, QuotaLimits
 
 
 class Counted:
@@ -35,7 +35,7 @@ class Counted:
         await self._quotas.give_back(ticket, num_tokens)
 
 
-ALICE = Key("alice", Limits(tokens_per_minute=1000, max_concurrent=1))
+ALICE = Key("alice", QuotaLimits(tokens_per_minute=1000, max_concurrent=1))
 UNNAMED = Generation("x")
 NAMED = Generation("x", Ask(request_id="r"))
 

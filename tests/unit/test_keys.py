@@ -12,7 +12,7 @@ from key_files import digest, key, write_keys
 from slipstream.core.errors import InvalidRequest, Unauthenticated
 from slipstream.router.access import Access, Key
 from slipstream.router.key_file import Entry, parse_keys, render
-from slipstream.state.quotas import Limits
+from slipstream.state.quotas import QuotaLimits
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
 
@@ -52,14 +52,14 @@ def is_let_in(access, token):
 
 
 def test_without_a_file_everybody_comes_in_and_nobody_has_a_name():
-    assert Access(None).check(()) == Key("", Limits())
+    assert Access(None).check(()) == Key("", QuotaLimits())
 
 
 def test_a_token_of_the_file_opens_as_its_key_and_no_other_does(tmp_path):
     bob = key("bob", BOB, requests_per_minute=60, tokens_per_minute=1000)
     access = Access(write_keys(tmp_path / "keys.toml", key("alice", ALICE), bob))
     assert access.check(shown(ALICE)) == Key("alice")
-    assert access.check(shown(BOB)) == Key("bob", Limits(60, 1000))
+    assert access.check(shown(BOB)) == Key("bob", QuotaLimits(60, 1000))
     for wrong in (ALICE[:-1], ALICE + "x", "", digest(ALICE), f" {ALICE}"):
         with pytest.raises(Unauthenticated) as refused:
             access.check(shown(wrong))
@@ -196,7 +196,7 @@ def test_a_file_that_can_not_be_read_is_refused(tmp_path):
 
 def test_what_is_written_is_read_back():
     entries = (
-        Entry("alice", digest(ALICE), Limits(60, 100_000, 8), date(2027, 1, 31)),
+        Entry("alice", digest(ALICE), QuotaLimits(60, 100_000, 8), date(2027, 1, 31)),
         Entry("bob-2_x", digest(BOB)),
     )
     assert parse_keys("\n".join(map(render, entries)), "keys.toml") == entries
@@ -209,5 +209,5 @@ def test_the_example_of_the_page_is_a_file_that_is_understood():
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     (example,) = re.findall(r"^```toml\n(\[keys.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (entry,) = parse_keys(example, "keys.toml")
-    assert entry.limits == Limits(60, 100_000, 8)
+    assert entry.limits == QuotaLimits(60, 100_000, 8)
     assert entry.expires == date(2027, 1, 31)

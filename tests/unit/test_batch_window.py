@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from slipstream.engine.gathering import Gathering
+from slipstream.engine.batch_window import BatchWindow
 
 STEP_S = 0.040
 Think = Callable[[], float]
@@ -21,7 +21,7 @@ class Engine:
     now: float = 0.0
     idle_s: float = 0.0
     """Time that went by with work waiting."""
-    gathering: Gathering[str] = field(default_factory=Gathering)
+    gathering: BatchWindow[str] = field(default_factory=BatchWindow)
     waiting: set[str] = field(default_factory=set)
     coming: list[tuple[float, str]] = field(default_factory=list)
 
@@ -98,7 +98,7 @@ def test_a_session_that_left_is_waited_for_once_and_no_more():
 
 
 def test_a_session_that_has_gone_is_not_waited_for_at_all():
-    gathering: Gathering[str] = Gathering()
+    gathering: BatchWindow[str] = BatchWindow()
     gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
     gathering.came("a", 1.001)
     assert gathering.wait_s(1.001) > 0
@@ -108,7 +108,7 @@ def test_a_session_that_has_gone_is_not_waited_for_at_all():
 
 
 def test_nobody_waits_longer_than_a_part_of_the_last_step():
-    gathering: Gathering[str] = Gathering(patience=0.5)
+    gathering: BatchWindow[str] = BatchWindow(max_wait=0.5)
     gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
     gathering.came("a", 1.0)
     assert gathering.wait_s(1.0) == pytest.approx(STEP_S / 2)
@@ -143,7 +143,7 @@ def test_sessions_that_think_longer_than_before_are_given_the_time():
 
 
 def test_company_is_who_was_here_a_few_steps_ago():
-    gathering: Gathering[str] = Gathering()
+    gathering: BatchWindow[str] = BatchWindow()
     assert not gathering.has_company
     gathering.stepped(["a"], 1.0, seconds=STEP_S)
     assert gathering.has_company

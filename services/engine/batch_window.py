@@ -1,7 +1,7 @@
 """When to start the next step of an engine that many sessions share. Pure; time is an argument.
 
-A session that got an answer is away for a moment, and then comes again. Who starts at once with
-the first comer splits the batch into parts that stay apart; who waits too long wastes the engine.
+A session that got an answer is away for a moment, and then comes again. A step that starts with the
+first comer splits the batch into parts that stay apart; one that waits too long wastes the engine.
 """
 
 from collections.abc import Hashable, Iterable
@@ -11,14 +11,14 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 _GAIN = 0.125
-"""Of a new time away against the usual one, and twice that for how much it varies: as TCP has it
-for round trips (RFC 6298, section 2)."""
+"""Weight of a new time away, and half that of its deviation: as TCP has it for round trips (RFC
+6298, section 2)."""
 _NUM_DEVIATIONS = 4
 _MARGIN = 1.5
-"""Of the usual time, at least: what never varies may vary for once."""
+"""Least window over the usual time: what never varied may vary for once."""
 _MAX_REST = 31
 _COMPANY_STEPS = 4
-"""A session that was away for more steps than this is not about to come."""
+"""Steps after which a session that was away is not about to come."""
 
 
 @dataclass(slots=True)
@@ -33,14 +33,14 @@ class _Habit:
     """Steps after which it is not waited for; doubles with every time in vain."""
 
     def window_s(self, most_s: float) -> float:
-        """How long to wait for it, and at most how long for anybody."""
+        """Return how long to wait for it, up to `most_s`."""
         if self.mean_s is None:
             return most_s
         usual_s = self.mean_s + _NUM_DEVIATIONS * self.deviation_s
         return min(max(usual_s, _MARGIN * self.mean_s), most_s)
 
-    def learn(self, away_s: float) -> None:
-        """It was away for so long."""
+    def record(self, away_s: float) -> None:
+        """Record a time that it was away."""
         if self.mean_s is None:
             self.mean_s, self.deviation_s = away_s, away_s / 2
             return
@@ -48,60 +48,56 @@ class _Habit:
         self.deviation_s += 2 * _GAIN * (abs(surprise) - self.deviation_s)
         self.mean_s += _GAIN * surprise
 
-    def came(self, away_s: float) -> None:
-        """It was waited for, and came."""
-        self.learn(away_s)
-        self.num_late = 0
-
-    def failed(self, window_s: float) -> None:
-        """It was waited for in vain; how long it would have taken is not known."""
-        self.learn(2 * window_s)
+    def record_late(self, window_s: float) -> None:
+        """Record that it was waited for in vain; the time that it takes is not known."""
+        self.record(2 * window_s)
         self.num_late += 1
         self.rest = min(2**self.num_late - 1, _MAX_REST)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Away:
     since: float
     step: int
     is_expected: bool
 
 
-class Gathering(Generic[K]):
-    """The sessions of an engine between its steps: who waits, and who is waited for.
+class BatchWindow(Generic[K]):
+    """The sessions of an engine between its steps: those that are there, and those to wait for.
 
     `now` is any clock of seconds. One that stands still while the engine works for others makes
     waiting free during that time.
     """
 
-    def __init__(self, *, patience: float = 0.5) -> None:
-        """`patience` is the part of the last step's time that is waited at most."""
-        self._patience = patience
+    def __init__(self, *, max_wait: float = 0.5) -> None:
+        """`max_wait` is the longest wait, as a part of the last step's time."""
+        self._max_wait = max_wait
         self._habits: dict[K, _Habit] = {}
         self._away: dict[K, _Away] = {}
         self._num_steps = 0
         self._step_s = 0.0
 
     def came(self, key: K, now: float) -> None:
-        """Its work waits for the next step."""
+        """Record that a session's work waits for the next step."""
         away = self._away.pop(key, None)
         if away is not None and away.is_expected:
-            self._habits[key].came(now - away.since)
+            self._habits[key].record(now - away.since)
+            self._habits[key].num_late = 0
 
     def gone(self, key: K) -> None:
-        """It has ended, and nothing is known of it any more. Unknown ones are fine."""
+        """Forget a session that has ended. Unknown ones are fine."""
         self._away.pop(key, None)
         self._habits.pop(key, None)
 
     def started(self, now: float) -> None:
-        """A step starts with those who wait: the others are late."""
+        """Record that a step starts: sessions that are not there are late."""
         for key, away in self._away.items():
             if away.is_expected:
-                self._habits[key].failed(self._window_s(key))
-                self._away[key] = _Away(away.since, away.step, is_expected=False)
+                self._habits[key].record_late(self._window_s(key))
+                away.is_expected = False
 
     def stepped(self, answered: Iterable[K], now: float, *, seconds: float) -> None:
-        """A step that took `seconds` is over; the answered sessions are to come again."""
+        """Record a step that took `seconds`; the answered sessions are to come again."""
         self._step_s = seconds
         self._num_steps += 1
         for key in answered:
@@ -110,7 +106,7 @@ class Gathering(Generic[K]):
             habit.rest = max(habit.rest - 1, 0)
 
     def wait_s(self, now: float) -> float:
-        """How long to wait for others, if none of them comes; 0 to start the step now."""
+        """Return how long to wait for others, if none of them comes; 0 to start the step now."""
         ends = (
             away.since + self._window_s(key) for key, away in self._away.items() if away.is_expected
         )
@@ -118,7 +114,7 @@ class Gathering(Generic[K]):
 
     @property
     def num_away(self) -> int:
-        """Sessions between two steps of theirs, however long."""
+        """Number of sessions between two steps of theirs, however long."""
         return len(self._away)
 
     @property
@@ -128,4 +124,4 @@ class Gathering(Generic[K]):
         return any(away.step > oldest for away in self._away.values())
 
     def _window_s(self, key: K) -> float:
-        return self._habits[key].window_s(self._patience * self._step_s)
+        return self._habits[key].window_s(self._max_wait * self._step_s)
