@@ -3,8 +3,7 @@
 from deltas import ByDeltas
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.router.attempt import Failures, InUse
-from slipstream.router.breaker import BreakerLimits, Breakers
+from slipstream.router.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.router.failover_draft import FailoverDraft
 from slipstream.rpc.delta import Delta
 

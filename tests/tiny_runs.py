@@ -8,8 +8,7 @@ import torch
 import tiny
 from slipstream.core.inline import finished, iterated
 from slipstream.core.logprobs import MAX_LOGPROBS
-from slipstream.core.lookup_draft import LookupDraft
-from slipstream.core.ngram_draft import NgramDraft
+from slipstream.core.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.request import DraftFacts, ModelFacts, make_request
 from slipstream.core.run import Run

@@ -13,15 +13,14 @@ from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
 from slipstream.core.errors import SessionBusy
 from slipstream.core.inline import finished
-from slipstream.core.lookup_draft import LookupDraft
+from slipstream.core.ngram_draft import LookupDraft
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request import DraftFacts, Generation
 from slipstream.core.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
 from slipstream.draft.build import Drafter
-from slipstream.router.attempt import Failures, InUse
-from slipstream.router.breaker import BreakerLimits, Breakers
+from slipstream.router.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.router.failover_draft import FailoverDraft
 from slipstream.state.record import Opening
 from slipstream.state.session_leases import AcquiredSession, replayed

@@ -7,10 +7,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slipstream.core.copying import Acceptance, MatchAcceptance
 from slipstream.core.keyed_noise import Purpose, gumbels_of
 from slipstream.core.ngram import OwnText
-from slipstream.core.ngram_sources import LATEST, CopySource, NgramSources
+from slipstream.core.ngram_sources import (
+    LATEST,
+    Acceptance,
+    CopySource,
+    MatchAcceptance,
+    NgramSources,
+)
 from slipstream.core.sequence import TokenSequence, common_prefix
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
 from slipstream.core.types import SamplingParams

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from slipstream.core.backoff import Backoff
-from slipstream.core.copying import Copying
+from slipstream.core.ngram_sources import Copying
 from slipstream.core.options import Mode, num_product_nodes
 from slipstream.core.pace import Pace
 from slipstream.core.prices import Prices

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from slipstream.core.backoff import Experience
-from slipstream.core.copying import Copying
+from slipstream.core.ngram_sources import Copying
 from slipstream.core.options import (
     Mode,
     SpeculationOptions,

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob
-from slipstream.core.ngram_sources import CopySource
+from slipstream.core.ngram_sources import Copying, CopySource
 from slipstream.core.row_costs import Offer
 from slipstream.core.tree import EMPTY, TokenTree
 

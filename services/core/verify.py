@@ -18,7 +18,7 @@ from slipstream.core.laws import LawContext
 from slipstream.core.likelihood import telling
 from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.noise import MAX_GUMBEL, gumbel
-from slipstream.core.proposal_check import check_proposal
+from slipstream.core.port_checks import check_proposal
 from slipstream.core.slots import draw, multi_candidate
 from slipstream.core.target_init import verify_forest
 from slipstream.core.tree import ROOT

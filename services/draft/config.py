@@ -9,9 +9,9 @@ from slipstream.draft.servicer import DraftSettings
 from slipstream.draft.sources import KvSources, usual_sources
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.options import check_bounds, group, option
-from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
+from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
     ListenOptions,

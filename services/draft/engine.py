@@ -15,13 +15,11 @@ from slipstream.core.profile import Profile
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.stop import CONTEXT, Stop, make_stop
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
-from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.drafting import Drafting
-from slipstream.draft.dynamic import grow_dynamic
 from slipstream.draft.following import Chains, followed_slots
+from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
 from slipstream.draft.growth import Grown, Growth, Prefix, Reach, Step
 from slipstream.draft.slots import Score, Slot, SlotReader, read_each
-from slipstream.draft.trees import grow_fork, grow_product
 from slipstream.engine.thread import internal_errors
 from slipstream.models.glide_chains import ChainRequest
 from slipstream.models.pool import KvPool

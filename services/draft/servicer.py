@@ -23,7 +23,7 @@ from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.supply import KvSupply
-from slipstream.draft.telling import Telling, tell, tell_load
+from slipstream.draft.telemetry import Telling, tell, tell_load
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.convert import (
     delta_from_pb,

@@ -1,11 +1,14 @@
-"""Who has failed lately, and who may ask again. Knows names only; the clock is an argument.
+"""Replicas that failed lately, and a request's use of one after another. The clock is an argument.
 
-After a few failures in a row a name rests, and nobody is to ask it. Then one request may try: when
-it succeeds, all may ask again, and when it fails, the name rests for longer.
+After a few failures in a row a replica rests, and no request uses it. Then one request may try:
+when it succeeds, all may use it again, and when it fails, the replica rests for longer.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 
@@ -123,3 +126,64 @@ class _Breaker:
     def is_open(self) -> bool:
         """Open, or half open once the rest is over."""
         return self.rest_s > 0
+
+
+_OF_THE_REPLICA = (
+    errors.Unavailable,
+    errors.DeadlineExceeded,
+    errors.InternalError,
+    errors.ModelError,
+)
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class InUse(Generic[P]):
+    """A replica that a request uses; releasing its session ends the use."""
+
+    name: str
+    """Its address."""
+    port: P
+    park: Callable[[float], Awaitable[None]]
+    """Keep the session for that many seconds, for its next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Replicas that failed lately: in this request, and in all requests."""
+
+    own: Breakers
+    shared: Breakers
+
+    def resting(self) -> frozenset[str]:
+        """Return the names of those that are not to be used now."""
+        return self.own.resting() | self.shared.resting()
+
+    def begin(self, name: str) -> "ReplicaAttempt":
+        """Begin to use a replica."""
+        return ReplicaAttempt(self.own.begin(name), self.shared.begin(name))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAttempt:
+    """One use of a replica, counted for this request and for all of them."""
+
+    own: Attempt
+    shared: Attempt
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure: for all requests only where it says more of the replica than of this
+        request, because it does not answer or fails inside."""
+        self.own.failed()
+        if isinstance(error, _OF_THE_REPLICA):
+            self.shared.failed()
+
+    def succeeded(self) -> None:
+        """Count an answer."""
+        self.own.succeeded()
+        self.shared.succeeded()
+
+    def end(self) -> None:
+        """End the use."""
+        self.own.end()
+        self.shared.end()

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from slipstream.core.errors import SlipstreamError, Unavailable
-from slipstream.core.lookup_draft import LookupDraft
-from slipstream.core.ngram_draft import NGRAM, NgramDraft
+from slipstream.core.ngram_draft import NGRAM, LookupDraft, NgramDraft
 from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Session
-from slipstream.router.attempt import Failures, InUse
-from slipstream.router.breaker import BreakerLimits, Breakers
+from slipstream.router.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.router.failover_draft import FailoverDraft
 from slipstream.router.failover_target import FailoverTarget, Search
 from slipstream.router.fleet import Fleet, Placed, Wanted

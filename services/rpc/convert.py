@@ -165,7 +165,7 @@ def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
 
 
 def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
-    """Whether it can be verified is `core.proposal_check`'s to say; this is about form only."""
+    """Whether it can be verified is `core.port_checks`'s to say; this is about form only."""
     check_proposal_counts(message)
     try:
         tree = TokenTree(tuple(message.tree.tokens), tuple(message.tree.parents))

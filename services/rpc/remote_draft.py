@@ -1,6 +1,6 @@
 """A draft elsewhere, behind the same port as one in this process, for one request of a session.
 
-Its answers are untrusted: their form is checked here, and by `core.proposal_check` whether a
+Its answers are untrusted: their form is checked here, and by `core.port_checks` whether a
 proposal can be verified.
 """
 

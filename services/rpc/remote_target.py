@@ -5,9 +5,9 @@ from collections.abc import Awaitable
 from dataclasses import replace
 
 from slipstream.core.errors import InternalError, InvalidRequest
+from slipstream.core.port_checks import check_verdict
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, ReplyTiming, Session, Verdict
-from slipstream.core.verdict_check import check_verdict
 from slipstream.rpc.convert import (
     session_to_pb,
     timing_from_pb,

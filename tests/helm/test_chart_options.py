@@ -22,8 +22,8 @@ from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import PermissionDenied
 from slipstream.draft.config import DraftConfig
 from slipstream.options import options_of
+from slipstream.router.access import read_keys
 from slipstream.router.config import RouterConfig
-from slipstream.router.key_file import read_keys
 from slipstream.target.config import TargetConfig
 from slipstream.telemetry.config import SECTION, TelemetryConfig
 

@@ -11,8 +11,7 @@ import torch
 import tiny
 from rounds import DEFAULTS, plain, speculate
 from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.lookup_draft import LookupDraft
-from slipstream.core.ngram_draft import NgramDraft
+from slipstream.core.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification

@@ -3,7 +3,7 @@
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.advertised import check_advertised
+from slipstream.rpc.protocol import check_advertised
 
 
 @pytest.mark.parametrize(

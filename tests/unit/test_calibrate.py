@@ -19,7 +19,7 @@ from slipstream.bench.calibrate.traces import (
 )
 from slipstream.core.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.lookup_draft import LookupDraft
+from slipstream.core.ngram_draft import LookupDraft
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy

@@ -11,8 +11,7 @@ from key_files import digest, key
 from slipstream.cli.key_edits import add_key
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import Unauthenticated
-from slipstream.router.access import Access
-from slipstream.router.key_file import Entry, read_keys
+from slipstream.router.access import Access, Entry, read_keys
 from slipstream.state.quotas import QuotaLimits
 
 WRITTEN = f"""# Who may come in.

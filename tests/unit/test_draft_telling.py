@@ -5,7 +5,7 @@ import pytest
 from listening import Listener
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
-from slipstream.draft.telling import PROPOSE, Telling, tell
+from slipstream.draft.telemetry import PROPOSE, Telling, tell
 from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2

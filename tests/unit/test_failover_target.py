@@ -7,8 +7,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.engine.thread import MAX_FAILED_STEPS
-from slipstream.router.attempt import Failures, InUse
-from slipstream.router.breaker import BreakerLimits, Breakers
+from slipstream.router.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.router.failover_target import (
     MAX_INTERNAL_ERRORS,
     MAX_LOSSES,

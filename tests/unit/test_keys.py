@@ -10,8 +10,7 @@ import pytest
 
 from key_files import digest, key, write_keys
 from slipstream.core.errors import InvalidRequest, Unauthenticated
-from slipstream.router.access import Access, Key
-from slipstream.router.key_file import Entry, parse_keys, render
+from slipstream.router.access import Access, Entry, Key, parse_keys, render
 from slipstream.state.quotas import QuotaLimits
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"

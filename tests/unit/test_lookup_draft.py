@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltas import ByDeltas
-from slipstream.core.copying import Copying
 from slipstream.core.errors import SessionOutOfSync
-from slipstream.core.lookup_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
-from slipstream.core.ngram_sources import NgramSources
+from slipstream.core.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
+from slipstream.core.ngram_sources import Copying, NgramSources
 from slipstream.core.round import Round
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (

@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltas import ByDeltas
-from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync, UnsupportedCombination
 from slipstream.core.inline import finished
-from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ngram import MAX_TOKEN_ID, OwnText
-from slipstream.core.ngram_draft import NgramDraft
-from slipstream.core.ngram_sources import CopySource, NgramSources
+from slipstream.core.ngram_draft import LookupDraft, NgramDraft
+from slipstream.core.ngram_sources import Copying, CopySource, NgramSources
 from slipstream.core.types import Plan, Session, Shape
 from slipstream.rpc.delta import Delta
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from rounds import round_of
 from slipstream.core.backoff import Backoff
-from slipstream.core.copying import Copying
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.ngram_sources import CopySource
+from slipstream.core.ngram_sources import Copying, CopySource
 from slipstream.core.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile

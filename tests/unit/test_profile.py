@@ -7,8 +7,7 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.options import SpeculationOptions
-from slipstream.core.profile import Profile
-from slipstream.core.profile_values import profile_from_values, profile_values
+from slipstream.core.profile import Profile, profile_from_values, profile_values
 from slipstream.core.settings import resolve
 from slipstream.core.stop import Calibration
 from slipstream.core.types import Shape, StopPolicy

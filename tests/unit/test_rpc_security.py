@@ -12,9 +12,8 @@ from slipstream.draft.channels import Channels
 from slipstream.draft.config import DraftConfig
 from slipstream.options import build
 from slipstream.router.config import RouterConfig
-from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import ChannelOptions, Dialer, connect
-from slipstream.rpc.security import ClientTls, ServerTls
+from slipstream.rpc.security import ClientTls, ServerTls, named_callers
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc

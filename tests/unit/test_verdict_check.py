@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.port_checks import check_verdict
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import FinishReason, Proposal, Session, Verdict, Verification
-from slipstream.core.verdict_check import check_verdict
 from slipstream.rpc.convert import proposal_from_pb, verdict_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
 

@@ -14,8 +14,8 @@ from slipstream.bench.calibrate.traces import Guess, Trace
 from slipstream.core.cape import Budget, Chain, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import iterated
-from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.loop import decode
+from slipstream.core.ngram_draft import LookupDraft
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
 from slipstream.core.profile import Profile
