@@ -4,10 +4,11 @@ Names and buckets are those of the OpenTelemetry semantic conventions for genera
 have them (server and client metrics).
 """
 
+from functools import partial
+
 from slipstream.telemetry.metric import Metric, MetricKind
 
 ROUTER, TARGET, DRAFT, CLIENT = "router", "target", "draft", "client"
-_OURS = "slipstream"
 _ENGINES = (TARGET, DRAFT)
 _OPERATION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
@@ -30,25 +31,28 @@ _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048
 _BYTES = tuple(float(4**power) for power in range(5, 15))
 
 
-def _counter(
-    name: str, unit: str, text: str, *attributes: str, roles: tuple[str, ...] = (ROUTER,)
+def _metric(
+    kind: MetricKind,
+    name: str,
+    unit: str,
+    text: str,
+    *attributes: str,
+    roles: tuple[str, ...] = (ROUTER,),
 ) -> Metric:
-    return Metric(f"{_OURS}.{name}", MetricKind.COUNTER, unit, text, roles, attributes)
+    return Metric(f"slipstream.{name}", kind, unit, text, roles, attributes)
 
 
-def _gauge(
-    name: str, unit: str, text: str, *attributes: str, roles: tuple[str, ...] = (ROUTER,)
-) -> Metric:
-    return Metric(f"{_OURS}.{name}", MetricKind.GAUGE, unit, text, roles, attributes)
+_counter = partial(_metric, MetricKind.COUNTER)
+_gauge = partial(_metric, MetricKind.GAUGE)
 
 
 def _seconds(name: str, text: str, *attributes: str, role: str = ROUTER) -> Metric:
     kind = MetricKind.HISTOGRAM
-    return Metric(f"{_OURS}.{name}", kind, "s", text, (role,), attributes, _SHORT_TIMES)
+    return Metric(f"slipstream.{name}", kind, "s", text, (role,), attributes, _SHORT_TIMES)
 
 
 def _sizes(name: str, unit: str, text: str, role: str, buckets: tuple[float, ...]) -> Metric:
-    return Metric(f"{_OURS}.{name}", MetricKind.HISTOGRAM, unit, text, (role,), (), buckets)
+    return Metric(f"slipstream.{name}", MetricKind.HISTOGRAM, unit, text, (role,), (), buckets)
 
 
 def _gen_ai(
