@@ -136,7 +136,8 @@ def recording_of(spans: Iterable[Span]) -> Recording:
     """Return the rounds of all requests among the spans, and the times of their engines.
 
     Only rounds of which every service has spans count: the first ones of each request. Those that
-    are kept because they were slow or rejected would describe a slower system. Raises `InvalidRequest` where nothing was drafted, or the targets' spans are missing.
+    are kept because they were slow or rejected would describe a slower system. Raises
+    `InvalidRequest` where nothing was drafted, or the targets' spans are missing.
     """
     by_id = {span.span_id: span for span in spans}
     children: dict[str, list[Span]] = defaultdict(list)
