@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from rounds import round_of
-from slipstream.core.cape import Budget, Chain, cape_tree
+from slipstream.core.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.cost_curve import CostCurve
 from slipstream.core.options import Mode, SpeculationOptions
 from slipstream.core.planner import Planner
@@ -179,7 +179,7 @@ class World:
             tops,
             [[(1 - top) * share for share in SHARES] for top in tops],
         )
-        tree = cape_tree(chain, Budget(plan.max_nodes, prices=plan.row_prices))
+        tree = cape_tree(chain, NodeBudget(plan.max_nodes, prices=plan.row_prices))
         tops = tops[: max(tree.depths(), default=0)]
         leaves = [
             parent for token, parent in zip(tree.tokens, tree.parents, strict=True) if token >= 100

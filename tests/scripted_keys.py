@@ -11,7 +11,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.draft.servicer import DraftSettings
-from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvSource, frame_to_pb
+from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_pb
 from slipstream.rpc.tensors import pack
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
 from slipstream.target.servicer import SERVICE
@@ -43,7 +43,7 @@ def true_keys(engine):
 
 def message(keys, start, end, /, **changes):
     """A slice of the truth, some fields changed."""
-    source = KvSource("s", "one")
+    source = KvStreamSource("s", "one")
     frame = KvFrame(start, end - start, pack(keys[:, :, start:end].contiguous(), FORM.encoding))
     made = frame_to_pb(source, FORM, frame)
     for name, value in changes.items():

@@ -18,7 +18,7 @@ from slipstream.models.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.convert import delta_to_pb, proposal_to_pb, session_to_pb
 from slipstream.rpc.delta import Delta
-from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvSource, frame_from_pb
+from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvStreamSource, frame_from_pb
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.tensors import torch_dtype, unpack
@@ -112,7 +112,7 @@ class Mirror:
     """What a reader of keys and values holds."""
 
     form: KvFormat
-    source: KvSource
+    source: KvStreamSource
     call: Any
     layers: list[Tensor]
     count: int = 0
@@ -196,7 +196,7 @@ class Served:
         form = KvFormat(layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
         shape = (2 * form.num_kv_heads, 1024, form.head_dim)
         buffers = [torch.zeros(shape, dtype=torch_dtype(dtype)) for _ in layers]
-        source = KvSource(stream.session_id, IDENTITY.incarnation)
+        source = KvStreamSource(stream.session_id, IDENTITY.incarnation)
         said = {"encoding": ENCODING.to_pb(encoding), "trace": trace_to_pb(trace)}
         call = self.stub.StreamKv(self.request(stream, layers, start, **said))
         return Mirror(form, source, call, buffers, count=start)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 import tiny_glide as tiny
 from slipstream.train.config import LossSettings, Schedule, TrainSettings
-from slipstream.train.parallel import ALONE, Team
+from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.run import GlideRun, train_glide
 from slipstream.train.trainer import Check, Hooks
 
@@ -68,7 +68,9 @@ def hooks(check: Any = lambda result: None) -> Hooks:
     return Hooks(lambda: float(next(ticks)), lambda report: None, check)
 
 
-def train(run: GlideRun, check: Any = lambda result: None, *, team: Team = ALONE) -> list[Check]:
+def train(
+    run: GlideRun, check: Any = lambda result: None, *, group: TrainGroup = SINGLE_PROCESS
+) -> list[Check]:
     """The checks of a run."""
     checks: list[Check] = []
 
@@ -76,11 +78,11 @@ def train(run: GlideRun, check: Any = lambda result: None, *, team: Team = ALONE
         checks.append(result)
         check(result)
 
-    train_glide(run, hooks(told), feature_progress=lambda done, total: None, team=team)
+    train_glide(run, hooks(told), feature_progress=lambda done, total: None, group=group)
     return checks
 
 
-def train_member(team: Team, *, run: GlideRun) -> None:
-    """What each process of a team does."""
+def train_member(group: TrainGroup, *, run: GlideRun) -> None:
+    """What each process of a group does."""
     torch.set_num_threads(1)
-    train(run, team=team)
+    train(run, group=group)

@@ -115,7 +115,7 @@ def peers(
     concurrencies = parse_concurrencies(levels.concurrency)
     models.stack().fetch()
     from slipstream.bench.peers.figures import peers_figures
-    from slipstream.bench.peers.target import encoded, target_tokenizer
+    from slipstream.bench.peers.settings import encoded, target_tokenizer
 
     tokenizer = target_tokenizer(models.target)
     plan = PeersPlan(
@@ -157,7 +157,7 @@ def _options(which: ConfigurationFlags, models: ModelFlags, plan: PeersPlan) -> 
 
 
 def _check_lengths(plan: PeersPlan, target: str) -> None:
-    from slipstream.bench.peers.target import context_length
+    from slipstream.bench.peers.settings import context_length
 
     limit = context_length(target)
     if limit is not None and plan.num_positions > limit:

@@ -61,9 +61,9 @@ def coverage(
     from slipstream.models.target_parts import target_parts
     from slipstream.models.tokenizer import text_tokenizer
     from slipstream.text.prompts import encode_prompt
-    from slipstream.train.coverage import coverage as measure
     from slipstream.train.data import ReadLimits, read_data
-    from slipstream.train.start import forced_ids
+    from slipstream.train.first_draft import coverage as measure
+    from slipstream.train.first_draft import forced_ids
 
     numbers = _numbers(sizes)
     loaded = load_target_parts(target)

@@ -13,9 +13,8 @@ from slipstream.core.errors import TrainingError
 from slipstream.options import option, required
 
 if TYPE_CHECKING:
-    from slipstream.train.data_run import DataRun, Outcome, Plan, Spread
+    from slipstream.train.data_run import DataReport, DataRun, Outcome, Plan, Spread
     from slipstream.train.shards import DataSettings
-    from slipstream.train.tally import DataReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

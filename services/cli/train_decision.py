@@ -14,8 +14,8 @@ from slipstream.cli.flags import with_flags
 from slipstream.options import option, required
 
 if TYPE_CHECKING:
+    from slipstream.train.decision_report import Figures
     from slipstream.train.decision_run import DecisionRun, Outcome
-    from slipstream.train.reliability import Figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,7 @@ from slipstream.options import option, required
 from slipstream.train.config import Precision, TrainSettings
 
 if TYPE_CHECKING:
-    from slipstream.train.launch import Work
-    from slipstream.train.parallel import Team
+    from slipstream.train.group import TrainGroup, Work
     from slipstream.train.run import GlideRun
     from slipstream.train.trainer import Check, Report
 
@@ -126,19 +125,18 @@ class TeamFlags:
 
     def start(self, work: "Work", directory: Path) -> None:
         """Run `work` in all processes; Ray keeps its records below `directory`."""
-        from slipstream.train.launch import run_team
-        from slipstream.train.ray_team import run_ray_team
+        from slipstream.train.group import run_group, run_ray_group
 
         if self.ray_workers is not None and not self.ray:
             raise TrainingError("--ray-workers needs --ray")
         if not self.ray:
-            run_team(work, device=self.device, num_processes=self.nproc)
+            run_group(work, device=self.device, num_processes=self.nproc)
             return
         if self.nproc > 1 or self.device not in ("cpu", "cuda"):
             raise TrainingError("Ray places its workers itself: drop --nproc and GPU numbers")
         num_workers, has_gpus = self.ray_workers or 1, self.device == "cuda"
         place = directory / "ray"
-        run_ray_team(work, num_workers=num_workers, has_gpus=has_gpus, directory=place)
+        run_ray_group(work, num_workers=num_workers, has_gpus=has_gpus, directory=place)
 
 
 @with_flags
@@ -165,7 +163,7 @@ def glide(
     machine.start(partial(_train, run=run, threads=machine.threads), run.work)
 
 
-def _train(team: "Team", *, run: "GlideRun", threads: int | None) -> None:
+def _train(group: "TrainGroup", *, run: "GlideRun", threads: int | None) -> None:
     """Run with a progress bar on a terminal and plain lines elsewhere; only the lead speaks."""
     import torch
 
@@ -174,9 +172,9 @@ def _train(team: "Team", *, run: "GlideRun", threads: int | None) -> None:
 
     if threads is not None:
         torch.set_num_threads(threads)
-    console = Console(highlight=False, soft_wrap=True, quiet=not team.is_lead)
+    console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    is_plain = not (console.is_terminal and team.is_lead)
+    is_plain = not (console.is_terminal and group.is_lead)
     with Progress(*columns, console=console, disable=is_plain) as bar:
         reading = bar.add_task("features", total=1.0)
         training = bar.add_task("training", total=1.0)
@@ -189,7 +187,7 @@ def _train(team: "Team", *, run: "GlideRun", threads: int | None) -> None:
             bar.update(reading, completed=done / total)
 
         hooks = Hooks(time.monotonic, report, lambda check: console.print(_check_line(check)))
-        train_glide(run, hooks, feature_progress=features, team=team)
+        train_glide(run, hooks, feature_progress=features, group=group)
 
 
 def _line(result: "Report") -> str:

@@ -21,7 +21,7 @@ the paper's array ends one short of it.
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class NodeBudget:
     """How many nodes to spend: `table` leaves per chain position, `max_nodes` for the whole tree.
 
     `prices` are what the tree's first, second … node costs, in tokens; () where nodes are free.
@@ -70,7 +70,7 @@ def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
     return table[min(max(int(top_prob * len(table)), 0), len(table) - 1)]
 
 
-def cape_tree(chain: Chain, budget: Budget) -> TokenTree:
+def cape_tree(chain: Chain, budget: NodeBudget) -> TokenTree:
     """Return the chain, then its leaves by position and rank, as far as they are worth their time.
 
     What fits is the chain and its likeliest leaves. Of these, nodes are taken in the order of their
@@ -92,7 +92,7 @@ def cape_tree(chain: Chain, budget: Budget) -> TokenTree:
     return TokenTree(tuple(tokens), tuple(position - 1 for _, position, _ in places))
 
 
-def _ranked(chain: Chain, budget: Budget) -> list[tuple[float, int, int]]:
+def _ranked(chain: Chain, budget: NodeBudget) -> list[tuple[float, int, int]]:
     """Return every node's negated value, position and rank there, 0 for the chain's."""
     ranked: list[tuple[float, int, int]] = []
     reach = 1.0

@@ -15,7 +15,7 @@ from slipstream.core.candidates import ordered_top
 from slipstream.core.errors import ModelError
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.tree import TokenTree
-from slipstream.core.walk import Slot, Step
+from slipstream.core.walk import Slot, WalkStep
 
 
 def token_logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
@@ -39,7 +39,7 @@ def token_logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
 def telling(slot: Slot, tree: TokenTree, *, num_top: int, told: list[TokenLogprob]) -> Slot:
     """The same rule of a slot, which adds to `told` how likely each token was that it decided."""
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> Step:
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
         decided = slot(node, logits, tokens)
         token = decided.token if decided.child is None else tree.tokens[decided.child]
         assert token is not None, "a lossless mode ends every walk with a token"

@@ -1,4 +1,4 @@
-"""Checks of what comes from elsewhere: proposals of drafts and verdicts of targets are untrusted."""
+"""Checks of proposals and verdicts: drafts and targets elsewhere are untrusted."""
 
 import math
 from collections.abc import Sequence

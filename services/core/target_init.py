@@ -21,7 +21,7 @@ from slipstream.core.noise import gumbel
 from slipstream.core.slots import branch_test, residual
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, Session, SparseLaw
-from slipstream.core.walk import Row, Slot, Step, Walk, descend
+from slipstream.core.walk import Row, Slot, Walk, WalkStep, descend
 
 
 def verify_forest(
@@ -78,7 +78,7 @@ def _branch_slot(session: Session, laws: LawContext, proposal: Proposal) -> Slot
     """Each node of a branch is tested on its own; nothing is drawn where a test fails."""
     tree, sampling = proposal.tree, session.sampling
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> Step:
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
         for child in tree.children(node):
             token, law = tree.tokens[child], _rejected_law(proposal, node)
             if law is None:
@@ -87,8 +87,8 @@ def _branch_slot(session: Session, laws: LawContext, proposal: Proposal) -> Slot
                 u = uniform(sampling.seed, len(tokens), Purpose.ACCEPT, child)
                 stays = branch_test(laws.probs(logits, tokens), law, token, u)
             if stays:
-                return Step(child)
-        return Step(None)
+                return WalkStep(child)
+        return WalkStep(None)
 
     return step
 

@@ -23,7 +23,7 @@ from slipstream.core.slots import draw, multi_candidate
 from slipstream.core.target_init import verify_forest
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
-from slipstream.core.walk import Row, Slot, Step, Walk, descend
+from slipstream.core.walk import Row, Slot, Walk, WalkStep, descend
 
 _MANY = 256
 """Tokens whose noise costs more than telling which of them could be drawn at all."""
@@ -143,12 +143,12 @@ def _exact(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
     """Draw the slot's token as without a proposal; go on if a child carries it."""
     tree = proposal.tree
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> Step:
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
         token = _choose(session.sampling, laws, logits, tokens)
         for child in tree.children(node):
             if tree.tokens[child] == token:
-                return Step(child)
-        return Step(None, token)
+                return WalkStep(child)
+        return WalkStep(None, token)
 
     return step
 
@@ -158,7 +158,7 @@ def _mcsd(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
     tree, seed = proposal.tree, session.sampling.seed
     replacement = session.verification is Verification.MCSD_REPLACEMENT
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> Step:
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
         left, position = laws.probs(logits, tokens), len(tokens)
         children = tree.children(node)
         law = proposal.laws[node + 1] if children else None
@@ -171,8 +171,8 @@ def _mcsd(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
                 replacement=replacement,
             )
             if outcome.accepted is not None:
-                return Step(children[outcome.accepted])
+                return WalkStep(children[outcome.accepted])
             left = outcome.left
-        return Step(None, draw(left, uniform(seed, position, Purpose.RESIDUAL, 0)))
+        return WalkStep(None, draw(left, uniform(seed, position, Purpose.RESIDUAL, 0)))
 
     return step

@@ -34,14 +34,14 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WalkStep:
     """What the rule of a slot decided: to go on to `child`, or to end the walk with `token`."""
 
     child: int | None
     token: int | None = None
 
 
-Slot = Callable[[int, Tensor, Sequence[int]], Step]
+Slot = Callable[[int, Tensor, Sequence[int]], WalkStep]
 """A mode's rule: (node, logits [V] of the slot after it, every token before that slot) -> step."""
 
 

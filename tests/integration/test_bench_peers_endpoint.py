@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from processes import ROOT
-from slipstream.bench.peers.process import EngineProcess
+from slipstream.bench.peers.engine import EngineProcess
 from slipstream.core.errors import ServiceError
 
 

@@ -7,7 +7,7 @@ import pytest
 from gguf import GGUFWriter, TokenType
 
 from processes import ROOT
-from slipstream.bench.peers.process import EngineProcess
+from slipstream.bench.peers.engine import EngineProcess
 
 # Only looked for: the library leaves files open, which is no business of this process.
 pytestmark = pytest.mark.skipif(

@@ -6,7 +6,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from slipstream.bench.harness import rotated
-from slipstream.bench.peers.engine import Answer
+from slipstream.bench.peers.engine import Answer, EngineProcess
 from slipstream.bench.peers.figures import peers_figures
 from slipstream.bench.peers.plan import (
     Configuration,
@@ -19,11 +19,15 @@ from slipstream.bench.peers.plan import (
     parse_configs,
     parse_endpoints,
 )
-from slipstream.bench.peers.process import EngineProcess
 from slipstream.bench.peers.report import lines, page
 from slipstream.bench.peers.run import Record, Sample
-from slipstream.bench.peers.settings import NotAvailable, PeerOptions, engine_settings
-from slipstream.bench.peers.target import published, write_bfloat16
+from slipstream.bench.peers.settings import (
+    NotAvailable,
+    PeerOptions,
+    engine_settings,
+    published,
+    write_bfloat16,
+)
 from slipstream.core.errors import InvalidRequest, ModelNotFound, ServiceError, WeightsError
 from slipstream.local.stack import StackPlan
 from tiny_checkpoint import save_checkpoint

@@ -7,11 +7,11 @@ import torch
 
 import tiny
 from rounds import speculate
-from slipstream.bench.calibrate.record import Recorder
 from slipstream.bench.calibrate.simulate import Costs, Outcome, replayed, rounds_of, simulate
 from slipstream.bench.calibrate.sweep import Evidence, finalists, sweep
 from slipstream.bench.calibrate.traces import (
     Guess,
+    Recorder,
     Trace,
     fit_calibration,
     fit_cape,

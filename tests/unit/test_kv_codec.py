@@ -12,13 +12,13 @@ from slipstream.rpc.kv import (
     KvEncoding,
     KvFormat,
     KvFrame,
-    KvSource,
+    KvStreamSource,
     frame_from_pb,
     frame_to_pb,
 )
 from slipstream.rpc.tensors import dtype_of, pack, torch_dtype, unpack
 
-SOURCE = KvSource("a session", "a process")
+SOURCE = KvStreamSource("a session", "a process")
 FORM = KvFormat((7, 2), num_kv_heads=3, head_dim=16, dtype=KvDtype.BFLOAT16)
 DTYPES = list(KvDtype)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.cape import Budget, Chain, cape_tree
+from slipstream.core.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.ngram_sources import CopySource
 from slipstream.core.origins import TokenOrigin, origins_of
@@ -18,7 +18,9 @@ from tiny_runs import WAYS, agreeing_models, run_of
 
 DRAFT, RUNNER_UP, LOOKUP, STORE, LEARNED, TARGET = TokenOrigin
 COPIED = (LOOKUP, STORE, LEARNED)
-CAPE = Proposal(cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), Budget(31)))
+CAPE = Proposal(
+    cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), NodeBudget(31))
+)
 
 
 @pytest.mark.parametrize(

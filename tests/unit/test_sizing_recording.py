@@ -12,8 +12,8 @@ from slipstream.sizing.recording import (
     RecordedRequest,
     Recording,
     RoundShape,
+    recording_of,
 )
-from slipstream.sizing.traces import recording_of
 from slipstream.telemetry.traces import Span, SpanKind
 
 TIMES = DeviceTimes(((1, 0.04), (32, 0.044)), 0.01, 0.001, 0.002, 0.003, 0.004)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from slipstream.core.errors import TrainingError
-from slipstream.train.coverage import coverage
 from slipstream.train.data import Document
+from slipstream.train.first_draft import coverage
 
 VOCAB = 32
 

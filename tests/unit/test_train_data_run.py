@@ -15,8 +15,7 @@ from slipstream.cli.main import exit_code
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.train.data import finished_shards, read_lines
 from slipstream.train.data_run import DataHooks, DataRun, write_data
-from slipstream.train.shard_store import ShardStore
-from slipstream.train.shards import DataSettings
+from slipstream.train.shards import DataSettings, ShardStore
 from slipstream.train.sources import SourceSettings
 from tiny_checkpoint import byte_tokenizer, tiny_llama
 

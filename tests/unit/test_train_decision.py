@@ -8,8 +8,8 @@ import torch
 from slipstream.core.errors import TrainingError
 from slipstream.models.decision import GREEDY, SAMPLED
 from slipstream.train.decision import DecisionSettings, train_decision
+from slipstream.train.decision_report import auc, figures, gain, isotonic, losses, reliability
 from slipstream.train.records import Records, RecordStore, joined, no_records
-from slipstream.train.reliability import auc, figures, gain, isotonic, losses, reliability
 
 SETTINGS = DecisionSettings(width=8, lr=1e-2, weight_decay=0.0, batch_rows=64, max_epochs=30)
 

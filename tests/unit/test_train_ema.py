@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slipstream.train.ema import WeightAverage
+from slipstream.train.run_files import WeightAverage
 
 
 def model(values):

@@ -7,8 +7,8 @@ import tiny
 from slipstream.core.errors import TrainingError
 from slipstream.models import batch
 from slipstream.models.batch import BatchModel
-from slipstream.train import generate
-from slipstream.train.generate import Ask, EndRules, answers, draw
+from slipstream.train import author
+from slipstream.train.author import AnswerRequest, EndRules, answers, draw
 
 PROMPTS = [tuple(tiny.tokens(count, seed=count)) for count in (3, 70, 1, 24)]
 LENGTH = 45  # prompts and answers cross borders of the cache's blocks
@@ -20,7 +20,10 @@ def noise(seed=0):
 
 
 def asks(*temperatures):
-    return [Ask(prompt, temperatures[i % len(temperatures)]) for i, prompt in enumerate(PROMPTS)]
+    return [
+        AnswerRequest(prompt, temperatures[i % len(temperatures)])
+        for i, prompt in enumerate(PROMPTS)
+    ]
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -71,7 +74,7 @@ def test_dropping_ended_rows_changes_nothing(monkeypatch):
     model = BatchModel(tiny.hf_model())
     rules = EndRules(frozenset(range(6)), LENGTH)
     dropped = answers(model, asks(0.0, 1.0), rules, noise())
-    monkeypatch.setattr(generate, "_COMPACT_BELOW", 0.0)
+    monkeypatch.setattr(author, "_COMPACT_BELOW", 0.0)
     assert dropped == answers(model, asks(0.0, 1.0), rules, noise())
     assert len({len(answer) for answer in dropped}) > 2
 
@@ -117,7 +120,11 @@ def test_noise_at_its_edges_draws_a_token_that_the_law_has(edge):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Ask((), 1.0), lambda: Ask((1,), -1.0), lambda: EndRules(frozenset(), 0)],
+    [
+        lambda: AnswerRequest((), 1.0),
+        lambda: AnswerRequest((1,), -1.0),
+        lambda: EndRules(frozenset(), 0),
+    ],
 )
 def test_impossible_orders_are_refused(make):
     with pytest.raises(TrainingError):

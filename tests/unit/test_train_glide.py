@@ -19,10 +19,9 @@ from slipstream.train.glide import (
     next_generated,
     position_weights,
 )
-from slipstream.train.heldout import Tally
-from slipstream.train.masks import Blocks, block_mask, draw_blocks, lag_mask
+from slipstream.train.heldout import HeldoutCounts
+from slipstream.train.masks import Blocks, block_mask, draw_blocks, lag_mask, survival_weights
 from slipstream.train.trainer import learning_rate
-from slipstream.train.unroll import survival_weights
 
 
 def blocks(lengths, offsets):
@@ -192,7 +191,7 @@ def test_a_chain_is_one_query_a_lag_longer_each_step():
     for depth in range(3):
         matches[depth, 0, 1 + depth] = True
     matches[0, 0, 3] = True  # of no whole chain
-    tally = Tally(6)
+    tally = HeldoutCounts(6)
     tally.add(matches, generated)
     result = tally.result()
     assert result.survival == (0.5, 0.5, 0.5, 0.0, 0.0)
@@ -201,7 +200,7 @@ def test_a_chain_is_one_query_a_lag_longer_each_step():
 
 
 def test_texts_shorter_than_a_chain_count_none():
-    tally = Tally(7)
+    tally = HeldoutCounts(7)
     tally.add(torch.ones(7, 1, 3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.bool))
     assert tally.result().acceptance == (1.0,) * 7
     assert tally.result().length == 1.0

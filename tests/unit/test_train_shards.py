@@ -8,12 +8,11 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.train.author import usable_prompts, user_opening
 from slipstream.train.data import ReadLimits, finished_shards, read_data
-from slipstream.train.selfprompt import usable_prompts, user_opening
-from slipstream.train.shard_store import ShardStore
-from slipstream.train.shards import DataSettings, make_shards
+from slipstream.train.data_run import Tally, Written
+from slipstream.train.shards import DataSettings, ShardStore, make_shards
 from slipstream.train.sources import Sources, SourceSettings, Talk, read_sources
-from slipstream.train.tally import Tally, Written
 from tiny_checkpoint import byte_tokenizer
 
 END, USER, BOT = 0, 1, 2
@@ -209,14 +208,14 @@ def test_a_tally_counts_everybodys_shards_and_rates_its_own(tmp_path):
     tally = Tally(shards, store, 40)
     for number in (1, 2):  # another process writes the second
         store.write(number, [{"p": [1], "g": [2] * 10}])
-    tally.look(Written(1, 1, 10))
+    tally.update(Written(1, 1, 10))
     report = tally.report(5.0)
     assert (report.num_done, report.num_shards, report.num_tokens) == (3, 4, 10)
     assert report.tokens_per_second == 2.0
     assert report.seconds_left == 2.5, "half of what has been done since the start"
     assert not tally.is_enough()
     store.write(3, [{"p": [1], "g": [2] * 10}])
-    tally.look(None)
+    tally.update(None)
     assert tally.is_enough()
 
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.bench.calibrate.record import Recorder
 from slipstream.bench.calibrate.simulate import Costs, simulate
 from slipstream.bench.calibrate.sweep import Evidence, Tried, finalists, sweep, with_copies
-from slipstream.bench.calibrate.traces import Trace, fit_calibration, fit_cape
+from slipstream.bench.calibrate.traces import Recorder, Trace, fit_calibration, fit_cape
 from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import Advance

@@ -11,7 +11,7 @@ from members import train_and_refuse
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide_weights import read_tensors
 from slipstream.train.config import Precision
-from slipstream.train.launch import run_team
+from slipstream.train.group import run_group
 
 # Three documents in a batch: an uneven share for two members, and batches of one for the rest.
 SETTINGS = replace(
@@ -32,14 +32,14 @@ def momenta(run):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The same run by one process and by two, and what the latter failed with in the end."""
-    base = tmp_path_factory.mktemp("team")
+    base = tmp_path_factory.mktemp("group")
     place = tiny.training_place(base)
     alone, together = (
         tiny.glide_run(place, base / name, settings=SETTINGS) for name in ("one", "two")
     )
-    run_team(partial(tiny.train_member, run=alone), device="cpu", num_processes=1)
+    run_group(partial(tiny.train_member, run=alone), device="cpu", num_processes=1)
     with pytest.raises(TrainingError) as failed:
-        run_team(partial(train_and_refuse, run=together), device="cpu", num_processes=2)
+        run_group(partial(train_and_refuse, run=together), device="cpu", num_processes=2)
     return alone, together, failed.value
 
 
@@ -58,4 +58,4 @@ def test_what_a_process_says_is_an_error_here(runs):
 )
 def test_processes_without_a_gpu_each_are_refused(device, reason):
     with pytest.raises(TrainingError, match=reason):
-        run_team(print, device=device, num_processes=99)
+        run_group(print, device=device, num_processes=99)
