@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.cape import Chain, NodeBudget, cape_tree
-from slipstream.core.dynamic import DynamicTree
-from slipstream.core.stop import TOO_DEAR, Stop, StopSignal
+from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
+from slipstream.core.draft.dynamic import DynamicTree
+from slipstream.core.policy.stop import TOO_DEAR, Stop, StopSignal
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseLaw, Verification
 from slipstream.draft.growth import Growing, Grown, Growth

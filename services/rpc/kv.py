@@ -9,7 +9,7 @@ from enum import StrEnum
 import google_crc32c
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.enums import WireEnum
+from slipstream.rpc.conversion.enums import WireEnum
 from slipstream.rpc.v1 import common_pb2, target_pb2
 
 MAX_PAYLOAD_BYTES = 120 * 1024

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import count
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync, Unavailable
-from slipstream.core.fingerprint import fingerprint
 from slipstream.core.journal import Ending
-from slipstream.core.request import Generation
-from slipstream.core.results import Chunk, PromptInfo
-from slipstream.core.text import Piece, TextStream, joined
+from slipstream.core.request.fingerprint import fingerprint
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Chunk, PromptInfo
+from slipstream.core.text.text import Piece, TextStream, joined
 from slipstream.core.types import Verification
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Claim, Record, StoredTurn

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from slipstream.core.request import (
+from slipstream.core.request.request import (
     DraftFacts,
     Generation,
     ModelFacts,

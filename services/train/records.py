@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.decision import NUM_STATS
-from slipstream.models.glide_weights import read_tensors, write_tensors
+from slipstream.models.glide.glide_weights import read_tensors, write_tensors
 
 _INDEX = "index.json"
 
