@@ -31,7 +31,7 @@ class LocalServices:
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self._loop.run_forever, name="services")
         self._line = DelayLine() if has_delay_line else None
-        self._stack = Stack(plan, say=_drop)
+        self._stack = Stack(plan, on_line=_drop)
         self.address = ""
         """The router's, once it serves."""
 

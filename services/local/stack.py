@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ServiceError
-from slipstream.local.child import Child, Say, start_child
+from slipstream.local.child import Child, OnLine, start_child
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -67,9 +67,9 @@ class Stack:
     `start`, then `watch`; `stop` in any case.
     """
 
-    def __init__(self, plan: StackPlan, *, say: Say) -> None:
+    def __init__(self, plan: StackPlan, *, on_line: OnLine) -> None:
         self._plan = plan
-        self._say = say
+        self._on_line = on_line
         self._children: dict[str, Child] = {}
         self.engines: dict[str, str] = {}
         """Addresses of target and draft, once they serve."""
@@ -164,7 +164,7 @@ class Stack:
         while True:
             await self._children["draft"].ended()
             ended = self._children["draft"].exit_text()
-            self._say("draft", f"{ended}; it is started again in {pause_s:g} s")
+            self._on_line("draft", f"{ended}; it is started again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             draft = await self._launch("draft", address, self._plan.draft)
             pause_s = FIRST_PAUSE_S if await _is_up(draft) else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -184,7 +184,7 @@ class Stack:
             role,
             "slipstream.gateway" if role == HTTP else f"slipstream.{role}",
             [*common, *flags],
-            say=self._say,
+            on_line=self._on_line,
             defaults=_TAKING_TURNS if takes_turns else None,
         )
         self._children[role] = child
