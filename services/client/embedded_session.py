@@ -23,8 +23,7 @@ from slipstream.draft.build import Drafter
 from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.router.replicas.failover_draft import FailoverDraft
 from slipstream.state.record import Opening
-from slipstream.state.session_leases import AcquiredSession, replayed
-from slipstream.state.turn import turn_request
+from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 _AT_ONCE = BreakerLimits(failures=1)

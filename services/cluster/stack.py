@@ -16,7 +16,7 @@ from slipstream.cluster.directory import AddressFiles, Listing
 from slipstream.cluster.plan import NAME, ClusterPlan
 from slipstream.config import set_default_variables
 from slipstream.core.errors import InvalidRequest, ServiceError
-from slipstream.local.child import Child, Say, start_child
+from slipstream.local.child import Child, OnLine, start_child
 
 FOLLOW_S = 1.0
 _ANSWER_S = 10.0
@@ -51,13 +51,15 @@ class Place:
 class RayStack:
     """`connect` in the main thread, `start`, `watch`, `stop`, then `disconnect`."""
 
-    def __init__(self, plan: ClusterPlan, place: Place, *, router: Sequence[str], say: Say) -> None:
+    def __init__(
+        self, plan: ClusterPlan, place: Place, *, router: Sequence[str], on_line: OnLine
+    ) -> None:
         """`router` are flags of the router, but for where replicas are."""
         is_ours = place.address is None
         self._plan = replace(plan, host=_LOCAL) if is_ours else plan
         self._place = place
         self._router_flags = router
-        self._say = say
+        self._on_line = on_line
         self._files = AddressFiles(list(plan.pools()))
         self._problem = ""
         self._directory: Any = None
@@ -92,7 +94,9 @@ class RayStack:
             await self._follow_once()
             self._following = asyncio.create_task(self._follow())
         flags = [*self._sources(), *self._router_flags]
-        self._router = await start_child("router", "slipstream.router", flags, say=self._say)
+        self._router = await start_child(
+            "router", "slipstream.router", flags, on_line=self._on_line
+        )
         return await self._router.ready()
 
     async def watch(self) -> None:
@@ -162,7 +166,7 @@ class RayStack:
             listing = await asyncio.to_thread(self._listing)
         except Exception as error:  # Ray's are of many kinds
             if not self._problem:
-                self._say("pools", f"can't be listed, so the last list stays: {error}")
+                self._on_line("pools", f"can't be listed, so the last list stays: {error}")
             self._problem = str(error)
             return
         self._problem = ""

@@ -14,7 +14,7 @@ from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.exit_codes import BAD_INPUT
 from slipstream.parent_watch import watched_command
 
-Say = Callable[[str, str], None]
+OnLine = Callable[[str, str], None]
 """Called with the name of a child and a line that it wrote."""
 
 READY = "ready "
@@ -25,10 +25,10 @@ _PIECE = 1 << 16
 class Child:
     """A running service. Made by `start_child`; does not outlive the thread that did so."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, say: Say) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, on_line: OnLine) -> None:
         self.name = name
         self._process = process
-        self._say = say
+        self._on_line = on_line
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_line = ""
         self._error = ""
@@ -73,7 +73,7 @@ class Child:
             async with asyncio.timeout(grace_s):
                 await self.ended()
         except TimeoutError:
-            self._say(self.name, f"has not ended within {grace_s:g} s and is killed")
+            self._on_line(self.name, f"has not ended within {grace_s:g} s and is killed")
         finally:  # also when this is cancelled
             self._signal(signal.SIGKILL)
         await self.ended()
@@ -98,7 +98,7 @@ class Child:
                 self._last_line = line
                 if line.startswith(ERROR):
                     self._error = line.removeprefix(ERROR)
-                self._say(self.name, line)
+                self._on_line(self.name, line)
 
 
 def show(name: str, line: str) -> None:
@@ -112,7 +112,7 @@ async def start_child(
     module: str,
     flags: Sequence[str],
     *,
-    say: Say,
+    on_line: OnLine,
     defaults: Mapping[str, str] | None = None,
 ) -> Child:
     """Start `python -m module flags` in a process group of its own, so that Ctrl-C is not for it.
@@ -127,7 +127,7 @@ async def start_child(
         stderr=asyncio.subprocess.PIPE,
         env=child_environment(defaults or {}),
     )
-    return Child(name, process, say)
+    return Child(name, process, on_line)
 
 
 async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

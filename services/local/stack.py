@@ -9,10 +9,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ServiceError
-from slipstream.local.child import Child, Say, start_child
+from slipstream.local.child import Child, OnLine, start_child
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -61,29 +61,15 @@ class StackPlan:
         return replace(self, target=target, draft=draft, router=router, http=http)
 
 
-class Detour(Protocol):
-    """A proxy between a draft and the target whose keys and values it reads."""
-
-    @property
-    def address(self) -> str:
-        """Address at which it listens."""
-        ...
-
-    def lead_to(self, address: str) -> None:
-        """Set the address that it forwards to."""
-        ...
-
-
 class Stack:
     """The services and, if it is wanted, the front. For one event loop.
 
     `start`, then `watch`; `stop` in any case.
     """
 
-    def __init__(self, plan: StackPlan, *, say: Say, detour: Detour | None = None) -> None:
+    def __init__(self, plan: StackPlan, *, on_line: OnLine) -> None:
         self._plan = plan
-        self._say = say
-        self._detour = detour
+        self._on_line = on_line
         self._children: dict[str, Child] = {}
         self.engines: dict[str, str] = {}
         """Addresses of target and draft, once they serve."""
@@ -94,8 +80,8 @@ class Stack:
         """The processes, by role."""
         return {role: child.pid for role, child in self._children.items()}
 
-    async def start(self) -> str:
-        """Start all; return the router's address once requests can be sent there.
+    async def start(self, *target_flags: str) -> str:
+        """Start all, the target with more flags; return the router's address once it serves.
 
         Raises what `Child.ready` does for the first service that fails, whatever the others still
         load, and `ServiceError` for a port that is in use, before anything loads.
@@ -103,7 +89,7 @@ class Stack:
         _require_free("router", self._plan.port)
         if self._plan.http is not None:
             _require_free(HTTP, self._plan.http_port)
-        self.engines = await self._start_engines()
+        self.engines = await self._start_engines(target_flags)
         flags = [part for role, address in self.engines.items() for part in (f"--{role}s", address)]
         at = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", at, (*flags, *self._plan.router))
@@ -136,17 +122,13 @@ class Stack:
             children = [self._children[role] for role in roles if role in self._children]
             await asyncio.gather(*(child.stop(grace_s) for child in children))
 
-    async def _start_engines(self) -> dict[str, str]:
-        detour = self._detour
-        via = [] if detour is None else ["--advertised-address", detour.address]
-        children = [await self._launch("target", ANY_PORT, (*self._plan.target, *via))]
+    async def _start_engines(self, target_flags: Sequence[str]) -> dict[str, str]:
+        flags = (*self._plan.target, *target_flags)
+        children = [await self._launch("target", ANY_PORT, flags)]
         if self._plan.draft is not None:
             children.append(await self._launch("draft", ANY_PORT, self._plan.draft))
         found = await self._ready(*children)
-        addresses = {child.name: at for child, at in zip(children, found, strict=True)}
-        if detour is not None:
-            detour.lead_to(addresses["target"])
-        return addresses
+        return {child.name: at for child, at in zip(children, found, strict=True)}
 
     async def _ready(self, *children: Child) -> list[str]:
         """Return the addresses of these, once all serve. The first that fails ends the wait, and
@@ -182,7 +164,7 @@ class Stack:
         while True:
             await self._children["draft"].ended()
             ended = self._children["draft"].exit_text()
-            self._say("draft", f"{ended}; it is started again in {pause_s:g} s")
+            self._on_line("draft", f"{ended}; it is started again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             draft = await self._launch("draft", address, self._plan.draft)
             pause_s = FIRST_PAUSE_S if await _is_up(draft) else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -202,7 +184,7 @@ class Stack:
             role,
             "slipstream.gateway" if role == HTTP else f"slipstream.{role}",
             [*common, *flags],
-            say=self._say,
+            on_line=self._on_line,
             defaults=_TAKING_TURNS if takes_turns else None,
         )
         self._children[role] = child

@@ -32,8 +32,7 @@ from slipstream.router.shadow import Answered, Shadow
 from slipstream.rpc.exchange import CallOptions
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
-from slipstream.state.session_leases import SessionLeases, check_received, replayed
-from slipstream.state.turn import turn_request
+from slipstream.state.session_leases import SessionLeases, check_received, replayed, turn_request
 from slipstream.text.tokenizer import TextTokenizer
 
 INVARIANT = "invariant"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from slipstream.core.errors import SessionError, SessionTaken, SlipstreamError, Unavailable
 from slipstream.core.journal import Ending
 from slipstream.core.request.results import Continuity
-from slipstream.state.record import Claim, Grant, News, Opening, StoreLease
+from slipstream.state.record import Claim, Grant, Opening, SessionUpdate, StoreLease
 from slipstream.state.store import SessionStore
 
 _LOG = logging.getLogger("slipstream.state")
@@ -97,9 +97,9 @@ class StoreJournal:
         try:
             if not self._is_behind and self._lease is not None:
                 return await self._store.renew(self._lease)
-            if self._has_news:
+            if self._has_unkept:
                 await self._write()
-            if self._is_behind and self._opening is not None and not self._has_news:
+            if self._is_behind and self._opening is not None and not self._has_unkept:
                 _LOG.info("session %s is kept again", self._claim.session_id)
                 self._is_behind = False
         except SessionError as error:
@@ -118,11 +118,11 @@ class StoreJournal:
             if self._lease is not None:
                 await self._store.release(self._lease, target=target, draft=draft)
         except Unavailable:
-            return self._lease is None and not self._has_news
+            return self._lease is None and not self._has_unkept
         return True
 
     @property
-    def _has_news(self) -> bool:
+    def _has_unkept(self) -> bool:
         if self._opening is None or self._error is not None or self._is_all_kept:
             return False
         return self._num_kept < len(self._tokens) or self._ending is not None
@@ -144,10 +144,12 @@ class StoreJournal:
     async def _append(self) -> None:
         if self._lease is None or self._num_kept > len(self._tokens):  # all there is, is kept
             return
-        news, ending = tuple(self._tokens[self._num_kept :]), self._ending
+        update, ending = tuple(self._tokens[self._num_kept :]), self._ending
         opening = None if self._is_opened else self._opening
-        await self._store.append(self._lease, News(self._num_kept, news, opening, ending))
-        self._num_kept += len(news)
+        await self._store.append(
+            self._lease, SessionUpdate(self._num_kept, update, opening, ending)
+        )
+        self._num_kept += len(update)
         self._is_opened = True
         if ending is self._ending:
             self._ending = None

@@ -4,7 +4,7 @@ import heapq
 from array import array
 from dataclasses import dataclass, field, replace
 
-from slipstream.state.record import Claim, News, Record, StoredTurn
+from slipstream.state.record import Claim, Record, SessionUpdate, StoredTurn
 
 _OVERHEAD_BYTES = 2048
 """Names, times and the objects around them."""
@@ -89,31 +89,31 @@ class KeptSession:
         self.past = past[max(0, len(past) - max_past) :]
         self.record = replace(self.record, turn=StoredTurn(claim.request_id, claim.digest))
 
-    def misfit(self, news: News) -> str | None:
-        """Return why news do not go on from what is kept; None when they do."""
-        num_kept, turn, opening = len(self.tokens), self.record.turn, news.opening
-        if news.start > num_kept:
+    def misfit(self, update: SessionUpdate) -> str | None:
+        """Return why an update does not go on from what is kept; None when it does."""
+        num_kept, turn, opening = len(self.tokens), self.record.turn, update.opening
+        if update.start > num_kept:
             return "gap"
-        end = news.start + len(news.tokens)
-        if tuple(self.tokens[news.start : end]) != news.tokens[: num_kept - news.start]:
+        end = update.start + len(update.tokens)
+        if tuple(self.tokens[update.start : end]) != update.tokens[: num_kept - update.start]:
             return "differs"
         if opening and turn.num_prompt_tokens not in (0, opening.num_prompt_tokens):
             return "differs"
-        if turn.ending is not None and (end > num_kept or news.ending not in (None, turn.ending)):
+        if turn.ending is not None and (end > num_kept or update.ending not in (None, turn.ending)):
             return "differs"
         return None
 
-    def add(self, news: News) -> None:
-        """Keep news that fit."""
-        record, turn, opening = self.record, self.record.turn, news.opening
-        if news.ending is not None:
-            turn = replace(turn, ending=news.ending)
+    def add(self, update: SessionUpdate) -> None:
+        """Keep an update that fits."""
+        record, turn, opening = self.record, self.record.turn, update.opening
+        if update.ending is not None:
+            turn = replace(turn, ending=update.ending)
         if opening is not None:
             num_tokens, params = opening.num_prompt_tokens, opening.params
             turn = replace(turn, num_prompt_tokens=num_tokens, params=params)
             arithmetic = opening.arithmetic or None
             record = replace(record, tokenizer_hash=opening.tokenizer_hash, arithmetic=arithmetic)
-        self.tokens.extend(news.tokens[len(self.tokens) - news.start :])
+        self.tokens.extend(update.tokens[len(self.tokens) - update.start :])
         self.record = replace(record, turn=turn)
 
 

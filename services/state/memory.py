@@ -8,8 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from slipstream.core.timing import Clock
 from slipstream.state.kept_session import Expiries, KeptSession
-from slipstream.state.record import Bounds, Claim, Grant, News, Record, StoredTurn, StoreLease
-from slipstream.state.store import check_claim, check_news, claim_refused, session_refused
+from slipstream.state.record import (
+    Bounds,
+    Claim,
+    Grant,
+    Record,
+    SessionUpdate,
+    StoredTurn,
+    StoreLease,
+)
+from slipstream.state.store import check_claim, check_update, claim_refused, session_refused
 
 
 @dataclass(slots=True)
@@ -65,14 +73,14 @@ class MemoryStore:
         self._make_room(now)
         return Grant(kept.whole(), StoreLease(claim.session_id, kept.record.fence, claim.ttl_s))
 
-    async def append(self, lease: StoreLease, news: News) -> None:
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """See `SessionStore`."""
-        check_news(news, self._bounds)
+        check_update(update, self._bounds)
         now = self._clock()
         kept = self._held(lease, now)
-        if (why := kept.misfit(news)) is not None:
+        if (why := kept.misfit(update)) is not None:
             raise session_refused(why, lease.session_id)
-        kept.add(news)
+        kept.add(update)
         kept.hold(self._bounds.lease_s, lease.ttl_s, now=now)
         self._count(kept)
         self._make_room(now)

@@ -1,4 +1,4 @@
-"""Values of stored sessions: claims, leases, records and news. They depend on no store."""
+"""Values of stored sessions: claims, leases, records and updates. They depend on no store."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -114,7 +114,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SessionUpdate:
     """What became final: the session's tokens from position `start` on and, with the last of them,
     how the request ended."""
 

@@ -6,9 +6,17 @@ Each operation is one script there; see `scripts` for what is kept.
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.request.request import SessionRef
-from slipstream.state.record import Bounds, Claim, Grant, News, Record, StoredTurn, StoreLease
+from slipstream.state.record import (
+    Bounds,
+    Claim,
+    Grant,
+    Record,
+    SessionUpdate,
+    StoredTurn,
+    StoreLease,
+)
 from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW, packed, unpacked
-from slipstream.state.store import check_claim, check_news, claim_refused, session_refused
+from slipstream.state.store import check_claim, check_update, claim_refused, session_refused
 
 if TYPE_CHECKING:
     from slipstream.state.redis_client import RedisClient
@@ -40,16 +48,16 @@ class RedisStore:
         lease = StoreLease(claim.session_id, record.fence, claim.ttl_s) if is_leased else None
         return Grant(record, lease)
 
-    async def append(self, lease: StoreLease, news: News) -> None:
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """See `SessionStore`."""
-        check_news(news, self._bounds)
+        check_update(update, self._bounds)
         opening = ("", "", "", "", "")
-        if news.opening is not None:
-            at = news.opening
+        if update.opening is not None:
+            at = update.opening
             facts = (at.params, at.tokenizer_hash, at.arithmetic)
             opening = ("1", str(at.num_prompt_tokens), *facts)
-        ending = ("", "") if news.ending is None else ("1", news.ending)
-        args = (*self._held(lease), news.start, packed(news.tokens), *opening, *ending)
+        ending = ("", "") if update.ending is None else ("1", update.ending)
+        args = (*self._held(lease), update.start, packed(update.tokens), *opening, *ending)
         _check(lease, await self._redis.run(APPEND, self._keys(lease.session_id), args))
 
     async def renew(self, lease: StoreLease) -> None:

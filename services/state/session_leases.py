@@ -1,19 +1,25 @@
-"""Leases of sessions that requests acquire before they run, also while the store does not answer.
-
-The request that ended already is answered again from what was kept.
+"""Leases of sessions that requests acquire before they run, also while the store does not answer;
+how a turn becomes a request, and how one that has ended is answered again.
 """
 
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync, Unavailable
 from slipstream.core.journal import Ending
 from slipstream.core.request.fingerprint import fingerprint
-from slipstream.core.request.request import Generation
+from slipstream.core.request.request import (
+    DraftFacts,
+    Generation,
+    ModelFacts,
+    Request,
+    draft_settings,
+    make_request,
+)
 from slipstream.core.request.results import Chunk, PromptInfo
 from slipstream.core.text.text import Piece, TextStream, joined
 from slipstream.core.types import Verification
@@ -22,6 +28,8 @@ from slipstream.state.record import Claim, Record, StoredTurn
 from slipstream.state.store import SessionStore
 
 _SINGLE_REQUEST = re.compile(r"r-[0-9a-f]{48}")
+Encode = Callable[[int | None], Awaitable[Sequence[int]]]
+"""Return the token ids of the turn's prompt behind the session's last token, None at its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,23 @@ def check_received(generation: Generation, record: Record, *, is_repeatable: boo
             f"the caller holds {generation.num_received} tokens, but {num_kept} were kept, and"
             f" {why} may not give the same ones again"
         )
+
+
+async def turn_request(
+    generation: Generation, record: Record, model: ModelFacts, draft: DraftFacts, encode: Encode
+) -> Request:
+    """Return the checked request of a turn; its prompt is encoded unless the record has its tokens.
+
+    Raises `InvalidRequest` for options that do not go together, before anything is encoded.
+    """
+    ask = generation.ask
+    draft_settings(ask.speculation, draft)
+    tokens = record.tokens[: record.turn.num_prompt_tokens]
+    if not tokens:
+        before = record.tokens
+        tokens = (*before, *await encode(before[-1] if before else None))
+    request = make_request(record.session_id, tokens, ask, model, draft)
+    return replace(request, past=record.output, num_received=generation.num_received)
 
 
 def replayed(

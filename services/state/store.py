@@ -21,7 +21,7 @@ from slipstream.core.errors import (
     SlipstreamError,
 )
 from slipstream.core.request.request import SessionRef
-from slipstream.state.record import Bounds, Claim, Grant, News, Record, StoreLease
+from slipstream.state.record import Bounds, Claim, Grant, Record, SessionUpdate, StoreLease
 
 
 class SessionStore(Protocol):
@@ -40,10 +40,10 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def append(self, lease: StoreLease, news: News) -> None:
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """Keep what became final, and renew the lease. What is kept already is not kept twice.
 
-        Raises `SessionTaken` when another lease is newer, `SessionOutOfSync` when `news` starts
+        Raises `SessionTaken` when another lease is newer, `SessionOutOfSync` when `update` starts
         above what is kept or is not what is kept there, or the store lost the session or lease
         (to acquire it again, with `create`, shows what is kept), `CapacityError` for too much.
         """
@@ -114,21 +114,21 @@ def check_claim(claim: Claim) -> None:
         raise InvalidRequest(f"a session's ttl_s is {claim.ttl_s}, but must be above 0")
 
 
-def check_news(news: News, bounds: Bounds) -> None:
+def check_update(update: SessionUpdate, bounds: Bounds) -> None:
     """Raise `CapacityError` for more than is kept of a session, `InvalidRequest` for nonsense."""
-    num_tokens = news.start + len(news.tokens)
+    num_tokens = update.start + len(update.tokens)
     if num_tokens > bounds.max_tokens:
         raise CapacityError(
             f"the session has {num_tokens} tokens, but at most {bounds.max_tokens} are kept"
         )
-    ids = news.tokens
-    if news.start < 0 or (ids and not (min(ids) >= 0 and max(ids) < 1 << 32)):
+    ids = update.tokens
+    if update.start < 0 or (ids and not (min(ids) >= 0 and max(ids) < 1 << 32)):
         raise InvalidRequest("a token's id or position is below 0 or above 32 bits")
-    if news.opening is not None and not 0 < news.opening.num_prompt_tokens <= num_tokens:
+    if update.opening is not None and not 0 < update.opening.num_prompt_tokens <= num_tokens:
         raise InvalidRequest(
-            f"a prompt of {news.opening.num_prompt_tokens} tokens opens a session of {num_tokens}"
+            f"a prompt of {update.opening.num_prompt_tokens} tokens opens a session of {num_tokens}"
         )
-    for text in (news.ending, news.opening and news.opening.params):
+    for text in (update.ending, update.opening and update.opening.params):
         if text and len(text.encode()) > bounds.max_text_bytes:
             raise CapacityError(
                 f"a request's text has {len(text.encode())} bytes, but at most"

@@ -8,7 +8,7 @@ import pytest
 from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
 from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import News, StoreLease
+from slipstream.state.record import SessionUpdate, StoreLease
 from support.state.redis_server import redis_server
 from support.state.session_stores import BOUNDS, TIMEOUT_S, begins, claim, held, opened, told
 
@@ -62,8 +62,8 @@ async def test_late_answers_are_not_taken_for_others(server):
     assert all(await asyncio.gather(*writes, return_exceptions=True))  # errors, all of them
     server.go_on()
     for number, (name, lease) in enumerate(leases.items()):
-        news = opened(5, 6, number)
-        await until_answered(lambda lease=lease, news=news: store.append(lease, news))
+        update = opened(5, 6, number)
+        await until_answered(lambda lease=lease, update=update: store.append(lease, update))
         grant = await until_answered(lambda name=name: store.acquire(begins(session_id=name)))
         assert (grant.record.session_id, grant.record.tokens) == (name, (5, 6, number))
     await store.aclose()
@@ -84,9 +84,9 @@ async def test_a_killed_server_comes_back_with_all_that_it_had_acknowledged(serv
     await store.append(lease, opened(5, 6, 7))
     server.kill()
     with pytest.raises(Unavailable, match="can't be reached"):
-        await store.append(lease, News(3, (8,)))
+        await store.append(lease, SessionUpdate(3, (8,)))
     server.start()
-    await store.append(lease, News(3, (8,)))
+    await store.append(lease, SessionUpdate(3, (8,)))
     assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
 
 
@@ -95,7 +95,7 @@ async def test_a_server_that_was_started_anew_meanwhile_is_not_missed(server, st
     await asyncio.gather(*[store.append(lease, opened(5, 6)) for lease in leases])
     server.kill()
     server.start()
-    await asyncio.gather(*[store.append(lease, News(2, (7,))) for lease in leases])
+    await asyncio.gather(*[store.append(lease, SessionUpdate(2, (7,))) for lease in leases])
 
 
 async def test_scripts_that_a_server_forgot_are_told_again(server, store):
@@ -109,7 +109,7 @@ async def test_a_session_of_which_a_part_was_evicted_is_not_there(server, store,
     lease = await held(store, begins())
     await store.append(lease, opened(5, 6, 7))
     server.call("DEL", evicted)
-    for write in (store.append(lease, News(3, (8,))), store.renew(lease)):
+    for write in (store.append(lease, SessionUpdate(3, (8,))), store.renew(lease)):
         with pytest.raises(SessionOutOfSync):
             await write
     with pytest.raises(SessionNotFound):
@@ -128,7 +128,7 @@ async def test_a_full_server_changes_nothing_and_still_forgets(server, store):
     server.call("CONFIG", "SET", "maxmemory", 1)
     try:
         with pytest.raises(Unavailable, match="has no memory left"):
-            await store.append(lease, News(3, (8,), ending="done"))
+            await store.append(lease, SessionUpdate(3, (8,), ending="done"))
         for asked in (begins("r1", "another"), claim("r2", "other")):
             with pytest.raises(Unavailable, match="has no memory left"):
                 await store.acquire(asked)

@@ -7,7 +7,7 @@ import pytest
 from slipstream.core.errors import SessionTaken, Unavailable
 from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import News
+from slipstream.state.record import SessionUpdate
 from support.state.redis_groups import cluster, watched_master
 from support.state.session_stores import BOUNDS, begins, claim, held, opened, told
 
@@ -38,7 +38,7 @@ async def test_sessions_go_on_with_the_replica_when_the_master_is_killed():
         refused, last = 0, time.monotonic() + LIMIT_S
         while True:
             try:
-                await store.append(lease, News(3, (8,)))
+                await store.append(lease, SessionUpdate(3, (8,)))
             except Unavailable:
                 refused += 1
                 assert time.monotonic() < last
@@ -59,8 +59,8 @@ async def test_a_cluster_keeps_each_session_in_one_place(two_nodes):
         await store.append(older, opened(5, 6, 7))
         newer = await held(store, begins(session_id=name))
         with pytest.raises(SessionTaken):
-            await store.append(older, News(3, (8,)))
-        await store.append(newer, News(3, (9,), ending="done"))
+            await store.append(older, SessionUpdate(3, (8,)))
+        await store.append(newer, SessionUpdate(3, (9,), ending="done"))
         await store.release(newer, target="target:1", draft=None)
         assert (await store.acquire(begins(session_id=name))).record.tokens == (5, 6, 7, 9)
     assert all(node.call("DBSIZE") for node in nodes)

@@ -13,7 +13,7 @@ from slipstream.core.errors import (
     SessionNotFound,
     SessionTaken,
 )
-from slipstream.state.record import News, StoredTurn
+from slipstream.state.record import SessionUpdate, StoredTurn
 from support.state.session_stores import BOUNDS, LEASE_S, begins, claim, held, opened, told
 
 NOWHERE = {"target": None, "draft": None}
@@ -22,7 +22,7 @@ NOWHERE = {"target": None, "draft": None}
 async def test_a_session_is_all_that_was_said_of_it(store):
     lease = await held(store, begins())
     await store.append(lease, opened(5, 6, 7))
-    await store.append(lease, News(3, (8, 2**32 - 1), ending='{"reason": "stop ✓"}'))
+    await store.append(lease, SessionUpdate(3, (8, 2**32 - 1), ending='{"reason": "stop ✓"}'))
     await store.release(lease, target="target:1", draft="draft:1")
     record = (await store.acquire(claim())).record
     assert (record.session_id, record.owner, record.model) == ("chat", "ann", "small")
@@ -44,11 +44,11 @@ async def test_the_same_request_takes_over_and_the_older_lease_writes_no_more(st
     assert grant.lease.fence > older.fence
     assert grant.record.tokens == (5, 6, 7)
     assert grant.record.turn == StoredTurn("r1", "digest of r1", 2, '{"seed": 1}')
-    for write in (store.append(older, News(3, (8,))), store.renew(older)):
+    for write in (store.append(older, SessionUpdate(3, (8,))), store.renew(older)):
         with pytest.raises(SessionTaken, match="session chat has been taken over"):
             await write
     await store.release(older, **NOWHERE)
-    await store.append(grant.lease, News(3, (9,)))
+    await store.append(grant.lease, SessionUpdate(3, (9,)))
     with pytest.raises(SessionBusy):
         await store.acquire(claim("r2"))
 
@@ -64,7 +64,7 @@ async def test_an_attempt_that_comes_late_leaves_the_lease_to_the_one_that_runs(
             with pytest.raises(SessionTaken, match="session chat has been taken over"):
                 await store.acquire(asked)
         await place.passes(LEASE_S + 10)  # in the lease, and behind it: it was not given back
-    await store.append(newer, News(3, (8,)))
+    await store.append(newer, SessionUpdate(3, (8,)))
     again = await held(store, begins(holder="one-000000000002", takes_over=False))
     await store.release(again, **NOWHERE)
     for asked in (*late, older):
@@ -88,14 +88,14 @@ async def test_another_request_waits_for_the_lease_to_end(place):
     assert grant.record.tokens == (5, 6, 7)
     assert grant.record.turn == StoredTurn("r2", "digest of r2")
     with pytest.raises(SessionTaken):
-        await place.store.append(lease, News(3, (8,)))
+        await place.store.append(lease, SessionUpdate(3, (8,)))
 
 
 async def test_a_lease_that_ran_out_writes_until_another_one_is_there(place):
     lease = await held(place.store, begins())
     await place.store.append(lease, opened(5, 6))
     await place.passes(LEASE_S + 10)
-    await place.store.append(lease, News(2, (7,)))
+    await place.store.append(lease, SessionUpdate(2, (7,)))
     with pytest.raises(SessionBusy):  # for it holds the session again
         await place.store.acquire(claim("r2"))
 
@@ -120,7 +120,7 @@ async def test_a_session_is_free_with_the_end_of_its_request_given_back_or_not(s
     await store.append(later, opened(8, start=3, num_prompt_tokens=4))
     record = (await store.acquire(claim("r2"))).record
     assert (record.tokens, record.target) == ((5, 6, 7, 8), None)
-    await store.append(await held(store, claim("r2")), News(4, (9,), ending="done"))
+    await store.append(await held(store, claim("r2")), SessionUpdate(4, (9,), ending="done"))
     assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8, 9)
 
 
@@ -140,7 +140,7 @@ async def test_a_broken_request_goes_on_where_it_was(store):
     grant = await store.acquire(begins())
     assert grant.record.output == (7,)
     assert grant.record.target == "target:1"
-    await store.append(grant.lease, News(3, (8,), ending="done"))
+    await store.append(grant.lease, SessionUpdate(3, (8,), ending="done"))
     assert (await store.acquire(begins())).record.output == (7, 8)
 
 

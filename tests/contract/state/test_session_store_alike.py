@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.state.record import Bounds, News, Opening, StoreLease
+from slipstream.state.record import Bounds, Opening, SessionUpdate, StoreLease
 from support.state.session_stores import InMemory, claim, in_redis
 
 NUM_SEQUENCES, LENGTH = 10, 80
@@ -81,8 +81,10 @@ class Sequence:
         if new and draw.random() < 0.1:
             new = (new[0] + 1000, *new[1:])
         opening = Opening(max(1, start), str(start), "hash") if draw.random() < 0.3 else None
-        news = News(start, new, opening, draw.choices((None, "done", "other"), (8, 2, 1))[0])
-        answers = await self._both(lambda place, at: place.store.append(lease[at], news))
+        update = SessionUpdate(
+            start, new, opening, draw.choices((None, "done", "other"), (8, 2, 1))[0]
+        )
+        answers = await self._both(lambda place, at: place.store.append(lease[at], update))
         if answers[0] is None:
             kept = tokens[:start] + new + tokens[start + len(new) :]
             self._leases = [(pair, kept if pair is lease else old) for pair, old in self._leases]

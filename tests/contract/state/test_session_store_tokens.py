@@ -12,7 +12,7 @@ from slipstream.core.errors import (
     SessionOutOfSync,
     SessionTaken,
 )
-from slipstream.state.record import News, Opening
+from slipstream.state.record import Opening, SessionUpdate
 from support.state.session_stores import LEASE_S, TTL_S, begins, claim, held, opened, told
 
 NOWHERE = {"target": None, "draft": None}
@@ -20,68 +20,68 @@ NOWHERE = {"target": None, "draft": None}
 
 async def test_what_is_kept_is_not_kept_twice(store):
     lease = await held(store, begins())
-    for news in (
+    for update in (
         opened(5, 6, 7),
         opened(5, 6, 7),
-        News(1, (6, 7, 8)),
-        News(2, (7, 8)),
-        News(0, ()),
+        SessionUpdate(1, (6, 7, 8)),
+        SessionUpdate(2, (7, 8)),
+        SessionUpdate(0, ()),
     ):
-        await store.append(lease, news)
+        await store.append(lease, update)
     for _ in range(2):
-        await store.append(lease, News(3, (8, 9), ending="done"))
-    await store.append(lease, News(5, ()))
+        await store.append(lease, SessionUpdate(3, (8, 9), ending="done"))
+    await store.append(lease, SessionUpdate(5, ()))
     record = (await store.acquire(begins())).record
     assert (record.tokens, record.turn.ending) == ((5, 6, 7, 8, 9), "done")
 
 
 @pytest.mark.parametrize(
-    "news",
+    "update",
     [
-        News(4, (8,)),
-        News(4, ()),
-        News(2, (8,)),
-        News(0, (5, 6, 8, 9)),
-        News(0, (6,)),
+        SessionUpdate(4, (8,)),
+        SessionUpdate(4, ()),
+        SessionUpdate(2, (8,)),
+        SessionUpdate(0, (5, 6, 8, 9)),
+        SessionUpdate(0, (6,)),
         opened(5, 6, 7, num_prompt_tokens=3),
     ],
 )
-async def test_what_does_not_go_on_from_what_is_kept_is_refused(store, news):
+async def test_what_does_not_go_on_from_what_is_kept_is_refused(store, update):
     lease = await held(store, begins())
     await store.append(lease, opened(5, 6, 7))
     with pytest.raises(SessionOutOfSync):
-        await store.append(lease, news)
-    await store.append(lease, News(3, (8,)))
+        await store.append(lease, update)
+    await store.append(lease, SessionUpdate(3, (8,)))
     assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
 
 
 async def test_nothing_comes_after_the_end(store):
     lease = await held(store, begins())
     await store.append(lease, replace(opened(5, 6, 7), ending="done"))
-    for news in (News(3, (8,)), News(3, (), ending="other")):
+    for update in (SessionUpdate(3, (8,)), SessionUpdate(3, (), ending="other")):
         with pytest.raises(SessionOutOfSync):
-            await store.append(lease, news)
+            await store.append(lease, update)
 
 
 @pytest.mark.parametrize(
-    ("news", "error"),
+    ("update", "error"),
     [
-        (News(0, (1,) * 1001), CapacityError),
-        (News(1000, (1,)), CapacityError),
-        (News(0, (1,), ending="é" * 51), CapacityError),
-        (News(0, (1,), Opening(1, "x" * 101, "")), CapacityError),
-        (News(0, (1,), Opening(0, "", "")), InvalidRequest),
-        (News(0, (1,), Opening(2, "", "")), InvalidRequest),
-        (News(-1, (1,)), InvalidRequest),
-        (News(0, (-1,)), InvalidRequest),
-        (News(0, (2**32,)), InvalidRequest),
+        (SessionUpdate(0, (1,) * 1001), CapacityError),
+        (SessionUpdate(1000, (1,)), CapacityError),
+        (SessionUpdate(0, (1,), ending="é" * 51), CapacityError),
+        (SessionUpdate(0, (1,), Opening(1, "x" * 101, "")), CapacityError),
+        (SessionUpdate(0, (1,), Opening(0, "", "")), InvalidRequest),
+        (SessionUpdate(0, (1,), Opening(2, "", "")), InvalidRequest),
+        (SessionUpdate(-1, (1,)), InvalidRequest),
+        (SessionUpdate(0, (-1,)), InvalidRequest),
+        (SessionUpdate(0, (2**32,)), InvalidRequest),
     ],
 )
-async def test_there_are_bounds_to_what_is_kept(store, news, error):
+async def test_there_are_bounds_to_what_is_kept(store, update, error):
     lease = await held(store, begins())
     with pytest.raises(error):
-        await store.append(lease, news)
-    await store.append(lease, News(0, (1,) * 1000, Opening(1, "x" * 100, ""), "é" * 50))
+        await store.append(lease, update)
+    await store.append(lease, SessionUpdate(0, (1,) * 1000, Opening(1, "x" * 100, ""), "é" * 50))
 
 
 async def test_a_session_that_never_said_anything_is_forgotten(place):
@@ -121,7 +121,7 @@ async def test_a_session_in_use_outlives_its_time(place):
     lease = await held(place.store, begins(ttl_s=LEASE_S / 4))
     await place.store.append(lease, opened(5, 6))
     await place.passes(LEASE_S / 2)
-    await place.store.append(lease, News(2, (7,)))
+    await place.store.append(lease, SessionUpdate(2, (7,)))
     await place.store.release(lease, **NOWHERE)
     await place.passes(LEASE_S / 2)
     with pytest.raises(SessionNotFound):
@@ -143,7 +143,7 @@ async def test_a_deleted_session_is_gone(store):
     with pytest.raises(SessionNotFound):
         await store.acquire(claim("r2"))
     with pytest.raises(SessionOutOfSync):
-        await store.append(lease, News(3, (8,)))
+        await store.append(lease, SessionUpdate(3, (8,)))
     grant = await store.acquire(begins(owner="bob", model="large"))
     assert (grant.record.tokens, grant.record.target) == ((), None)
     assert grant.lease.fence > gone.fence
@@ -165,7 +165,7 @@ async def test_a_lease_that_was_lost_is_not_taken_for_another_one(place):
     lease = await held(place.store, begins())
     await place.store.append(lease, opened(5, 6))
     await place.loses_all()
-    for write in (place.store.append(lease, News(2, (7,))), place.store.renew(lease)):
+    for write in (place.store.append(lease, SessionUpdate(2, (7,))), place.store.renew(lease)):
         with pytest.raises(SessionOutOfSync):
             await write
     await place.store.release(lease, **NOWHERE)

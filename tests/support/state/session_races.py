@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from slipstream.core.errors import SessionError, SessionNotFound, SlipstreamError
-from slipstream.state.record import Grant, News, Opening
+from slipstream.state.record import Grant, Opening, SessionUpdate
 from slipstream.state.store import SessionStore
 from support.state.session_stores import begins, claim
 
@@ -61,7 +61,7 @@ class Race:
         try:
             for number in range(self._draw.randrange(1, 5)):
                 opening = Opening(start + 1, "", "") if not number and not is_open else None
-                await store.append(lease, News(start, (token,), opening))
+                await store.append(lease, SessionUpdate(start, (token,), opening))
                 self.seen["appended"] += 1
                 self._written.append((lease.fence, start, token))
                 start += 1

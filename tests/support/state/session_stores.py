@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.state.factory import open_client, open_store
 from slipstream.state.memory import MemoryStore
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import Bounds, Claim, News, Opening, StoreLease
+from slipstream.state.record import Bounds, Claim, Opening, SessionUpdate, StoreLease
 from slipstream.state.store import SessionStore
 from support.state.redis_server import RedisServer
 
@@ -120,13 +120,13 @@ async def held(store: SessionStore, asked: Claim) -> StoreLease:
     return grant.lease
 
 
-def opened(*tokens: int, num_prompt_tokens: int = 2, start: int = 0) -> News:
+def opened(*tokens: int, num_prompt_tokens: int = 2, start: int = 0) -> SessionUpdate:
     """A request's first tokens."""
-    return News(start, tokens, Opening(num_prompt_tokens, '{"seed": 1}', "hash"))
+    return SessionUpdate(start, tokens, Opening(num_prompt_tokens, '{"seed": 1}', "hash"))
 
 
-async def told(store: SessionStore, asked: Claim, news: News, **placed: Any) -> None:
+async def told(store: SessionStore, asked: Claim, update: SessionUpdate, **placed: Any) -> None:
     """A request that says something and ends its lease."""
     lease = await held(store, asked)
-    await store.append(lease, news)
+    await store.append(lease, update)
     await store.release(lease, **{"target": None, "draft": None, **placed})

@@ -19,7 +19,7 @@ import asyncio, sys
 from slipstream.local.child import start_child
 
 async def main():
-    child = await start_child("draft", "stand_in", ["--deaf"], say=lambda *_: None)
+    child = await start_child("draft", "stand_in", ["--deaf"], on_line=lambda *_: None)
     await child.ready()
     print(child.pid, flush=True)
     await asyncio.Event().wait()
@@ -35,7 +35,7 @@ def path(monkeypatch):
 
 
 class Ear:
-    """Hears what children say, and can be waited on for a line."""
+    """Hears what children on_line, and can be waited on for a line."""
 
     def __init__(self):
         self.heard = []
@@ -52,8 +52,8 @@ class Ear:
                 await self._more.wait()
 
 
-async def start(*flags, say=lambda *_: None) -> Child:
-    return await start_child("draft", "stand_in", flags, say=say)
+async def start(*flags, on_line=lambda *_: None) -> Child:
+    return await start_child("draft", "stand_in", flags, on_line=on_line)
 
 
 async def test_a_child_tells_where_it_serves():
@@ -65,7 +65,7 @@ async def test_a_child_tells_where_it_serves():
 
 async def test_all_that_a_child_writes_is_told_but_for_the_line_that_it_is_ready():
     ear = Ear()
-    child = await start("--loud", say=ear)
+    child = await start("--loud", on_line=ear)
     await child.ready()
     await ear.until("draft", "on stdout")
     await ear.until("draft", "second")
@@ -97,7 +97,7 @@ async def test_without_an_error_line_the_reason_is_how_a_child_ended(flags, reas
 
 async def test_a_child_that_does_not_end_is_killed_after_the_grace():
     ear = Ear()
-    child = await start("--deaf", say=ear)
+    child = await start("--deaf", on_line=ear)
     await child.ready()
     await child.stop(0)
     assert child.exit_text() == "ended by SIGKILL"

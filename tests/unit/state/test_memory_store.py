@@ -6,7 +6,7 @@ import tracemalloc
 from slipstream.core.errors import SessionNotFound
 from slipstream.core.inline import finished
 from slipstream.state.kept_session import Expiries
-from slipstream.state.record import Bounds, News
+from slipstream.state.record import Bounds, SessionUpdate
 from support.state.session_stores import InMemory, begins, claim, opened
 
 
@@ -94,7 +94,7 @@ def test_sessions_take_no_more_bytes_than_they_may_but_for_those_in_use():
     for number, name in enumerate("bcdef"):
         place.says(name, 8000, ttl_s=100.0 + number)
     assert place.known("abcdef") == "aef"
-    finished(place.store.append(runs, News(8000, tuple(range(30_000)))))
+    finished(place.store.append(runs, SessionUpdate(8000, tuple(range(30_000)))))
     assert place.known("abcdef") == "a"
     finished(place.store.release(runs, target=None, draft=None))
     place.says("g", ttl_s=1000.0)

@@ -8,7 +8,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.core.errors import SessionBusy, SessionNotFound, Unavailable
 from slipstream.router.watched_store import MEMORY, WatchedStore
-from slipstream.state.record import News
+from slipstream.state.record import SessionUpdate
 from slipstream.telemetry import catalog
 from slipstream.telemetry.request_span import MAX_STORED
 from slipstream.telemetry.telemetry import TraceBounds
@@ -132,7 +132,7 @@ async def test_the_first_operations_of_a_request_have_spans_and_the_one_that_end
         lease = await held(store.watched, begins())
         await store.watched.append(lease, opened(5, 6))
         for start in range(2, 2 * MAX_STORED):
-            await store.watched.append(lease, News(start, (start,)))
+            await store.watched.append(lease, SessionUpdate(start, (start,)))
             await store.watched.renew(lease)
         await store.watched.release(lease, **NOWHERE)
 
