@@ -62,7 +62,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """Questions, asked greedily; every round drafts, so that all parts of a round are seen."""
+    """Questions, answered greedily; every round drafts, so that all parts of a round are seen."""
 
     questions: tuple[Question, ...]
     max_new_tokens: int = 128

@@ -128,7 +128,7 @@ def figures(comparison: Comparison) -> dict[str, Any]:
 
 
 def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:
-    """Count outputs identical to plain decoding; None where that would say nothing.
+    """Count outputs identical to plain decoding; None where that has no meaning.
 
     Nothing drafted is nothing shown, and where only the distribution is the same (or not even
     that), other tokens are no fault.

@@ -90,11 +90,10 @@ class RequestFlags:
     def plan(self, load: LoadFlags, questions: tuple["Question", ...]) -> "ServePlan":
         """Return what is run. Raises `InvalidRequest` for options that contradict."""
         from slipstream.bench.methods import parse_request_methods
-        from slipstream.bench.serve.plan import Amount, LongPromptPlan, ServePlan, parse_points
+        from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
         from slipstream.bench.serve.sample import Limits
 
         has_load = load.concurrency.strip() or load.rates.strip()
-        tokens = load.intruder_tokens
         return ServePlan(
             parse_points(load.concurrency if has_load else "1,2,4,8", load.rates),
             parse_request_methods(self.methods),
@@ -106,7 +105,7 @@ class RequestFlags:
             load.warmup,
             Limits(self.slo_ttft_ms, self.slo_tpot_ms),
             self.check_identity,
-            None if tokens is None else LongPromptPlan(tokens),
+            load.intruder_tokens,
         )
 
 
@@ -137,7 +136,7 @@ def serve(
 
         show_lines(f"plot {path}" for path in save_curves(figures, requests.plot))
     environment = {**_environment(place, about), **prompts.facts(), **_facts(plan, load)}
-    name = "serve" if plan.long_prompt is None else "intruder"
+    name = "serve" if plan.long_prompt_tokens is None else "intruder"
     output.write({"environment": environment, name: figures})
 
 
@@ -157,8 +156,10 @@ async def _measure(
         info = await client.model_info()
         about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
         load = Load(plan, client, advance)
-        if plan.long_prompt is not None:
-            return interference_figures(await run_interference(load, plan.long_prompt)), about
+        if plan.long_prompt_tokens is not None:
+            return interference_figures(
+                await run_interference(load, plan.long_prompt_tokens)
+            ), about
         runs = await run_serve(load)
         references = await find_references(load, runs) if plan.checks_identity else None
         return serve_figures(plan, runs, references), about
@@ -169,7 +170,7 @@ def _show(figures: dict[str, Any], plan: "ServePlan") -> None:
 
     console = figures_console()
     tables = [report.load_table, report.latency_table, report.ratio_table]
-    for make in tables if plan.long_prompt is None else [report.interference_table]:
+    for make in tables if plan.long_prompt_tokens is None else [report.interference_table]:
         console.print(make(figures))
         console.print()
     show_lines(report.remarks(figures))

@@ -154,10 +154,10 @@ def user_opening(
         raise TrainingError("the chat template does not show where the user speaks")
     before, after = (tokenizer.encode(part, add_special_tokens=False) for part in parts)
     if not before:
-        raise TrainingError("the chat template puts nothing before what the user says")
+        raise TrainingError("the chat template puts nothing before the user's text")
     closing = {token for token in after[:1] if token in special}
     if not closing and not ends:
-        raise TrainingError("the chat template puts no special token behind what the user says")
+        raise TrainingError("the chat template puts no special token behind the user's text")
     return UserOpening(tuple(before), frozenset(ends) | closing)
 
 

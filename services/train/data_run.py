@@ -68,7 +68,7 @@ class Tally:
                 self._tokens[number] = self._store.num_generated(number)
 
     def is_enough(self) -> bool:
-        """Return whether as many tokens are generated as were asked for."""
+        """Return whether as many tokens are generated as are wanted."""
         return self._max_tokens is not None and sum(self._tokens.values()) >= self._max_tokens
 
     def report(self, elapsed_seconds: float) -> DataReport:
@@ -196,7 +196,7 @@ def write_here(run: DataRun, plan: Plan, numbers: Sequence[int]) -> Iterator[Wri
 
 
 def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -> Outcome:
-    """Write all shards that are not finished, or as many as `run.max_tokens` asks for."""
+    """Write all shards that are not finished, or as many as `run.max_tokens` needs."""
     plan = make_plan(run)
     store = ShardStore(run.out)
     store.bind(plan.manifest)

@@ -4,8 +4,6 @@ It is compared with the draft's top-1 probability as it is, with the same calibr
 prompts, and with SVIP's bound.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor
 from slipstream.core.stop import SVIP_SLOPE
 from slipstream.models.decision import GREEDY, SAMPLED, DecisionModel
 from slipstream.plots import save_plot
+from slipstream.train.data import write_json
 from slipstream.train.records import Records
 
 NUM_BINS = 10
@@ -217,9 +216,7 @@ def _mode(probs: Mapping[str, Tensor], rows: Records) -> Mode:
 
 def write_report(report: Report, path: Path) -> None:
     """Write the report as JSON, whole or not at all, and its plot beside it as PNG."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(report.facts(), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_json(path, report.facts())
 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="perfect")

@@ -16,7 +16,6 @@ from slipstream.core.types import SamplingParams
 from slipstream.draft.build import glide_folder
 from slipstream.models.decision import DECISION_NAME, draft_digest, save_decision
 from slipstream.models.glide_loading import load_glide
-from slipstream.models.glide_scorer import GlideScorer
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, read_data
@@ -89,16 +88,23 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Outco
     deadline = None if run.recording.minutes is None else clock() + 60 * run.recording.minutes
     engine = Engine.load(run.target, run.engine)
     folder = glide_folder(run.draft, engine.model_id)
-    scorer = _scorer(engine, folder)
-    files = _files(run, engine)
+    if engine.parts is None:
+        raise TrainingError(f"{engine.model_id} has no rotary positions, which GliDe needs")
+    scorer = load_glide(folder, engine.parts)
+    limits, encode = ReadLimits(engine.facts.vocab_size), partial(encode_prompt, engine.text)
+    files = [read_data(path, limits, encode=encode) for path in run.data]
     work = run.work or folder.with_name(folder.name + ".decision")
     store = RecordStore(work / "records", _key(run, engine.model_id, folder, files))
-    prompts = _prompts(files)[: run.recording.num_prompts]
+    # Every prompt once, in an order independent of the files'.
+    by_key = {d.key: d.ids[: d.num_prompt].tolist() for data in files for d in data.documents}
+    prompts = [by_key[key] for key in sorted(by_key)][: run.recording.num_prompts]
 
     def is_late() -> bool:
         return deadline is not None and clock() > deadline
 
-    recorder = Recorder(engine, scorer, depth=_depth(run, scorer))
+    usual = Profile().max_depth
+    depth = run.recording.depth or min(scorer.max_lag or usual, usual)
+    recorder = Recorder(engine, scorer, depth=depth)
     records = _recorded(recorder, store, prompts, run.recording, progress=progress, is_late=is_late)
     train, validation, held = split(records)
     model = train_decision(train, validation, run.settings)
@@ -152,28 +158,6 @@ def _recorded(
         parts.append(found)
         progress(number + 1, len(prompts))
     return joined(parts)
-
-
-def _scorer(engine: Engine, folder: Path) -> GlideScorer:
-    if engine.parts is None:
-        raise TrainingError(f"{engine.model_id} has no rotary positions, which GliDe needs")
-    return load_glide(folder, engine.parts)
-
-
-def _depth(run: DecisionRun, scorer: GlideScorer) -> int:
-    return run.recording.depth or min(scorer.max_lag or Profile().max_depth, Profile().max_depth)
-
-
-def _files(run: DecisionRun, engine: Engine) -> list[DataFile]:
-    limits = ReadLimits(engine.facts.vocab_size)
-    encode = partial(encode_prompt, engine.text)
-    return [read_data(path, limits, encode=encode) for path in run.data]
-
-
-def _prompts(files: Sequence[DataFile]) -> list[list[int]]:
-    """Return every prompt once, in an order independent of the files'."""
-    documents = {d.key: d.ids[: d.num_prompt] for data in files for d in data.documents}
-    return [documents[key].tolist() for key in sorted(documents)]
 
 
 def _key(

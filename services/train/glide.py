@@ -112,7 +112,7 @@ class TrimmedLoss(torch.autograd.Function):
         ctx: Any, draft: Tensor, target: Tensor, head: Tensor, labels: Tensor, weights: LossSettings
     ) -> tuple[Tensor, Tensor]:
         """draft, target [N, d]; head [V_d, d]; labels [N], -1 for none -> losses [N] float32 and
-        the draft's likeliest columns [N], empty unless unrolling asks for them."""
+        the draft's likeliest columns [N], empty unless unrolling needs them."""
         hard = weights.hard_weight * (labels >= 0)
         mass = weights.kl_weight + hard
         shares = hard / mass.clamp_min(1e-9) if weights.hard_weight else None

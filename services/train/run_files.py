@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide_weights import read_tensors, write_tensors
 from slipstream.plots import save_plot
-from slipstream.train.data import DataFile
+from slipstream.train.data import DataFile, write_json
 
 
 class WeightAverage:
@@ -152,9 +152,7 @@ def environment() -> dict[str, str]:
 def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
     """Write a provenance file, whole or not at all."""
     record = {"command": " ".join(command), "environment": environment(), **facts}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_json(path, record)
 
 
 def add_facts(directory: Path, facts: Mapping[str, Any]) -> None:

@@ -7,7 +7,6 @@ belongs to a process and ends with it, so that nothing is left behind by one tha
 import gzip
 import hashlib
 import json
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from slipstream.core.errors import TrainingError
-from slipstream.train.data import parse_line, read_lines
+from slipstream.train.data import parse_line, read_lines, write_json, write_whole
 from slipstream.train.sources import Ids, Sources, SourceSettings, Talk
 
 _COMMON_PROMPT_TOKENS = 200
@@ -158,7 +157,7 @@ class ShardStore:
             elif any(self._directory.glob("shard-*")):
                 raise TrainingError(f"{self._directory} holds shards but no {MANIFEST_NAME}")
             else:
-                _write(path, (json.dumps(manifest, indent=2) + "\n").encode())
+                write_json(path, manifest)
 
     def done(self) -> set[int]:
         """Return the numbers of all shards that are finished."""
@@ -185,7 +184,7 @@ class ShardStore:
     def write(self, number: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the shard as a file; the same lines give the same bytes."""
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        _write(self._path(number), gzip.compress(text.encode(), mtime=0))
+        write_whole(self._path(number), gzip.compress(text.encode(), mtime=0))
 
     def num_generated(self, number: int) -> int:
         """Return the tokens that the target wrote in a finished shard."""
@@ -208,9 +207,3 @@ class ShardStore:
                     f"{self._directory} holds shards of another run: {name} is "
                     f"{json.dumps(here)} there and {json.dumps(wanted.get(name))} here"
                 )
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    os.replace(part, path)

@@ -117,7 +117,7 @@ class Trainer:
         return self._weights.average.applied()
 
     def run(self, hooks: Hooks) -> None:
-        """Train until the schedule or the patience ends, checking as often as the settings say.
+        """Train until the schedule or the patience ends, checking as often as is set.
 
         Only the lead's hooks are called, and only its clock counts.
         """

@@ -120,7 +120,7 @@ def fit_cape(traces: Sequence[Trace], *, row_cost: float, speed: float) -> tuple
 
     A leaf that is right brings one more token, the target's own behind it. To verify it takes the
     time in which `row_cost` * `speed` tokens come about, `speed` being tokens per token of plain
-    decoding. Where there are too few positions to tell, the paper's number stays.
+    decoding. Where there are too few positions, the paper's number stays.
     """
     num_bands = len(PAPER_TABLE)
     bands: list[list[tuple[Guess, int]]] = [[] for _ in range(num_bands)]

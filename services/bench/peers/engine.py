@@ -181,10 +181,10 @@ class EngineProcess:
         """Prepare a configuration. Raises `ServiceError` with the reason why it can't answer."""
         self._exchange({"load": config})
 
-    def ask(self, config: str, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Reply:
+    def send(self, config: str, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Reply:
         """Send prompts together. Raises `ServiceError` where one fails."""
-        asked = {"config": config, "prompts": [list(ids) for ids in prompts]}
-        reply = self._exchange(asked | {"max_new_tokens": max_new_tokens})
+        request = {"config": config, "prompts": [list(ids) for ids in prompts]}
+        reply = self._exchange(request | {"max_new_tokens": max_new_tokens})
         return Reply(reply["wall_s"], tuple(map(answer_of, reply["answers"])))
 
     def cpu_s(self) -> float:

@@ -54,7 +54,7 @@ class EndpointEngine(EngineUnderTest):
         self._pool.shutdown()
 
     def _one(self, prompt: Any, max_new_tokens: int) -> Answer:
-        asked = {
+        body = {
             "model": self._model,
             "prompt": list(prompt),
             "max_tokens": max_new_tokens,
@@ -64,13 +64,13 @@ class EndpointEngine(EngineUnderTest):
         }
         texts: list[str] = []
         num_tokens: int | None = None
-        with self._open("/completions", asked) as answer:
+        with self._open("/completions", body) as answer:
             for event in _events(answer):
                 texts += [choice.get("text") or "" for choice in event.get("choices", ())]
                 if usage := event.get("usage"):
                     num_tokens = usage["completion_tokens"]
         if num_tokens is None:
-            raise ServiceError(f"{self._url} tells no usage, so its tokens can't be counted")
+            raise ServiceError(f"{self._url} sends no usage, so its tokens can't be counted")
         return Answer(num_tokens, text="".join(texts))
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -83,8 +83,8 @@ class EndpointEngine(EngineUnderTest):
             return urlopen(request, timeout=_TIMEOUT_S)
         except HTTPError as error:
             with error:
-                said = error.read(500).decode(errors="replace").strip()
-            raise ServiceError(f"{self._url}{path} answers {error.code}: {said}") from None
+                text = error.read(500).decode(errors="replace").strip()
+            raise ServiceError(f"{self._url}{path} answers {error.code}: {text}") from None
         except (OSError, HTTPException) as error:
             raise ServiceError(f"{self._url}{path} does not answer ({error})") from None
 

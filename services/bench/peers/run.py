@@ -131,7 +131,7 @@ class _LevelRun:
     ) -> Sample:
         engine = self._engines[config]
         before_s = self._idle_cpu_s(engine)
-        reply = engine.ask(config, [prompt.token_ids for prompt in batch], max_new_tokens)
+        reply = engine.send(config, [prompt.token_ids for prompt in batch], max_new_tokens)
         idle_s = self._idle_cpu_s(engine) - before_s
         at = self._level.concurrency
         return Sample(config, at, number, tuple(batch), reply.wall_s, reply.answers, idle_s)

@@ -149,7 +149,7 @@ _STRIDE = 101
 """A prime, so that the numbers take many turns before one begins where another did."""
 
 
-class Ask(Protocol):
+class SendWhile(Protocol):
     """Function that sends a question now, and reads on while `goes_on` returns True."""
 
     async def __call__(self, question: Question, *, goes_on: GoesOn) -> Sample: ...
@@ -168,7 +168,7 @@ async def interfere(
     size: int,
     window_tokens: int,
     questions: Iterator[Question],
-    ask: Ask,
+    send: SendWhile,
     send_prompt: Callable[[], Awaitable[Sample]],
     *,
     clock: Clock,
@@ -183,7 +183,7 @@ async def interfere(
     async def work(number: int) -> None:
         try:
             while not sessions.is_over:
-                sample = await ask(next(questions), goes_on=sessions.counter(number))
+                sample = await send(next(questions), goes_on=sessions.counter(number))
                 samples.append(sample)
                 if sample.failure is not None:
                     return

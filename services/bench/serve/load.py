@@ -60,7 +60,7 @@ def schedule(
 
 
 async def open_loop(
-    times: Sequence[float], asked: Iterator[Question], send: Send, *, pace: Pace
+    times: Sequence[float], questions: Iterator[Question], send: Send, *, pace: Pace
 ) -> list[Sample]:
     """Send one question at each of the times, however many are unanswered.
 
@@ -74,7 +74,7 @@ async def open_loop(
     tasks = []
     async with asyncio.TaskGroup() as group:
         # The times decide how many: a question too many would be taken the other way around.
-        for at, question in zip(times, asked, strict=False):
+        for at, question in zip(times, questions, strict=False):
             # A sleep may end a little before the clock is there.
             while (left_s := begun + at - pace.clock()) > 0:
                 await pace.sleep(left_s)
@@ -84,7 +84,7 @@ async def open_loop(
 
 async def closed_loop(
     concurrency: int,
-    asked: Iterator[Question],
+    questions: Iterator[Question],
     send: Send,
     *,
     pace: Pace,
@@ -92,13 +92,13 @@ async def closed_loop(
 ) -> list[Sample]:
     """Have so many users send the next question when the last is answered.
 
-    Ends after all that is asked, or takes no more after `seconds`.
+    Ends after all questions, or takes no more after `seconds`.
     """
     samples: list[Sample] = []
     begun = pace.clock()
 
     async def work() -> None:
-        for question in asked:  # which all workers take from
+        for question in questions:  # which all workers take from
             now = pace.clock()
             if seconds is not None and now - begun >= seconds:
                 return
@@ -181,10 +181,10 @@ class Load:
     def sender(self, method: Method, *, most: int | None = None) -> Send:
         """Return what sends questions for a method."""
 
-        async def ask(question: Question, due_s: float) -> Sample:
+        async def send(question: Question, due_s: float) -> Sample:
             return await self.send(self.request(question, method, most=most), due_s)
 
-        return ask
+        return send
 
     async def send(self, request: Request, due_s: float, *, goes_on: GoesOn = always) -> Sample:
         """Send a request now, for a user who came at `due_s`."""
@@ -209,9 +209,9 @@ class Load:
     async def _warm_up(self, point: Point, method: Method) -> None:
         """Take short answers that are not measured; failures come again where they count."""
         width = point.concurrency or 1
-        asked = islice(cycle(self.plan.questions), width * self.plan.warmup)
-        ask = self.sender(method, most=WARMUP_TOKENS)
-        await closed_loop(width, asked, ask, pace=self.pace)
+        questions = islice(cycle(self.plan.questions), width * self.plan.warmup)
+        send = self.sender(method, most=WARMUP_TOKENS)
+        await closed_loop(width, questions, send, pace=self.pace)
 
     async def _check_lengths(self) -> None:
         plan, client = self.plan, self.client
@@ -219,8 +219,9 @@ class Load:
         for question in plan.questions:
             length = len(await client.tokenize(question.turns[0]))
             require_room(question.question_id, length, plan.max_new_tokens, limit)
-        if plan.long_prompt is not None and plan.long_prompt.num_tokens >= limit:
+        num_tokens = plan.long_prompt_tokens
+        if num_tokens is not None and num_tokens >= limit:
             raise PromptTooLong(
-                f"intruder_tokens is {plan.long_prompt.num_tokens}, but the context holds {limit}"
-                " with the token that follows"
+                f"intruder_tokens is {num_tokens}, but the context holds {limit} with the token"
+                " that follows"
             )
