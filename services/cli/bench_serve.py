@@ -91,7 +91,7 @@ class RequestFlags:
         """Return what is run. Raises `InvalidRequest` for options that contradict."""
         from slipstream.bench.methods import parse_request_methods
         from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
-        from slipstream.bench.serve.sample import Limits
+        from slipstream.bench.serve.sample import GoodputLimits
 
         has_load = load.concurrency.strip() or load.rates.strip()
         return ServePlan(
@@ -103,7 +103,7 @@ class RequestFlags:
             self.max_new_tokens,
             load.repeats,
             load.warmup,
-            Limits(self.slo_ttft_ms, self.slo_tpot_ms),
+            GoodputLimits(self.slo_ttft_ms, self.slo_tpot_ms),
             self.check_identity,
             load.intruder_tokens,
         )
@@ -149,13 +149,13 @@ async def _measure(
     """Return the figures, and facts about the model. A router's client begins in its loop."""
     from slipstream.bench.serve.figures import serve_figures
     from slipstream.bench.serve.interference import interference_figures
-    from slipstream.bench.serve.load import Load
+    from slipstream.bench.serve.load import ServeLoad
     from slipstream.bench.serve.run import find_references, run_interference, run_serve
 
     async with opened or open_async_client(place) as client:
         info = await client.model_info()
         about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
-        load = Load(plan, client, advance)
+        load = ServeLoad(plan, client, advance)
         if plan.long_prompt_tokens is not None:
             return interference_figures(
                 await run_interference(load, plan.long_prompt_tokens)

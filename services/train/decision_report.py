@@ -116,7 +116,7 @@ def svip_bound(entropy: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class LikelihoodGain:
     """Nats per token by which one estimate's log-likelihood exceeds another's, and the standard
     error of that, prompts being what was sampled."""
 
@@ -129,13 +129,13 @@ class Gain:
         return self.nats > self.error
 
 
-def gain(ours: Tensor, theirs: Tensor, accepted: Tensor, prompt: Tensor) -> Gain:
+def gain(ours: Tensor, theirs: Tensor, accepted: Tensor, prompt: Tensor) -> LikelihoodGain:
     """Return the gain of probabilities `ours` over `theirs`, [n] all."""
     each = losses(theirs, accepted) - losses(ours, accepted)
     mean = each.mean()
     _, index = prompt.unique(return_inverse=True)
     sums = torch.zeros(int(index.max()) + 1, dtype=each.dtype).index_add_(0, index, each - mean)
-    return Gain(float(mean), float(sums.square().sum().sqrt()) / len(each))
+    return LikelihoodGain(float(mean), float(sums.square().sum().sqrt()) / len(each))
 
 
 DECISION, CONFIDENCE, CALIBRATED, SVIP = "decision", "confidence", "calibrated", "svip bound"
@@ -143,23 +143,23 @@ _MODES = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class ModeReport:
     """Greedy or sampled rounds: how many tokens, the share accepted, figures per estimate, the
     decision model's gain over calibrated confidence, and its reliability and the confidence's."""
 
     num_tokens: int
     acceptance: float
     figures: Mapping[str, Figures]
-    gain: Gain
+    gain: LikelihoodGain
     curves: Mapping[str, list[tuple[float, float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DecisionReport:
     """Reports of each mode, and the gain over calibrated confidence on both together."""
 
-    modes: Mapping[str, Mode]
-    gain: Gain
+    modes: Mapping[str, ModeReport]
+    gain: LikelihoodGain
 
     @property
     def verdict(self) -> str:
@@ -171,9 +171,9 @@ class Report:
         return {"verdict": self.verdict, **asdict(self)}
 
 
-def make_report(model: DecisionModel, train: Records, held: Records) -> Report:
+def make_report(model: DecisionModel, train: Records, held: Records) -> DecisionReport:
     """Judge the model on `held`, with the confidence calibrated on `train`."""
-    modes: dict[str, Mode] = {}
+    modes: dict[str, ModeReport] = {}
     estimates: dict[str, dict[str, Tensor]] = {}
     parts: list[Records] = []
     for name, column in _MODES.items():
@@ -188,7 +188,7 @@ def make_report(model: DecisionModel, train: Records, held: Records) -> Report:
         torch.cat([probs[name] for probs in estimates.values()]) for name in (DECISION, CALIBRATED)
     )
     accepted, prompt = (torch.cat([getattr(p, c) for p in parts]) for c in ("accepted", "prompt"))
-    return Report(modes, gain(ours, theirs, accepted, prompt))
+    return DecisionReport(modes, gain(ours, theirs, accepted, prompt))
 
 
 def _estimates(
@@ -203,9 +203,9 @@ def _estimates(
     }
 
 
-def _mode(probs: Mapping[str, Tensor], rows: Records) -> Mode:
+def _mode(probs: Mapping[str, Tensor], rows: Records) -> ModeReport:
     accepted = rows.accepted
-    return Mode(
+    return ModeReport(
         len(rows),
         float(accepted.double().mean()),
         {name: figures(values, accepted) for name, values in probs.items()},
@@ -214,7 +214,7 @@ def _mode(probs: Mapping[str, Tensor], rows: Records) -> Mode:
     )
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(report: DecisionReport, path: Path) -> None:
     """Write the report as JSON, whole or not at all, and its plot beside it as PNG."""
     write_json(path, report.facts())
 

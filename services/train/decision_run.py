@@ -20,9 +20,9 @@ from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, read_data
 from slipstream.train.decision import DecisionSettings, train_decision
-from slipstream.train.decision_report import Report, make_report, write_report
+from slipstream.train.decision_report import DecisionReport, make_report, write_report
 from slipstream.train.records import Records, RecordStore, joined
-from slipstream.train.rounds import Recorder
+from slipstream.train.rounds import RoundRecorder
 from slipstream.train.run_files import data_facts, write_provenance
 
 REPORT_NAME = "decision.json"
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordingPlan:
     """Extent of recording: `num_prompts` prompts at most, each answered greedily and at temperature
     1 with up to `max_tokens` tokens, `depth` of them drafted per round (None: the draft's own
     limit). No prompt is begun after `minutes`."""
@@ -64,7 +64,7 @@ class DecisionRun:
     data: tuple[Path, ...]
     work: Path | None = None
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(numerics="fast"))
-    recording: Recording = field(default_factory=Recording)
+    recording: RecordingPlan = field(default_factory=RecordingPlan)
     settings: DecisionSettings = field(default_factory=DecisionSettings)
     command: tuple[str, ...] = ()
 
@@ -74,15 +74,15 @@ class DecisionRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecisionOutcome:
     """The report and its path; `weights` is None where they are not better."""
 
-    report: Report
+    report: DecisionReport
     path: Path
     weights: Path | None
 
 
-def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Outcome:
+def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> DecisionOutcome:
     """Record, train and judge. Weights are written only if they are better than calibrated
     confidence on the held-out prompts; the report always is."""
     deadline = None if run.recording.minutes is None else clock() + 60 * run.recording.minutes
@@ -104,18 +104,18 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Outco
 
     usual = Profile().max_depth
     depth = run.recording.depth or min(scorer.max_lag or usual, usual)
-    recorder = Recorder(engine, scorer, depth=depth)
+    recorder = RoundRecorder(engine, scorer, depth=depth)
     records = _recorded(recorder, store, prompts, run.recording, progress=progress, is_late=is_late)
     train, validation, held = split(records)
     model = train_decision(train, validation, run.settings)
     report = make_report(model, joined([train, validation]), held)
     write_report(report, work / REPORT_NAME)
     if not report.gain.is_better:
-        return Outcome(report, work / REPORT_NAME, None)
+        return DecisionOutcome(report, work / REPORT_NAME, None)
     save_decision(model, folder)
     facts = _facts(run, files, report, [len(part) for part in (train, validation, held)])
     write_provenance(folder / PROVENANCE_NAME, command=run.command, facts=facts)
-    return Outcome(report, work / REPORT_NAME, folder / DECISION_NAME)
+    return DecisionOutcome(report, work / REPORT_NAME, folder / DECISION_NAME)
 
 
 def split(records: Records) -> tuple[Records, Records, Records]:
@@ -135,10 +135,10 @@ def split(records: Records) -> tuple[Records, Records, Records]:
 
 
 def _recorded(
-    recorder: Recorder,
+    recorder: RoundRecorder,
     store: RecordStore,
     prompts: Sequence[Sequence[int]],
-    recording: Recording,
+    recording: RecordingPlan,
     *,
     progress: Progress,
     is_late: Callable[[], bool],
@@ -176,7 +176,7 @@ def _key(
 
 
 def _facts(
-    run: DecisionRun, files: Sequence[DataFile], report: Report, counts: Sequence[int]
+    run: DecisionRun, files: Sequence[DataFile], report: DecisionReport, counts: Sequence[int]
 ) -> dict[str, Any]:
     num_train, num_validation, num_held = counts
     return {

@@ -85,7 +85,7 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RunWeights:
     """All tensors of a run: the model, its optimiser and the average of its weights."""
 
     model: nn.Module
@@ -93,7 +93,7 @@ class Weights:
     average: WeightAverage
 
 
-def save_checkpoint(directory: Path, weights: Weights, state: RunState) -> None:
+def save_checkpoint(directory: Path, weights: RunWeights, state: RunState) -> None:
     """Write a checkpoint beside the old one, then put it in its place."""
     part, old = directory.with_suffix(".part"), directory.with_suffix(".old")
     shutil.rmtree(part, ignore_errors=True)
@@ -110,7 +110,7 @@ def save_checkpoint(directory: Path, weights: Weights, state: RunState) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> RunState:
+def load_checkpoint(directory: Path, weights: RunWeights, *, fingerprint: str) -> RunState:
     """Restore all tensors in place; TrainingError when there is none or it is of another run."""
     path = directory / _STATE
     if not path.is_file():
@@ -131,7 +131,7 @@ def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> R
     return RunState(**record)
 
 
-def _optimizer_tensors(weights: Weights) -> dict[str, Tensor]:
+def _optimizer_tensors(weights: RunWeights) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
         for name, parameter in weights.model.named_parameters()

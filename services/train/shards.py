@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from slipstream.core.errors import TrainingError
 from slipstream.train.data import parse_line, read_lines, write_json, write_whole
-from slipstream.train.sources import Ids, Sources, SourceSettings, Talk
+from slipstream.train.sources import Ids, SourceSettings, Talk, TextSources
 
 _COMMON_PROMPT_TOKENS = 200
 """A batch holds as much as full rows of prompts this long; longer ones get fewer rows."""
@@ -51,7 +51,7 @@ class DataSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AnswerJob:
     """A conversation and the temperature of its answers."""
 
     talk: Talk
@@ -63,7 +63,7 @@ class Shard:
     """One of: conversations to have, texts to take as they are, user turns to write and answer."""
 
     number: int
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[AnswerJob, ...] = ()
     texts: tuple[Ids, ...] = ()
     num_self_prompts: int = 0
 
@@ -78,11 +78,11 @@ class Shard:
         return int.from_bytes(digest[:8], "little") >> 1
 
 
-def make_shards(sources: Sources, settings: DataSettings) -> tuple[Shard, ...]:
+def make_shards(sources: TextSources, settings: DataSettings) -> tuple[Shard, ...]:
     """Return all shards, conversations first, so ordered that any beginning is a fair sample."""
     rng = random.Random(settings.seed)
     jobs = [
-        Job(talk, draw_temperature(settings, rng))
+        AnswerJob(talk, draw_temperature(settings, rng))
         for talk in sources.talks
         for _ in range(settings.samples_per_prompt)
     ]
@@ -104,10 +104,10 @@ def draw_temperature(settings: DataSettings, rng: random.Random) -> float:
     return float(rng.choices(values, weights)[0])
 
 
-def _batches(jobs: Sequence[Job], settings: DataSettings) -> Iterator[tuple[Job, ...]]:
+def _batches(jobs: Sequence[AnswerJob], settings: DataSettings) -> Iterator[tuple[AnswerJob, ...]]:
     """Yield batches of conversations of similar length and number of turns."""
     room = settings.batch * (_COMMON_PROMPT_TOKENS + settings.max_new_tokens)
-    batch: list[Job] = []
+    batch: list[AnswerJob] = []
     for job in sorted(jobs, key=lambda job: (len(job.talk.turns), len(job.talk.prompt))):
         num_tokens = len(job.talk.prompt) + settings.max_new_tokens
         is_full = (len(batch) + 1) * num_tokens > room

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from slipstream.bench.peers.engine import (
-    Answer,
+    EngineAnswer,
     EngineSettings,
     EngineUnderTest,
     ProcessFacts,
@@ -41,7 +41,7 @@ class EndpointEngine(EngineUnderTest):
         self._model: str = models[0]["id"]
         self._pool = ThreadPoolExecutor(MAX_LEVEL)
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`."""
         return list(self._pool.map(lambda ids: self._one(ids, max_new_tokens), prompts))
 
@@ -53,7 +53,7 @@ class EndpointEngine(EngineUnderTest):
         """See `EngineUnderTest`."""
         self._pool.shutdown()
 
-    def _one(self, prompt: Any, max_new_tokens: int) -> Answer:
+    def _one(self, prompt: Any, max_new_tokens: int) -> EngineAnswer:
         body = {
             "model": self._model,
             "prompt": list(prompt),
@@ -71,7 +71,7 @@ class EndpointEngine(EngineUnderTest):
                     num_tokens = usage["completion_tokens"]
         if num_tokens is None:
             raise ServiceError(f"{self._url} sends no usage, so its tokens can't be counted")
-        return Answer(num_tokens, text="".join(texts))
+        return EngineAnswer(num_tokens, text="".join(texts))
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> Any:
         headers = {"Content-Type": "application/json"}

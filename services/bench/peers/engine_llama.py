@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import Any
 
 from slipstream.bench.peers.engine import (
-    Answer,
+    EngineAnswer,
     EngineSettings,
     EngineUnderTest,
     ProcessFacts,
     Prompts,
 )
-from slipstream.bench.peers.plan import Mode
+from slipstream.bench.peers.plan import PeerMode
 
 _ROOM = 256
 """Contexts are a multiple of this."""
@@ -42,7 +42,7 @@ class LlamaEngine(EngineUnderTest):
         self._library: Any = import_module("llama_cpp")
         self._lookup_tokens: int = settings["llama_lookup_tokens"]
         self._draft: _Counting | None = None
-        if settings["mode"] == Mode.LOOKUP:
+        if settings["mode"] == PeerMode.LOOKUP:
             lookup = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
             self._draft = _Counting(lookup(num_pred_tokens=self._lookup_tokens))
         self._repacks: bool = settings["llama_repack"]
@@ -62,7 +62,7 @@ class LlamaEngine(EngineUnderTest):
         )
         self._vocab = self._library.llama_model_get_vocab(self._llama.model)
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`."""
         return [self._one(prompt, max_new_tokens) for prompt in prompts]
 
@@ -78,7 +78,7 @@ class LlamaEngine(EngineUnderTest):
         """See `EngineUnderTest`."""
         self._llama.close()
 
-    def _one(self, prompt: Any, max_new_tokens: int) -> Answer:
+    def _one(self, prompt: Any, max_new_tokens: int) -> EngineAnswer:
         self._llama.reset()  # or this prompt may be cached
         if self._draft is not None:
             self._draft.num_calls = 0
@@ -88,7 +88,7 @@ class LlamaEngine(EngineUnderTest):
             if len(reply) == max_new_tokens or self._is_end(token):
                 break
         forwards = len(reply) if self._draft is None else self._draft.num_calls + 1
-        return Answer(len(reply), tuple(reply), num_forwards=forwards)
+        return EngineAnswer(len(reply), tuple(reply), num_forwards=forwards)
 
     def _is_end(self, token: int) -> bool:
         return bool(self._library.llama_vocab_is_eog(self._vocab, token))

@@ -9,7 +9,7 @@ from typing import Literal
 from slipstream.bench.harness import parse_numbers, require_at_least
 from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question, in_turn
-from slipstream.bench.serve.sample import Limits
+from slipstream.bench.serve.sample import GoodputLimits
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.types import SamplingParams
 
@@ -89,7 +89,7 @@ class ServePlan:
     max_new_tokens: int = 128
     repeats: int = 7
     warmup: int = 1
-    limits: Limits = field(default_factory=Limits)
+    limits: GoodputLimits = field(default_factory=GoodputLimits)
     checks_identity: bool = False
     long_prompt_tokens: int | None = None
     """Length of a long prompt that comes among running sessions."""
