@@ -29,41 +29,6 @@ REGISTRY_HOSTS = [
         ("npmjs", "org"),
     ]
 ]
-# Names of two or more classes in the packages that serve. Remove a name once it has one class.
-REPEATED_CLASSES = {
-    "Answer",
-    "Batch",
-    "Budget",
-    "Call",
-    "Calls",
-    "Defaults",
-    "DraftModel",
-    "Follower",
-    "Kind",
-    "KvSource",
-    "Layout",
-    "Lease",
-    "Limits",
-    "Listing",
-    "NotBuilt",
-    "Pair",
-    "Patience",
-    "Ports",
-    "Replica",
-    "Rotation",
-    "Rows",
-    "Shape",
-    "Spending",
-    "Step",
-    "Telling",
-    "Turn",
-    "Verification",
-    "_Entry",
-    "_Found",
-    "_Generation",
-    "_State",
-    "_Work",
-}
 MACHINE_PATH = re.compile(r"(?<![\w./~])/(?:root|work|home|opt|tmp|mnt|Users)/\w")
 
 
@@ -133,10 +98,6 @@ def test_files_stay_short():
 @pytest.mark.parametrize("budget", budgets.BUDGETS, ids=lambda budget: budget.title)
 def test_the_code_stays_within_its_budget(budget):
     assert budget.measure() <= budget.limit
-
-
-def test_no_two_classes_that_serve_have_one_name():
-    assert budgets.repeated_classes() <= REPEATED_CLASSES
 
 
 def test_every_module_says_what_it_is_for():

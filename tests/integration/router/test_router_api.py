@@ -15,10 +15,7 @@ from slipstream.options import build
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.v1 import (
-    common_pb2,
-    generation_pb2_grpc,
-)
+from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
 from slipstream.rpc.v1 import generation_pb2 as pb
 from support.network.key_files import key, write_keys
 from support.services import fleet
@@ -84,11 +81,7 @@ REFUSALS = {
         CODE.INVALID_ARGUMENT,
         "exceed the context of 4096",
     ),
-    "a forged request id": (
-        generation(request_id="a\nb"),
-        CODE.INVALID_ARGUMENT,
-        "request_id is",
-    ),
+    "a forged request id": (generation(request_id="a\nb"), CODE.INVALID_ARGUMENT, "request_id is"),
     "a bad session id": (
         generation(session=pb.SessionRef(session_id="a b")),
         CODE.INVALID_ARGUMENT,

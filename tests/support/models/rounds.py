@@ -71,9 +71,8 @@ def speculate(  # noqa: PLR0913 - a request's parts
         settings.num_roots,
     )
     sequence = TokenSequence(session, prompt)
-    decoding = decode(
-        draft, target, Planner(settings), sequence, clock=lambda: 0.0, observer=observer
-    )
+    planner, ports = Planner(settings), (draft, target)
+    decoding = decode(*ports, planner, sequence, clock=lambda: 0.0, observer=observer)
     rounds = tuple(iterated(decoding))
     for engine in (draft, target):
         for _ in iterated(_released(engine, name)):
