@@ -1,4 +1,4 @@
-"""Plots of measurements, as files. All that knows matplotlib; refuses to know what is plotted."""
+"""Plots of measurements, as files: the only module that uses matplotlib."""
 
 import os
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def save_plot(path: Path, draw: Callable[[Any], None], *, title: str, x: str, y:
 
 
 def check_plot(path: Path) -> None:
-    """Raises what `save_plot` would for this path, before there is anything to plot."""
+    """Raise what `save_plot` would for this path, before there is anything to plot."""
     _format(path)
     _new_figure()
 
@@ -46,9 +46,9 @@ def _format(path: Path) -> str:
 
 
 def _new_figure() -> Any:
-    """A figure that belongs to no window and no global list."""
+    """Return a figure that belongs to no window and no global list."""
     try:
-        # Imported here: only those who plot need it.
+        # Imported here: it is optional.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:

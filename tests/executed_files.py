@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 from types import FrameType
 
-import fleet
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
+from support.services import fleet
 
 PACKAGE = Path(__file__).resolve().parent.parent / ".dev" / "slipstream"
 

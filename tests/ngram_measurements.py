@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet import TARGET, Worker, register_target, routed, running
-from redis_server import redis_server
 from slipstream.engine.thread import EngineThread
 from slipstream.models.loading import load_model
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
@@ -26,6 +24,8 @@ from slipstream.target.description import describe
 from slipstream.target.servicer import TargetServicer
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
+from support.services.fleet import TARGET, Worker, register_target, routed, running
+from support.state.redis_server import redis_server
 
 VOCAB = 49_152
 NUM_TOKENS = 48

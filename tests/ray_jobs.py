@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from members import count_and_refuse
 from slipstream.core.errors import SlipstreamError
 from slipstream.train.data_run import DataHooks, DataRun, write_data
+from slipstream.train.group import run_ray_group
 from slipstream.train.ray_data import RaySpread
-from slipstream.train.ray_team import run_ray_team
 from slipstream.train.shards import DataSettings
 from slipstream.train.sources import SourceSettings
-from tiny_training import training_place
+from support.models.tiny_training import training_place
+from support.services.members import count_and_refuse
 
 SETTINGS = DataSettings(
     temperatures=((0.0, 1.0), (1.0, 1.0)),
@@ -91,10 +91,10 @@ def spread_data(place: Path) -> dict[str, object]:
     }
 
 
-def team(place: Path) -> dict[str, str]:
+def group(place: Path) -> dict[str, str]:
     """Two members of Ray Train that add up what they have, and then refuse."""
     work = partial(count_and_refuse, path=place / "told")
-    train = partial(run_ray_team, num_workers=2, has_gpus=False, directory=place / "ray")
+    train = partial(run_ray_group, num_workers=2, has_gpus=False, directory=place / "ray")
     error = said_by(lambda: train(work))
     return {"error": error, "told": (place / "told").read_text()}
 
@@ -105,7 +105,7 @@ def main(place: Path) -> None:
     os.environ |= _LIGHT
     training_place(place)
     with cluster():
-        said = {"data": spread_data(place), "team": team(place)}
+        said = {"data": spread_data(place), "group": group(place)}
     (place / "said.json").write_text(json.dumps(said))
 
 

@@ -1,13 +1,13 @@
 """The three services as processes beside the benchmark, and a wire between them that is slow."""
 
 import asyncio
-import os
 import selectors
 import threading
 from collections.abc import Coroutine
-from pathlib import Path
+from contextlib import closing
 from typing import Any, Self, TypeAlias, TypeVar
 
+from slipstream.bench.harness import processor_s
 from slipstream.core.errors import InvalidRequest
 from slipstream.local.stack import Stack, StackPlan
 
@@ -93,16 +93,6 @@ class LocalServices:
             raise
 
 
-def processor_s(pid: int) -> float:
-    """Return user and system time of a process; 0 once it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return 0.0
-    user, system = text.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
 def _drop(name: str, line: str) -> None:
     """Ignore the services' logs; what keeps one from starting is raised."""
 
@@ -155,30 +145,21 @@ class DelayLine:
 
     async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         try:
-            await self._join(near, back)
-        except OSError:
-            pass  # either side is gone, and the other is told by the end of its connection
+            if self._upstream is not None:
+                far, there = await asyncio.open_connection(*self._upstream)
+                with closing(there):
+                    await self._carry((near, there), (far, back))
+        except* OSError:
+            pass  # either side is gone, and the end of its connection shows it to the other
         finally:
             back.close()
 
-    async def _join(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        if self._upstream is None:
-            return
-        far, there = await asyncio.open_connection(*self._upstream)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._carry(near, there))
-                group.create_task(self._carry(far, back))
-        except* OSError:
-            pass
-        finally:
-            there.close()
-
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        pieces: Pieces = asyncio.Queue(_MOST_PIECES)
+    async def _carry(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._read(source, pieces))
-            group.create_task(_write(pieces, sink))
+            for source, sink in ways:
+                pieces: Pieces = asyncio.Queue(_MOST_PIECES)
+                group.create_task(self._read(source, pieces))
+                group.create_task(_write(pieces, sink))
 
     async def _read(self, source: asyncio.StreamReader, pieces: Pieces) -> None:
         clock = asyncio.get_running_loop().time

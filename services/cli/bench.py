@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from slipstream.bench.methods import GRAMMAR, Method, parse_methods, with_references
-from slipstream.cli.bench_flags import (
+from slipstream.cli.benchmarks.bench_flags import (
     ModelFlags,
     Numerics,
     OutputFlags,
@@ -16,9 +16,9 @@ from slipstream.cli.bench_flags import (
     machine_facts,
     plan_facts,
 )
-from slipstream.cli.bench_peers import peers
-from slipstream.cli.bench_rounds import rounds
-from slipstream.cli.bench_serve import serve
+from slipstream.cli.benchmarks.bench_peers import peers
+from slipstream.cli.benchmarks.bench_rounds import rounds
+from slipstream.cli.benchmarks.bench_serve import serve
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars, step_bar
 from slipstream.cli.report import figures_console, show_lines
@@ -160,8 +160,8 @@ def quality(flags: QualityFlags, prompts: QuestionFlags, output: OutputFlags) ->
         raise InvalidRequest(f"num_tokens is {flags.num_tokens}, but must be at least 1")
     questions = prompts.questions()
     from slipstream.bench.quality import compare, cut
-    from slipstream.models.causal import CausalModel
     from slipstream.models.loading import load_model
+    from slipstream.models.target.causal import CausalModel
     from slipstream.models.tokenizer import text_tokenizer
 
     loaded = load_model(flags.target, dtype=flags.dtype)

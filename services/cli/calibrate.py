@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from slipstream.cli.bench_flags import Numerics, QuestionFlags, command_line
+from slipstream.cli.benchmarks.bench_flags import Numerics, QuestionFlags, command_line
 from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars, step_bar
 from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.profile import Profile
-from slipstream.core.request import NO_DRAFTER
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 from slipstream.options import option, required
 

@@ -19,15 +19,15 @@ from slipstream.cli.report import (
     stats_line,
 )
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
-from slipstream.core.logprobs import MAX_LOGPROBS
-from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.results import collected
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.results import collected
+from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.core.prompt import Prompt
-    from slipstream.core.results import Result
+    from slipstream.core.request.prompt import Prompt
+    from slipstream.core.request.results import Result
 
 _WARM_UP_TOKENS = 8
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.core.origins import Origins, TokenOrigin
+from slipstream.core.request.origins import Origins, TokenOrigin
 
 if TYPE_CHECKING:
-    from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
-    from slipstream.core.results import RequestStats, Result
+    from slipstream.core.request.results import RequestStats, Result
+    from slipstream.core.text.logprobs import Logprobs, TokenLogprob, TopLogprob
 
 WIDTH_OF_FILES = 240
 _UNKNOWN = "-"

@@ -13,9 +13,8 @@ from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import option
 from slipstream.sizing.formula import KNEE, Pools, drafts_needed, estimate, mean_round
-from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording
+from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording, recording_of
 from slipstream.sizing.simulator import Fleet, Load, SimResult, simulate
-from slipstream.sizing.traces import recording_of
 from slipstream.telemetry.traces import read_spans
 
 _FREE_TOKENS, _MOST_TOKENS = 32, 256

@@ -56,7 +56,7 @@ def trace(flags: TraceFlags) -> None:
     if flags.json:
         typer.echo(json.dumps(_json_values(found), indent=2, allow_nan=False))
     elif flags.html is None:
-        from slipstream.cli.trace_waterfall import trace_console
+        from slipstream.cli.traces.trace_waterfall import trace_console
 
         show(found, trace_console())
 
@@ -87,8 +87,8 @@ def page(trace: "Trace") -> str:
     """
     from jinja2 import Environment, PackageLoader
 
-    from slipstream.cli.trace_summary import summary
-    from slipstream.cli.trace_waterfall import axis_ms, rows, value_text
+    from slipstream.cli.traces.trace_summary import summary
+    from slipstream.cli.traces.trace_waterfall import axis_ms, rows, value_text
     from slipstream.telemetry.traces import REQUEST_ID
 
     templates = Environment(
@@ -113,8 +113,8 @@ def show(trace: "Trace", console: "Console") -> None:
     """Print waterfall and summary."""
     from rich.text import Text
 
-    from slipstream.cli.trace_summary import summary
-    from slipstream.cli.trace_waterfall import waterfall
+    from slipstream.cli.traces.trace_summary import summary
+    from slipstream.cli.traces.trace_waterfall import waterfall
 
     console.print(waterfall(trace, console))
     found = summary(trace)
@@ -129,7 +129,7 @@ def show(trace: "Trace", console: "Console") -> None:
 
 
 def _json_values(trace: "Trace") -> dict[str, Any]:
-    from slipstream.cli.trace_summary import summary
+    from slipstream.cli.traces.trace_summary import summary
 
     found = summary(trace)
     values: dict[str, Any] = _plain(

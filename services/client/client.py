@@ -19,11 +19,11 @@ from slipstream.client.call import (
 from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core.inline import finished
-from slipstream.core.model_info import ModelInfo
-from slipstream.core.prompt import Prompt
-from slipstream.core.request import Generation
-from slipstream.core.results import Result
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.request.model_info import ModelInfo
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Result
+from slipstream.core.request.server_info import ServerInfo
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls

@@ -13,10 +13,10 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import AsyncChunkStream
 from slipstream.core.errors import InvalidRequest, ModelNotFound, SessionClosed, SessionNotFound
 from slipstream.core.inline import finished
-from slipstream.core.model_info import Limits, ModelInfo, drafter_infos, verification_infos
-from slipstream.core.prompt import Prompt, checked_prompt
-from slipstream.core.results import Chunk, Result, collected
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
+from slipstream.core.request.prompt import Prompt, checked_prompt
+from slipstream.core.request.results import Chunk, Result, collected
+from slipstream.core.request.server_info import ServerInfo
 from slipstream.draft.build import Drafter
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds

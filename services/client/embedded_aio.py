@@ -17,7 +17,7 @@ from slipstream.client.embedded_session import Answer, EnginePorts
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import Cancelled
 from slipstream.core.ports import Draft
-from slipstream.core.results import Chunk
+from slipstream.core.request.results import Chunk
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
 from slipstream.draft.engine import LocalDraft

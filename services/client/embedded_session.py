@@ -11,17 +11,17 @@ from functools import partial
 
 from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
+from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import SessionBusy
 from slipstream.core.inline import finished
-from slipstream.core.ngram_draft import LookupDraft
 from slipstream.core.ports import Draft, Target
-from slipstream.core.request import DraftFacts, Generation
-from slipstream.core.results import Chunk
+from slipstream.core.request.request import DraftFacts, Generation
+from slipstream.core.request.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
 from slipstream.draft.build import Drafter
-from slipstream.router.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.router.failover_draft import FailoverDraft
+from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.router.replicas.failover_draft import FailoverDraft
 from slipstream.state.record import Opening
 from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
 from slipstream.text.prompts import encode_prompt, encode_turn

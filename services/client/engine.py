@@ -5,16 +5,16 @@ from pathlib import Path
 
 import torch
 
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram_sources import NgramSources
-from slipstream.core.request import ModelFacts
+from slipstream.core.request.request import ModelFacts
 from slipstream.draft.build import Drafter, DraftModel, DraftTarget, build_drafter, load_draft_model
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.dtypes import dtype_name
-from slipstream.models.invariance import Numerics
+from slipstream.models.glide.target_parts import TargetParts, has_rotary, target_parts
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
-from slipstream.models.target_parts import TargetParts, has_rotary, target_parts
+from slipstream.models.numerics.invariance import Numerics
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named

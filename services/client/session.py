@@ -17,9 +17,9 @@ from slipstream.core.errors import (
     SessionExists,
     SessionNotFound,
 )
-from slipstream.core.prompt import Prompt
-from slipstream.core.request import SessionRef
-from slipstream.core.results import Chunk, Result, collected
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.request import SessionRef
+from slipstream.core.request.results import Chunk, Result, collected
 
 T = TypeVar("T")
 

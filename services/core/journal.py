@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from slipstream.core.results import Continuity, RequestStats, Timings
-from slipstream.core.stats import SpeculationStats
+from slipstream.core.request.results import Continuity, RequestStats, Timings
+from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason
 
 _TUPLES = ("per_step_accepted", "per_step_drafted", "per_step_depth")

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from slipstream.core.journal import Ending, Journal, NoJournal
-from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
-from slipstream.core.origins import TokenOrigin, origins_of
-from slipstream.core.planner import Planner
+from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import RequestPorts
-from slipstream.core.request import Request
-from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
+from slipstream.core.request.origins import TokenOrigin, origins_of
+from slipstream.core.request.request import Request
+from slipstream.core.request.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
+from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stats import Outcomes
-from slipstream.core.text import Piece, Speller, TextStream, joined
+from slipstream.core.text.logprobs import TokenLogprob, with_texts
+from slipstream.core.text.text import Piece, Speller, TextStream, joined
 from slipstream.core.timing import Clock, Spent
 from slipstream.core.types import FinishReason
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from slipstream import __version__
-from slipstream.core.server_info import ReplicaRole
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.servicer import SERVICE, DraftServicer, register

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from slipstream.core import errors
-from slipstream.core.options import MAX_NODES
-from slipstream.core.prices import DEFAULT_STEP_COST
-from slipstream.core.profile import Profile
+from slipstream.core.policy.prices import DEFAULT_STEP_COST
+from slipstream.core.policy.stop import CONTEXT, Stop, make_stop
+from slipstream.core.request.options import MAX_NODES
+from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import SyncedTokens, TokenSequence
-from slipstream.core.stop import CONTEXT, Stop, make_stop
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.following import Chains, followed_slots
@@ -21,8 +21,8 @@ from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_f
 from slipstream.draft.growth import Grown, Growth, Prefix, Reach, Step
 from slipstream.draft.slots import Score, Slot, SlotReader, read_each
 from slipstream.engine.thread import internal_errors
-from slipstream.models.glide_chains import ChainRequest
-from slipstream.models.pool import KvPool
+from slipstream.models.glide.glide_chains import ChainRequest
+from slipstream.models.kv.pool import KvPool
 from slipstream.models.scorer import KvView, Scorer
 
 _GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Grown]] = {

@@ -15,7 +15,7 @@ from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.draft.channels import Channels
 from slipstream.draft.mirror import KvMirror
-from slipstream.rpc.kv import ENCODING, KvFormat, KvSource, frame_from_pb
+from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
@@ -42,7 +42,7 @@ class FeedAddress:
     """Where a session's keys and values are read: a replica, a session there, and its secret."""
 
     address: str
-    source: KvSource
+    source: KvStreamSource
     credential: str = field(repr=False)
 
     def is_same_cache(self, other: "FeedAddress | None") -> bool:
@@ -209,7 +209,7 @@ class KvFeed:
             trace=trace_to_pb(span.carrier if span else None),
         )
 
-    def _take(self, message: target_pb2.StreamKvResponse, source: KvSource) -> None:
+    def _take(self, message: target_pb2.StreamKvResponse, source: KvStreamSource) -> None:
         """Hold a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
         frame = frame_from_pb(message, source, self._form)
         self.mirror.write(

@@ -16,7 +16,7 @@ from slipstream.draft.feed import FeedAddress, KvFeed
 from slipstream.draft.memory import ByteBudget
 from slipstream.draft.mirror import KvMirror
 from slipstream.draft.sources import KvSources
-from slipstream.models.pool import KvLayout
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvFormat

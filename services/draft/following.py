@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.core.stop import Stop
+from slipstream.core.policy.stop import Stop
 from slipstream.core.types import SamplingParams
 from slipstream.draft.slots import Slot, no_law
-from slipstream.models.glide_chains import ChainPosition, ChainRequest
+from slipstream.models.glide.glide_chains import ChainPosition, ChainRequest
 
 
 class Chains(Protocol):
-    """What follows chains; see `models.glide_chains.GlideChains`."""
+    """What follows chains; see `models.glide.glide_chains.GlideChains`."""
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Whether such a chain can be followed."""

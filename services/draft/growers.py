@@ -1,12 +1,12 @@
-"""The shapes of proposals: chains, CaPE, trees of fixed widths, forks under roots, dynamic trees."""
+"""The shapes of proposals: chains, CaPE, trees of fixed widths, forks, dynamic trees."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.cape import Budget, Chain, cape_tree
-from slipstream.core.dynamic import DynamicTree
-from slipstream.core.stop import TOO_DEAR, Stop, StopSignal
+from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
+from slipstream.core.draft.dynamic import DynamicTree
+from slipstream.core.policy.stop import TOO_DEAR, Stop, StopSignal
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseLaw, Verification
 from slipstream.draft.growth import Growing, Grown, Growth
@@ -42,7 +42,7 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> Grown:
         None if is_drawn else [growth.acceptance(slot) for slot in slots],
         None if is_drawn else [slot.probs[1:] for slot in slots],
     )
-    tree = cape_tree(chain, Budget(plan.max_nodes, growth.cape_table, plan.row_prices))
+    tree = cape_tree(chain, NodeBudget(plan.max_nodes, growth.cape_table, plan.row_prices))
     path = path if len(tree) else _Path(slots, TOO_DEAR)
     return _proposal(growth, tree, path)
 

@@ -8,13 +8,13 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slipstream.core.profile import Profile
-from slipstream.core.stop import Stop, StopSignal
+from slipstream.core.policy.stop import Stop, StopSignal
+from slipstream.core.request.profile import Profile
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, SparseLaw, Verification
 from slipstream.draft.following import Chains
 from slipstream.draft.slots import Reading, Slot, SlotReader
-from slipstream.models.glide_chains import MAX_NEW_TOKENS, ChainRequest
+from slipstream.models.glide.glide_chains import MAX_NEW_TOKENS, ChainRequest
 from slipstream.models.scorer import Ask, Grow, KvView, Sync
 
 T = TypeVar("T")

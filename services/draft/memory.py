@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError, NoRoom
-from slipstream.core.options import MAX_NODES
+from slipstream.core.request.options import MAX_NODES
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
 from slipstream.models.memory import MemoryPlan, budget_bytes, shown
-from slipstream.models.pool import BLOCK_SIZE, KvLayout, round_up
 
 IN_PROCESS = "0.25"
 """The budget of a draft beside its target: several of them may be open at once."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.draft.memory import ByteBudget
-from slipstream.models.pool import BLOCK_SIZE, KvLayout, round_up
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
 from slipstream.models.scorer import KvView
 
 Fill = Callable[[Sequence[Tensor]], None]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.profile import Profile, profile_from_values, profile_values
+from slipstream.core.request.profile import Profile, profile_from_values, profile_values
 
 FORMAT_VERSION = 1
 PROFILE_NAME = "profile.json"

@@ -25,7 +25,7 @@ from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.supply import KvSupply
 from slipstream.draft.telemetry import Telling, tell, tell_load
 from slipstream.engine.thread import Done, EngineThread
-from slipstream.rpc.convert import (
+from slipstream.rpc.conversion.convert import (
     delta_from_pb,
     plan_from_pb,
     proposal_to_pb,

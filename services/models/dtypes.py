@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.linears import PackedLinear
 from slipstream.models.machine import Measurements, best_seconds, this_machine
 from slipstream.models.native.library import has_kernels
+from slipstream.models.numerics.linears import PackedLinear
 
 _LOG = logging.getLogger("slipstream.models")
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.architecture import eos_ids
 from slipstream.models.dtypes import AUTO, choose_dtype
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
@@ -24,6 +23,7 @@ from slipstream.models.store.gguf import gguf_options, quiet_transformers, read_
 from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
+from slipstream.models.target.architecture import eos_ids
 from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
@@ -230,7 +230,7 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: 
 
 def check_ranks(path: Path, num_ranks: int) -> None:
     """Raise `InvalidRequest` unless the model in a directory can be split so many ways."""
-    from slipstream.models.shards import require_split
+    from slipstream.models.parallel.shards import require_split
 
     folder, gguf = find_sources(path)
     if gguf:

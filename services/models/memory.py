@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.models.pool import KvLayout
+from slipstream.models.kv.pool import KvLayout
 
 AUTO = "auto"
 _AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.pool import KvLayout, KvPool
+from slipstream.models.kv.pool import KvLayout, KvPool
 
 
 @dataclass(slots=True)

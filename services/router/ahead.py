@@ -10,7 +10,7 @@ from contextlib import aclosing
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
 from slipstream.core.journal import Ending, Journal
-from slipstream.core.results import Chunk, Continuity
+from slipstream.core.request.results import Chunk, Continuity
 
 
 class WriteBehind:

@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 
-from slipstream.core.server_info import ReplicaRole, ReplicaState
+from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.access import Access
-from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
-from slipstream.router.discovery import Sources
-from slipstream.router.fleet import DrafterDefaults, Fleet
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.router.limits import Admission, KeyLimits
-from slipstream.router.pool import Pool
-from slipstream.router.probes import DraftProbe, TargetProbe
-from slipstream.router.replica import Hooks
+from slipstream.router.replicas.breaker import Breakers
+from slipstream.router.replicas.discovery import Sources
+from slipstream.router.replicas.fleet import DrafterDefaults, Fleet
+from slipstream.router.replicas.pool import Pool
+from slipstream.router.replicas.probes import DraftProbe, TargetProbe
+from slipstream.router.replicas.replica import Hooks
 from slipstream.router.request_runner import RequestRunner, RouterState, Timeouts
 from slipstream.router.request_telemetry import RouterTelemetry
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts

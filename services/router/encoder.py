@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from slipstream.core.prompt import Prompt, are_ids
-from slipstream.core.request import Ask
-from slipstream.router.probes import DescribedTarget
+from slipstream.core.request.prompt import Prompt, are_ids
+from slipstream.core.request.request import Ask
+from slipstream.router.replicas.probes import DescribedTarget
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 LONG_PROMPT = 4096

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.core.model_info import (
+from slipstream.core.draft.ngram_draft import NGRAM
+from slipstream.core.request.model_info import (
     DrafterInfo,
     Limits,
     ModelInfo,
@@ -11,9 +12,8 @@ from slipstream.core.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.core.ngram_draft import NGRAM
-from slipstream.router.fleet import Fleet, Placed
-from slipstream.router.probes import DescribedDraft
+from slipstream.router.replicas.fleet import Fleet, Placed
+from slipstream.router.replicas.probes import DescribedDraft
 
 
 def model_info(fleet: Fleet, placed: Placed) -> ModelInfo:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slipstream.core.draft.ngram import MAX_TOKEN_ID
+from slipstream.core.draft.ngram_sources import TextMemory
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram import MAX_TOKEN_ID
-from slipstream.core.ngram_sources import TextMemory
 from slipstream.ngrams.scopes import LearnedScopes
-from slipstream.router.probes import DescribedTarget
+from slipstream.router.replicas.probes import DescribedTarget
 from slipstream.state.factory import open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.text_exchange import EVERY_S, MAX_TEXT_TOKENS, TextExchange

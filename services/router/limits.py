@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 
 from slipstream.core.errors import CapacityError, Unavailable
-from slipstream.core.request import Generation
-from slipstream.core.results import Chunk
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Chunk
 from slipstream.router.access import Key
 from slipstream.state.quotas import Quotas, Ticket
 from slipstream.state.session_leases import request_name

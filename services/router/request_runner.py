@@ -8,21 +8,25 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import Unavailable
 from slipstream.core.journal import Journal
-from slipstream.core.ngram_sources import NgramSources
-from slipstream.core.request import DraftFacts, Generation, Request
-from slipstream.core.results import Chunk, RequestStats
+from slipstream.core.request.request import DraftFacts, Generation, Request
+from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder
-from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.router.limits import Admission
-from slipstream.router.probes import DescribedTarget
-from slipstream.router.request_replicas import RequestReplicaOptions, RequestReplicas, free_parked
+from slipstream.router.replicas.fleet import Fleet, Placed, Wanted
+from slipstream.router.replicas.probes import DescribedTarget
+from slipstream.router.replicas.request_replicas import (
+    RequestReplicaOptions,
+    RequestReplicas,
+    free_parked,
+)
 from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.rpc.exchange import CallOptions

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.request import Generation, Request
-from slipstream.core.results import Chunk, RequestStats
+from slipstream.core.request.request import Generation, Request
+from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier

@@ -5,10 +5,10 @@ from collections.abc import Awaitable
 from dataclasses import replace
 
 from slipstream.core.errors import InternalError, InvalidRequest
-from slipstream.core.port_checks import check_verdict
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, ReplyTiming, Session, Verdict
-from slipstream.rpc.convert import (
+from slipstream.core.verify.port_checks import check_verdict
+from slipstream.rpc.conversion.convert import (
     session_to_pb,
     timing_from_pb,
     verdict_from_pb,

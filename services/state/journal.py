@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from slipstream.core.errors import SessionError, SessionTaken, SlipstreamError, Unavailable
 from slipstream.core.journal import Ending
-from slipstream.core.results import Continuity
+from slipstream.core.request.results import Continuity
 from slipstream.state.record import Claim, Grant, Opening, SessionUpdate, StoreLease
 from slipstream.state.store import SessionStore
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 
-from slipstream.core.request import Request
+from slipstream.core.request.request import Request
 
 
 @dataclass(frozen=True, slots=True)

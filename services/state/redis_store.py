@@ -5,7 +5,7 @@ Each operation is one script there; see `scripts` for what is kept.
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.core.request import SessionRef
+from slipstream.core.request.request import SessionRef
 from slipstream.state.record import (
     Bounds,
     Claim,

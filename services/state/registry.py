@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import InvalidRequest, Unavailable
-from slipstream.core.server_info import ReplicaRole
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.state.scripts import Script
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync, Unavailable
-from slipstream.core.fingerprint import fingerprint
 from slipstream.core.journal import Ending
-from slipstream.core.request import (
+from slipstream.core.request.fingerprint import fingerprint
+from slipstream.core.request.request import (
     DraftFacts,
     Generation,
     ModelFacts,
@@ -20,8 +20,8 @@ from slipstream.core.request import (
     draft_settings,
     make_request,
 )
-from slipstream.core.results import Chunk, PromptInfo
-from slipstream.core.text import Piece, TextStream, joined
+from slipstream.core.request.results import Chunk, PromptInfo
+from slipstream.core.text.text import Piece, TextStream, joined
 from slipstream.core.types import Verification
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Claim, Record, StoredTurn

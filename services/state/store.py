@@ -20,7 +20,7 @@ from slipstream.core.errors import (
     SessionTaken,
     SlipstreamError,
 )
-from slipstream.core.request import SessionRef
+from slipstream.core.request.request import SessionRef
 from slipstream.state.record import Bounds, Claim, Grant, Record, SessionUpdate, StoreLease
 
 

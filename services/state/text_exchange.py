@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slipstream.core.draft.ngram import MAX_TOKEN_ID
 from slipstream.core.errors import Unavailable
-from slipstream.core.ngram import MAX_TOKEN_ID
 from slipstream.state.scripts import TOKEN_BYTES, Script, packed, unpacked
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import cast
 
 from slipstream import __version__
-from slipstream.core.server_info import ReplicaRole
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
 from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.dtypes import choose_dtype, dtype_name
-from slipstream.models.invariance import Numerics
 from slipstream.models.loading import load_model, parse_device
+from slipstream.models.numerics.invariance import Numerics
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.core.logprobs import MAX_LOGPROBS
-from slipstream.core.request import ModelFacts
-from slipstream.models.causal import CausalModel
-from slipstream.models.invariance import Numerics
+from slipstream.core.request.request import ModelFacts
+from slipstream.core.text.logprobs import MAX_LOGPROBS
+from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.loading import LoadedModel
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
-from slipstream.models.pool import BLOCK_SIZE, round_up
-from slipstream.models.ranks import ALONE
+from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.parallel.ranks import ALONE
+from slipstream.models.parallel.tensor_parallel import TensorParallelGroup
 from slipstream.models.store.digests import bytes_digest
-from slipstream.models.tensor_parallel import TensorParallelGroup
+from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammars import Grammars

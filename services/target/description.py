@@ -2,8 +2,8 @@
 
 import logging
 
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import LoadedModel
-from slipstream.models.pool import KvLayout
 from slipstream.models.store.digests import hub_commit, weights_digest
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.rpc.kv import DTYPE

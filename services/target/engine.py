@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
-from slipstream.core.port_checks import check_proposal, check_tokens
-from slipstream.core.row_costs import Offer
+from slipstream.core.policy.row_costs import Offer
 from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict
-from slipstream.core.walk import Walk
+from slipstream.core.verify.port_checks import check_proposal, check_tokens
+from slipstream.core.verify.walk import Walk
 from slipstream.engine.thread import internal_errors
-from slipstream.models.cache import KvCache
-from slipstream.models.causal import CausalModel
 from slipstream.models.cores import beside
-from slipstream.models.pool import BLOCK_SIZE, KvLayout
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import KvView
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.decision import Batch, Decision, forward
 from slipstream.target.grammars import Grammars, constraint_of
 from slipstream.target.kv_sender import KvSender

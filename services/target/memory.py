@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from slipstream.core.errors import NoRoom
 from slipstream.core.sequence import common_prefix
-from slipstream.models.cache import KvCache
-from slipstream.models.pool import BLOCK_SIZE, KvPool, round_up
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 
 _MAX_COMPARED = 64
 """Pages below one whose tokens are compared one by one, the most recent ones."""

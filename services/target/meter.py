@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.core.cost_curve import CostCurve
-from slipstream.core.load import Allowance, Crowd, Waits, Yield
-from slipstream.core.row_costs import Offer
+from slipstream.core.policy.cost_curve import CostCurve
+from slipstream.core.policy.load import Allowance, Crowd, Waits, Yield
+from slipstream.core.policy.row_costs import Offer
 
 _LOG = logging.getLogger("slipstream.target")
 

@@ -14,7 +14,7 @@ import grpc
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming
-from slipstream.rpc.convert import session_from_pb, verdict_to_pb, verify_from_pb
+from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement

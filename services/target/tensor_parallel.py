@@ -22,11 +22,11 @@ from typing import Self, cast
 import torch
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.invariance import Numerics
 from slipstream.models.loading import check_ranks
-from slipstream.models.ranks import join_ranks, leave_ranks
+from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.parallel.ranks import join_ranks, leave_ranks
+from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.models.store.resolve import resolve
-from slipstream.models.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.parent_watch import watched_command
 from slipstream.target.config import TargetConfig
 
@@ -107,12 +107,12 @@ class WorkerProcesses:
         )
 
     def send(self, step: WorkerStep | None) -> None:
-        """See `models.tensor_parallel.Workers`. None is the last step."""
+        """See `models.parallel.tensor_parallel.Workers`. None is the last step."""
         for worker in self._workers:
             worker.connection.send(step)
 
     def fail(self, reason: str) -> None:
-        """See `models.tensor_parallel.Workers`."""
+        """See `models.parallel.tensor_parallel.Workers`."""
         if not self._is_over.wait(_MOMENT_S):  # where a worker has ended, that is the reason
             self._lose(reason, is_input=False)
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
-from slipstream.models.causal import CausalModel
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import load_target_parts
-from slipstream.models.ranks import join_ranks, leave_ranks
-from slipstream.models.tensor_parallel import TensorParallelWorker
+from slipstream.models.parallel.ranks import join_ranks, leave_ranks
+from slipstream.models.parallel.tensor_parallel import TensorParallelWorker
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.tensor_parallel import WorkerFailure, WorkerTask
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from slipstream.core.cost_curve import CROWD, Budget, CostCurve, Costs, learn
+from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.models.batched_tokens import Part
-from slipstream.models.cache import KvCache
-from slipstream.models.causal import CausalModel
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.machine import best_seconds, this_machine
-from slipstream.models.pool import BLOCK_SIZE, KvPool, round_up
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
 
 _TOKEN = 0
 _CHECKED = (1, 8)

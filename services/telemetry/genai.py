@@ -8,9 +8,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.core.prompt import are_ids
-from slipstream.core.request import Generation
-from slipstream.core.results import PromptInfo, RequestStats
+from slipstream.core.request.prompt import are_ids
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import PromptInfo, RequestStats
 from slipstream.core.types import FinishReason, SamplingParams
 from slipstream.telemetry.metric import Attributes, Value
 

@@ -15,8 +15,8 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, TracerProvider
 
 import slipstream
-from slipstream.core.request import Generation
-from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result
 from slipstream.core.types import FinishReason
 from slipstream.telemetry.carrier import carried, carrier_of
 from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS

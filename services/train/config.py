@@ -1,4 +1,4 @@
-"""Settings of a training run, checked at birth. Knows nothing of files or models."""
+"""Settings of a training run."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ LENGTH = "Length and speed"
 class LossSettings:
     """Weights of the loss terms (0 switches one off), and block lengths of the cross mask.
 
-    The distance to the target's final hidden state is smooth L1; see `unroll.py` for the weights
-    of positions by chains.
+    The distance to the target's final hidden state is smooth L1; `masks.survival_weights` has
+    the weights of positions by chains.
     """
 
     PANEL: ClassVar[str] = "Loss"
@@ -54,7 +54,7 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long to train and how fast: either `steps` or `minutes` bounds the run.
+    """Length and speed of training: either `steps` or `minutes` bounds the run.
 
     lr rises linearly over `warmup` (a fraction of the run), then falls as a cosine to
     `lr * floor`.
@@ -82,7 +82,7 @@ class Schedule:
 
 
 class Precision(StrEnum):
-    """What products are computed in; weights and their averages are float32 always."""
+    """Type of products; weights and their averages are float32 always."""
 
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
@@ -90,7 +90,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything about a run that changes its result; the options of `slipstream train glide`."""
+    """Settings of a run that change its result; the options of `slipstream train glide`."""
 
     PANEL: ClassVar[str] = LENGTH
 

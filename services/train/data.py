@@ -2,7 +2,6 @@
 
 Two kinds of line: `{"p": [...], "g": [...]}`, ids of a prompt and of what the target answered,
 and `{"prompt": "..."}`, a prompt alone. A directory of shards counts as one file of their lines.
-Knows nothing of models or features.
 """
 
 import gzip
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from slipstream.core.errors import InvalidRequest, TrainingError
 
 Encode = Callable[[str], Sequence[int]]
-"""A prompt's text -> its ids in the chat template, up to where the answer starts."""
+"""Function that returns a prompt's ids in the chat template, up to where the answer starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,13 @@ class Document:
 
     @property
     def key(self) -> str:
-        """Hash of the prompt: documents of one prompt share it."""
+        """Return the hash of the prompt: documents of one prompt share it."""
         return hashlib.sha256(self.ids[: self.num_prompt].tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """What is left out: lines longer than `max_tokens`, ids outside the vocabulary are errors."""
+    """Limits of lines: longer ones than `max_tokens` are left out, other ids are errors."""
 
     vocab_size: int
     max_tokens: int = 1024
@@ -56,7 +55,7 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """The documents of one file and how many lines were too long."""
+    """Documents of one file, and the number of lines that were too long."""
 
     name: str
     sha256: str
@@ -65,12 +64,12 @@ class DataFile:
 
     @property
     def num_tokens(self) -> int:
-        """All tokens, prompts included."""
+        """Return the number of all tokens, prompts included."""
         return sum(len(document.ids) for document in self.documents)
 
     @property
     def num_generated(self) -> int:
-        """Tokens the target generated."""
+        """Return the number of tokens that the target generated."""
         return sum(len(document.ids) - document.num_prompt for document in self.documents)
 
 
@@ -99,7 +98,7 @@ def read_data(path: Path, limits: ReadLimits, *, encode: Encode) -> DataFile:
 
 
 def finished_shards(directory: Path) -> list[Path]:
-    """The shards that `slipstream train data` has finished there, by number."""
+    """Return the shards that `slipstream train data` has finished there, by number."""
     shards = sorted(directory.glob("shard-*.jsonl.gz"))
     if not shards:
         raise TrainingError(f"{directory} holds no finished shard")
@@ -107,7 +106,7 @@ def finished_shards(directory: Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> tuple[bytes, list[str]]:
-    """A text file as it lies there and as lines, unpacked; TrainingError if it can't be read."""
+    """Return a text file as bytes and as lines, unpacked; TrainingError if it can't be read."""
     try:
         raw = path.read_bytes()
         text = gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -118,7 +117,7 @@ def read_lines(path: Path) -> tuple[bytes, list[str]]:
 
 
 def parse_line(line: str, where: str) -> Any:
-    """A line of JSON; TrainingError says `where` there is none."""
+    """Parse a line of JSON; the TrainingError has `where` it is."""
     try:
         return json.loads(line)
     except ValueError as error:
@@ -126,7 +125,7 @@ def parse_line(line: str, where: str) -> Any:
 
 
 def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int], list[int]]:
-    """Indices (train, held-out): of `count` answered conversations, by lowest hash, for the checks.
+    """Return indices (train, held-out), the latter of `count` answered conversations, by hash.
 
     Every document of a held-out conversation leaves the training set.
     """
@@ -161,7 +160,7 @@ def _conversations(documents: Sequence[Document]) -> list[str]:
 
 
 def token_counts(documents: Sequence[Document], vocab_size: int) -> NDArray[np.int64]:
-    """How often each id was generated, [V]; prompts count where nothing was generated."""
+    """Return how often each id was generated, [V]; prompts count where nothing was generated."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for document in documents:
         counts += np.bincount(document.ids[document.num_prompt :], minlength=vocab_size)
@@ -171,7 +170,7 @@ def token_counts(documents: Sequence[Document], vocab_size: int) -> NDArray[np.i
 def batches(
     lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int
 ) -> Iterator[list[int]]:
-    """One pass over all documents in batches of similar length, in an order of its own.
+    """Yield one pass over all documents in batches of similar length, in an order of its own.
 
     Each batch padded to its longest document holds at most `batch_tokens` (or one document).
     """

@@ -1,6 +1,6 @@
 """A run that writes training data, from files of prompts to a directory of shards.
 
-Knows nothing of the command line; progress goes out through `DataHooks`.
+Progress goes out through `DataHooks`.
 """
 
 import hashlib
@@ -12,21 +12,84 @@ from typing import Any
 import torch
 
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.models.architecture import context_length
-from slipstream.models.batch import BatchModel
-from slipstream.models.loading import (
-    find_sources,
-    load_target_parts,
-    load_tokenizer,
-)
+from slipstream.models.loading import find_sources, load_target_parts, load_tokenizer
 from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.target.architecture import context_length
+from slipstream.models.target.batch import BatchModel
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.author import Author, Vocabulary
-from slipstream.train.shard_store import ShardStore
-from slipstream.train.shards import DataSettings, Shard, make_shards
+from slipstream.train.shards import DataSettings, Shard, ShardStore, make_shards
 from slipstream.train.sources import Sources, read_sources
-from slipstream.train.tally import DataReport, Tally, Written
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A finished shard: how many documents it holds and how many tokens the target wrote."""
+
+    number: int
+    num_documents: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """Progress after a shard: shards of all processes, tokens of this run, seconds to the end."""
+
+    num_done: int
+    num_shards: int
+    num_tokens: int
+    tokens_per_second: float
+    seconds_left: float
+
+
+class Tally:
+    """Count of what all processes have written."""
+
+    def __init__(self, shards: Sequence[Shard], store: ShardStore, max_tokens: int | None) -> None:
+        """`max_tokens` is of all shards together; those that are finished already count."""
+        self._costs = {shard.number: shard.cost for shard in shards}
+        self._store = store
+        self._max_tokens = max_tokens
+        self._tokens: dict[int, int] = {}
+        self._num_own = 0
+        self.done: set[int] = set()
+        self.update(None)
+        self._before = (self._cost_left(), sum(self._tokens.values()))
+
+    def update(self, written: Written | None) -> None:
+        """Count what is finished by now; `written` is a shard of this run's own."""
+        if written is not None:
+            self._num_own += written.num_tokens
+            self._tokens[written.number] = written.num_tokens
+        self.done = self._store.done()
+        if self._max_tokens is not None:
+            for number in self.done - self._tokens.keys():
+                self._tokens[number] = self._store.num_generated(number)
+
+    def is_enough(self) -> bool:
+        """Return whether as many tokens are generated as were asked for."""
+        return self._max_tokens is not None and sum(self._tokens.values()) >= self._max_tokens
+
+    def report(self, elapsed_seconds: float) -> DataReport:
+        """Return the progress, `elapsed_seconds` after the first shard of this run was begun."""
+        rate = self._num_own / elapsed_seconds if elapsed_seconds else 0.0
+        left = elapsed_seconds * self._share_left()
+        return DataReport(len(self.done), len(self._costs), self._num_own, rate, left)
+
+    def _share_left(self) -> float:
+        """Return what is left, in multiples of what all have done since the start."""
+        cost_left, cost_before = self._cost_left(), self._before[0]
+        shares = [cost_left / max(1, cost_before - cost_left)]
+        if self._max_tokens is not None:
+            num_tokens = sum(self._tokens.values())
+            num_left = max(0, self._max_tokens - num_tokens)
+            shares.append(num_left / max(1, num_tokens - self._before[1]))
+        return min(shares)
+
+    def _cost_left(self) -> int:
+        return sum(cost for number, cost in self._costs.items() if number not in self.done)
+
 
 _FORMAT = 1
 _WEIGHTS = ("*.safetensors", "*.gguf")
@@ -35,7 +98,7 @@ _SAMPLE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class DataRun:
-    """What to write: answers of `target` to the prompts in `files`, into the directory `out`.
+    """Answers of `target` to the prompts in `files`, which go into the directory `out`.
 
     max_tokens: no further shard is begun once so many tokens are generated, those of earlier
     runs included. num_threads: CPU threads of each process; None leaves torch's own number.
@@ -56,7 +119,7 @@ class DataRun:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is to write, and how much of its input is too long for it."""
+    """Shards of a run, and how many of its prompts are too long for it."""
 
     shards: tuple[Shard, ...]
     manifest: dict[str, Any]
@@ -65,7 +128,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class DataHooks:
-    """What a run may ask and tell: the time in seconds, the plan, and each shard that is done."""
+    """Callbacks of a run: the time in seconds, the plan, and each shard that is done."""
 
     clock: Callable[[], float]
     plan: Callable[[Plan], None]
@@ -74,7 +137,7 @@ class DataHooks:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: shards that are finished, shards that other processes are writing."""
+    """End of a run: shards that are finished, shards that other processes are writing."""
 
     num_done: int
     num_shards: int
@@ -82,7 +145,7 @@ class Outcome:
 
 
 def make_plan(run: DataRun) -> Plan:
-    """Read the input and say what belongs into which shard; loads no weights."""
+    """Return what belongs into which shard; loads no weights."""
     path = resolve(run.target)
     tokenizer = text_tokenizer(load_tokenizer(*find_sources(path)))
     sources = read_sources(run.files, tokenizer, run.settings.sources)
@@ -92,10 +155,10 @@ def make_plan(run: DataRun) -> Plan:
 
 
 class Worker:
-    """A process's target and its hold on the directory: writes one shard after the other."""
+    """Target of a process, which writes one shard after the other into the directory."""
 
     def __init__(self, run: DataRun, shards: tuple[Shard, ...]) -> None:
-        """Loads the target. `InvalidRequest` when its context is too short for the settings."""
+        """Load the target. `InvalidRequest` when its context is too short for the settings."""
         if run.num_threads is not None:
             torch.set_num_threads(run.num_threads)
         target = load_target_parts(run.target, device=run.device)
@@ -124,7 +187,7 @@ class Worker:
 
 
 Spread = Callable[[DataRun, Plan, Sequence[int]], Iterator[Written | None]]
-"""Gets workers ready, then writes the shards of these numbers, in any order, one per step."""
+"""Function that writes the shards of these numbers, in any order, one per step."""
 
 
 def write_here(run: DataRun, plan: Plan, numbers: Sequence[int]) -> Iterator[Written | None]:
@@ -144,7 +207,7 @@ def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -
         results = spread(run, plan, left)
         start = hooks.clock()
         for written in results:
-            tally.look(written)
+            tally.update(written)
             if written is not None:
                 hooks.report(tally.report(hooks.clock() - start))
             if tally.is_enough():
@@ -156,7 +219,7 @@ def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -
 def _manifest(
     run: DataRun, path: Path, tokenizer: TextTokenizer, sources: Sources
 ) -> dict[str, Any]:
-    """All that shards depend on, by name; what differs is named in an error."""
+    """Return all that shards depend on, by name; what differs is named in an error."""
     settings = asdict(run.settings)
     return {
         "format": _FORMAT,
@@ -171,7 +234,7 @@ def _manifest(
 
 
 def _weights_mark(path: Path) -> str:
-    """Tells weights apart by the sizes and both ends of their files: a full hash takes minutes."""
+    """Return a hash of sizes and both ends of the weights' files: a full one takes minutes."""
     files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
     digest = hashlib.sha256()
     for file in files:

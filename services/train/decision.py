@@ -1,4 +1,4 @@
-"""Fits a decision model to records of rounds. Knows nothing of files, engines or reports."""
+"""Fit of a decision model to records of rounds."""
 
 from dataclasses import dataclass
 
@@ -38,10 +38,10 @@ class DecisionSettings:
 def train_decision(
     train: Records, validation: Records, settings: DecisionSettings
 ) -> DecisionModel:
-    """The model of the lowest negative log-likelihood on `validation` that was met.
+    """Return the model of the lowest negative log-likelihood on `validation` that was met.
 
     It starts as the draft's confidence; the logistic part is fitted first, then all of it. So it
-    is never worse on `validation` than the confidence. Both columns learn from every slot.
+    is never worse on `validation` than the confidence. Both columns learn from every position.
     """
     torch.manual_seed(settings.seed)
     model = DecisionModel(train.hidden.shape[1], settings.width)
@@ -67,7 +67,7 @@ def train_decision(
 
 
 class _Best:
-    """Keeps the weights of the lowest loss on the validation rows."""
+    """Weights of the lowest loss on the validation rows."""
 
     def __init__(self, model: DecisionModel, held: Records, spread: tuple[Tensor, Tensor]) -> None:
         self._model, self._held = model, held
@@ -77,7 +77,7 @@ class _Best:
 
     @torch.no_grad()
     def offer(self) -> bool:
-        """Whether the model as it is now is the best so far; it is kept then."""
+        """Keep the model as it is now if it is the best so far; return whether it is."""
         logits = self._model(self._hidden, self._held.stats)
         loss = float(_loss(logits, self._held, torch.arange(len(self._held))))
         if not loss < self._loss:
@@ -88,16 +88,16 @@ class _Best:
 
 
 def _loss(logits: Tensor, records: Records, rows: Tensor) -> Tensor:
-    """Cross-entropy of both columns, each with what would become of the slot decoded that way.
+    """Return the cross-entropy of both columns, each with the outcome of the position that way.
 
-    For the sampled one that is the chance over the noise, which varies less than what was drawn.
+    For the sampled one that is the probability over the noise, which varies less than a sample.
     """
     labels = torch.stack((records.agrees[rows].float(), records.overlap[rows]), -1)
     return F.binary_cross_entropy_with_logits(logits, labels)
 
 
 def _fit_base(model: DecisionModel, train: Records) -> None:
-    """Fit the logistic law of the statistics alone, to its only optimum."""
+    """Fit the logistic regression on the statistics alone, to its only optimum."""
     base = nn.Linear(NUM_STATS, 2)
     with torch.no_grad():
         base.weight.copy_(model.stats.weight[model.width :])
@@ -116,7 +116,7 @@ def _fit_base(model: DecisionModel, train: Records) -> None:
 
 
 def _optimizer(model: DecisionModel, settings: DecisionSettings) -> torch.optim.Optimizer:
-    """Weight decay pulls what reads the hidden state towards nothing, the statistics never."""
+    """Return AdamW with weight decay on what reads the hidden state, not on the statistics."""
     groups = [
         {"params": [model.hidden.weight, model.out.weight], "weight_decay": settings.weight_decay},
         {"params": [model.stats.weight, model.hidden.bias], "weight_decay": 0.0},
@@ -125,7 +125,7 @@ def _optimizer(model: DecisionModel, settings: DecisionSettings) -> torch.optim.
 
 
 def _spread(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each coordinate, [d] both."""
+    """Return mean and standard deviation of each coordinate, [d] both."""
     wide = hidden.float()
     return wide.mean(0), wide.std(0, correction=0).clamp_min(1e-6)
 

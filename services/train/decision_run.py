@@ -1,6 +1,6 @@
 """A decision model from prompt files to weights: record rounds, train, judge, write.
 
-Knows nothing of the command line; progress goes out through a callback, time comes in as a clock.
+Progress goes out through a callback.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,20 +11,20 @@ from typing import Any
 
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import TrainingError
-from slipstream.core.profile import Profile
+from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import glide_folder
 from slipstream.models.decision import DECISION_NAME, draft_digest, save_decision
-from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_weights import load_glide
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.glide_weights import load_glide
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, read_data
 from slipstream.train.decision import DecisionSettings, train_decision
 from slipstream.train.decision_report import Report, make_report, write_report
-from slipstream.train.provenance import data_facts, write_provenance
 from slipstream.train.records import Records, RecordStore, joined
 from slipstream.train.rounds import Recorder
+from slipstream.train.run_files import data_facts, write_provenance
 
 REPORT_NAME = "decision.json"
 PROVENANCE_NAME = "decision.provenance.json"
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is recorded: `num_prompts` prompts at most, each answered greedily and at temperature
+    """Extent of recording: `num_prompts` prompts at most, each answered greedily and at temperature
     1 with up to `max_tokens` tokens, `depth` of them drafted per round (None: the draft's own
     limit). No prompt is begun after `minutes`."""
 
@@ -57,7 +57,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRun:
-    """What to train, from what. `draft` is glide or a directory of weights, where the model goes;
+    """Models and data of a run. `draft` is glide or a directory of weights, where the model goes;
     `work` is for records, report and plot (None: beside the draft's directory)."""
 
     target: str
@@ -76,7 +76,7 @@ class DecisionRun:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The report and where it lies; `weights` is None where none were worth writing."""
+    """The report and its path; `weights` is None where they are not better."""
 
     report: Report
     path: Path
@@ -113,7 +113,7 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Outco
 
 
 def split(records: Records) -> tuple[Records, Records, Records]:
-    """To train on, to stop by, to report on: five, two and three of ten prompts in turn."""
+    """Return records to train on, to stop by, to report on: 5, 2 and 3 of 10 prompts in turn."""
     digit = records.prompt % 10
     parts = (
         records.rows(digit >= 5),
@@ -137,7 +137,7 @@ def _recorded(
     progress: Progress,
     is_late: Callable[[], bool],
 ) -> Records:
-    """Of all prompts, until it is late. What the store holds is not recorded again."""
+    """Return the records of all prompts, until it is late; stored ones are not made again."""
     parts: list[Records] = []
     for number, prompt in enumerate(prompts):
         found = store.get(number)
@@ -171,7 +171,7 @@ def _files(run: DecisionRun, engine: Engine) -> list[DataFile]:
 
 
 def _prompts(files: Sequence[DataFile]) -> list[list[int]]:
-    """Every prompt once, in an order that has nothing to do with that of the files."""
+    """Return every prompt once, in an order independent of the files'."""
     documents = {d.key: d.ids[: d.num_prompt] for data in files for d in data.documents}
     return [documents[key].tolist() for key in sorted(documents)]
 
@@ -179,7 +179,7 @@ def _prompts(files: Sequence[DataFile]) -> list[list[int]]:
 def _key(
     run: DecisionRun, model_id: str, folder: Path, files: Sequence[DataFile]
 ) -> dict[str, Any]:
-    """What recorded rounds depend on, but for how many prompts there were time for."""
+    """Return what recorded rounds depend on, apart from their number."""
     recording = run.recording
     return {
         "target": model_id,

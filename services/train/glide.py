@@ -1,7 +1,4 @@
-"""The GliDe loss: how far the draft's law is from the target's, and from the text itself.
-
-Knows nothing of files, optimisers or schedules.
-"""
+"""The GliDe loss: distance of the draft's distribution from the target's, and from the text."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,12 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.models.glide import Rope
-from slipstream.train.columns import best_columns
+from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings
-from slipstream.train.features import Batch
-from slipstream.train.masks import Blocks, block_mask
-from slipstream.train.unroll import survival_weights
+from slipstream.train.features import Batch, best_columns
+from slipstream.train.masks import Blocks, block_mask, survival_weights
 
 _ROWS = {"cpu": 256}
 """Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
@@ -24,9 +19,8 @@ _MANY_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """What the draft borrows from the target: embeddings [V, d], trimmed head [V_d, d], vocab
-    [V_d] (target ids, ascending) and rotary cos and sin of all positions, whose dtype is that of
-    attention."""
+    """Parts of the target in use: embeddings [V, d], trimmed head [V_d, d], vocab [V_d]
+    (target ids, ascending) and rotary cos and sin of all positions, in the dtype of attention."""
 
     embeddings: Tensor
     head: Tensor
@@ -34,19 +28,19 @@ class Frozen:
     rope: Rope
 
     def columns(self, ids: Tensor) -> Tensor:
-        """Head column of each target id, -1 where the head has none; the shape of `ids`."""
+        """Return the head column of each target id, -1 where there is none; shaped as `ids`."""
         places = torch.searchsorted(self.vocab, ids).clamp_max(len(self.vocab) - 1)
         return torch.where(self.vocab[places] == ids, places, -1)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Frozen":
-        """The same on a device, computing in `dtype`."""
+        """Return the same on a device, computing in `dtype`."""
         rope = Rope(*(table.to(device, dtype) for table in self.rope))
         tables = (self.embeddings.to(device, dtype), self.head.to(device, dtype))
         return Frozen(*tables, self.vocab.to(device), rope)
 
 
 def states(model: nn.Module, frozen: Frozen, batch: Batch, mask: Tensor) -> Tensor:
-    """Final-normed states of the draft, [B, T, d]."""
+    """Return final-normed states of the draft, [B, T, d]."""
     length = batch.ids.shape[1]
     rope = Rope(frozen.rope.cos[:length], frozen.rope.sin[:length])
     result: Tensor = model(F.embedding(batch.ids, frozen.embeddings), batch.kvs, rope, mask)
@@ -54,7 +48,7 @@ def states(model: nn.Module, frozen: Frozen, batch: Batch, mask: Tensor) -> Tens
 
 
 def position_weights(batch: Batch, prompt_weight: float) -> Tensor:
-    """Weight of each position's prediction [B, T]: 1 where the next token was generated,
+    """Return the weight of each position's prediction [B, T]: 1 where the next token was generated,
     `prompt_weight` in the prompt, 0 in the padding."""
     positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
     inside = positions < batch.lengths[:, None]
@@ -63,7 +57,7 @@ def position_weights(batch: Batch, prompt_weight: float) -> Tensor:
 
 
 def next_generated(batch: Batch) -> Tensor:
-    """Id that follows each position where it was generated, else -1; [B, T]."""
+    """Return the id that follows each position where it was generated, else -1; [B, T]."""
     positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
     here = (positions >= batch.num_prompts[:, None] - 1) & (positions < batch.lengths[:, None] - 1)
     return torch.where(here, batch.ids.roll(-1, 1), -1)
@@ -79,7 +73,7 @@ class LossSum(NamedTuple):
 def glide_loss(
     model: nn.Module, frozen: Frozen, batch: Batch, blocks: Blocks, settings: LossSettings
 ) -> LossSum:
-    """Forward KL on the trimmed, renormalised vocabulary, hard labels, and the hidden-state term.
+    """Return forward KL on the trimmed, renormalised vocabulary, hard labels and hidden states.
 
     Positions whose likeliest target token lies outside the vocabulary count nothing (EAGLE-3).
     """
@@ -105,11 +99,12 @@ def glide_loss(
 
 
 class TrimmedLoss(torch.autograd.Function):
-    """Per row, kl_weight * KL(target law || draft law) on the trimmed vocabulary, up to the
+    """Per row, kl_weight * KL(target || draft) on the trimmed vocabulary, up to the
     target's entropy, which the draft cannot change, plus hard_weight * cross-entropy of a label.
 
-    Both are one cross-entropy from a mixture of the law and the label. Scores are computed a block
-    of rows at a time and their gradient at once, so that no [rows, V_d] tensor outlives its block.
+    Both are one cross-entropy from a mixture of the target's distribution and the label. Scores
+    are computed a block of rows at a time and their gradient at once, so that no [rows, V_d] tensor
+    outlives its block.
     """
 
     @staticmethod
@@ -124,14 +119,14 @@ class TrimmedLoss(torch.autograd.Function):
         gradient, losses = torch.empty_like(draft), torch.zeros_like(mass)
         picks = torch.empty_like(labels) if weights.unroll else labels[:0]
         for rows in row_blocks(draft):
-            law = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
+            probs = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
             if shares is not None:
-                _mix(law, labels[rows], shares[rows])
+                _mix(probs, labels[rows], shares[rows])
             logs = F.log_softmax((draft[rows].to(head.dtype) @ head.T).float(), -1)
-            losses[rows] = -torch.linalg.vecdot(law, logs)
+            losses[rows] = -torch.linalg.vecdot(probs, logs)
             if weights.unroll:
                 picks[rows] = best_columns(logs)
-            gradient[rows] = (logs.exp_().sub_(law).to(head.dtype) @ head).to(draft.dtype)
+            gradient[rows] = (logs.exp_().sub_(probs).to(head.dtype) @ head).to(draft.dtype)
         ctx.save_for_backward(gradient, mass)
         ctx.mark_non_differentiable(picks)
         return losses * mass, picks
@@ -144,7 +139,7 @@ class TrimmedLoss(torch.autograd.Function):
 
 
 def greedy_matches(draft: Tensor, argmax: Tensor, frozen: Frozen) -> Tensor:
-    """Whether the draft's likeliest token is the target's, [N] bool; draft [N, d], argmax [N]."""
+    """Return whether the likeliest tokens agree, [N] bool; draft [N, d], argmax [N]."""
     columns = torch.zeros_like(argmax)
     for rows in row_blocks(draft):
         columns[rows] = best_columns(draft[rows].to(frozen.head.dtype) @ frozen.head.T)
@@ -152,12 +147,12 @@ def greedy_matches(draft: Tensor, argmax: Tensor, frozen: Frozen) -> Tensor:
 
 
 def row_blocks(rows: Tensor) -> list[slice]:
-    """Slices that cover the first dimension, each small enough for its device."""
+    """Return slices that cover the first dimension, each small enough for its device."""
     size = _ROWS.get(rows.device.type, _MANY_ROWS)
     return [slice(start, start + size) for start in range(0, len(rows), size)]
 
 
-def _mix(law: Tensor, labels: Tensor, shares: Tensor) -> None:
-    """law [R, V_d] becomes (1 - share) * law + share * label, in place; no label has share 0."""
-    law.mul_(1 - shares[:, None])
-    law.scatter_add_(1, labels.clamp_min(0)[:, None], shares[:, None].to(law.dtype))
+def _mix(probs: Tensor, labels: Tensor, shares: Tensor) -> None:
+    """Make probs [R, V_d] (1 - share) * probs + share * label, in place; no label has share 0."""
+    probs.mul_(1 - shares[:, None])
+    probs.scatter_add_(1, labels.clamp_min(0)[:, None], shares[:, None].to(probs.dtype))

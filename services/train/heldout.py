@@ -1,4 +1,4 @@
-"""What a draft is worth on text it was not trained on. Knows nothing of optimisers or files."""
+"""Acceptance of a draft on text that it was not trained on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ CHAIN = 5
 
 @dataclass(frozen=True, slots=True)
 class Heldout:
-    """Of generated positions under teacher forcing: `acceptance[i]` is the share whose likeliest
-    token the draft names with the newest i keys hidden, `survival[i]` the share of chains, begun
-    at every position, whose first i + 1 tokens are all accepted."""
+    """Rates at generated positions under teacher forcing: `acceptance[i]` is the share whose
+    likeliest token the draft proposes with the newest i keys hidden, `survival[i]` the share of
+    chains, begun at every position, whose first i + 1 tokens are all accepted."""
 
     acceptance: tuple[float, ...]
     survival: tuple[float, ...]
 
     @property
     def length(self) -> float:
-        """Tokens per round: the accepted ones of a chain, and the target's own."""
+        """Return tokens per round: the accepted ones of a chain, and the target's own."""
         return 1 + sum(self.survival)
 
 
-class Tally:
-    """Adds up batches for a `Heldout` of `num_lags` lags and chains of `CHAIN`."""
+class HeldoutCounts:
+    """Sums over batches for a `Heldout` of `num_lags` lags and chains of `CHAIN`."""
 
     def __init__(self, num_lags: int) -> None:
         self._hits, self._positions = torch.zeros(num_lags), 0
@@ -47,20 +47,20 @@ class Tally:
         self._chains += int(chain_starts(generated).sum())
 
     def result(self) -> Heldout:
-        """The shares so far; 0 where nothing was counted."""
+        """Return the shares so far; 0 where nothing was counted."""
         rates = self._hits / max(1, self._positions)
         return Heldout(tuple(rates.tolist()), tuple((self._alive / max(1, self._chains)).tolist()))
 
 
 def chain_starts(generated: Tensor) -> Tensor:
-    """Positions from which a whole chain lies within the generated ones, [B, T - CHAIN + 1]."""
+    """Return positions from which a whole chain is generated ones, [B, T - CHAIN + 1]."""
     return (
         generated.unfold(1, CHAIN, 1).all(-1) if generated.shape[1] >= CHAIN else generated[:, :0]
     )
 
 
 def chain_survival(matches: Tensor, generated: Tensor) -> Tensor:
-    """Whether the chain begun at s is accepted up to each depth, [CHAIN, B, T - CHAIN + 1].
+    """Return whether the chain begun at s is accepted up to each depth, [CHAIN, B, T - CHAIN + 1].
 
     Its token at depth i is predicted from position s + i with the newest i keys hidden, those
     from s on: matches[i, :, s + i].
@@ -74,8 +74,8 @@ def chain_survival(matches: Tensor, generated: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def lag_matches(model: nn.Module, frozen: Frozen, batch: Batch, num_lags: int) -> Tensor:
-    """Whether the draft names the likeliest token, by hidden keys: [num_lags, B, T] bool, false
-    outside generated positions."""
+    """Return whether the draft proposes the likeliest token, by hidden keys: [num_lags, B, T] bool,
+    false outside generated positions."""
     keep = generated_positions(batch).flatten()
     argmax = batch.argmax.flatten()[keep]
     out = torch.zeros(num_lags, keep.numel(), dtype=torch.bool, device=keep.device)

@@ -1,7 +1,7 @@
-"""What a draft may see of its target in training: blocks of lagging keys, and plain lags.
+"""Masks of the keys that a draft reads of its target in training: blocks of lagging keys, lags.
 
 GliDe with a CaPE, section 4.1 (block-wise cross mask), with a block length and a grid offset of
-each document's own. Knows nothing of losses or models.
+each document's own.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ class Blocks:
     offsets: Tensor
 
     def part(self, start: int, stride: int) -> "Blocks":
-        """Those of every `stride`-th document from `start` on."""
+        """Return those of every `stride`-th document from `start` on."""
         return Blocks(self.lengths[start::stride], self.offsets[start::stride])
 
     def to(self, device: torch.device) -> "Blocks":
-        """The same on `device`."""
+        """Return the same on `device`."""
         return Blocks(self.lengths.to(device), self.offsets.to(device))
 
     def places(self, length: int) -> Tensor:
-        """Place of each of `length` positions within its block, [B, T], from 0."""
+        """Return the place of each of `length` positions within its block, [B, T], from 0."""
         return self._shifted(length) % self.lengths[:, None]
 
     def numbers(self, length: int) -> Tensor:
-        """Number of the block that each of `length` positions lies in, [B, T]."""
+        """Return the number of the block that each of `length` positions lies in, [B, T]."""
         return self._shifted(length) // self.lengths[:, None]
 
     def _shifted(self, length: int) -> Tensor:
@@ -40,14 +40,14 @@ class Blocks:
 
 
 def draw_blocks(count: int, settings: LossSettings, generator: torch.Generator) -> Blocks:
-    """A block length and an offset below it for each of `count` documents."""
+    """Return a block length and an offset below it for each of `count` documents."""
     low, high = settings.block_min, settings.block_max + 1
     lengths = torch.randint(low, high, (count,), generator=generator)
     return Blocks(lengths, (torch.rand(count, generator=generator) * lengths).long())
 
 
 def block_mask(length: int, blocks: Blocks, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Cross mask [B, 1, T, T], 0 where query j may read key k, else -inf.
+    """Return the cross mask [B, 1, T, T], 0 where query j may read key k, else -inf.
 
     j reads k iff k lies in an earlier block of its document. Rows with no earlier block read all
     positions before their own, and position 0 itself.
@@ -63,7 +63,7 @@ def lag_mask(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Cross mask [1, 1, T, T] in which each query misses the newest `lag` keys before it.
+    """Return the cross mask [1, 1, T, T] without the newest `lag` keys before each query.
 
     The first rows, which would see nothing, see all positions before their own.
     """
@@ -72,10 +72,33 @@ def lag_mask(
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where allowed [B, T, T], else -inf; empty rows see what came before them."""
+    """Return 0 where allowed [B, T, T], else -inf; empty rows read what came before them."""
     positions = torch.arange(allowed.shape[-1], device=allowed.device)
     before = positions[None, :] < positions[:, None]
     before[0, 0] = True
     allowed = torch.where(allowed.any(-1, keepdim=True), allowed, before)
     zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return zeros.masked_fill_(~allowed, float("-inf"))
+
+
+def survival_weights(agrees: Tensor, blocks: Blocks, *, chain: int, floor: float) -> Tensor:
+    """Return the weight of each position [B, T]: 1 where a chain reaches it, else `floor`.
+
+    EAGLE-3 (training-time test) feeds a draft its own outputs, since its deeper steps read hidden
+    states that the draft made. GliDe's deeper steps read a token, its position, and the target's
+    keys up to the chain's start, all of which the block mask has already. A deeper step counts only
+    if every token drafted before it was the target's, so unrolling comes down to which positions
+    are reached. The agreement is that of greedy drafting and verification; where the text was
+    sampled, survival is an estimate.
+
+    agrees: [B, T] bool, whether the draft's token after a position is the target's. The chain of
+    a block is its last `chain` positions; those before it in a longer block, whose text is known
+    while their keys are not, are never drafted, so each weighs 1 like the chain's first.
+    """
+    depths = blocks.places(agrees.shape[1]) - (blocks.lengths - chain).clamp_min(0)[:, None]
+    alive = torch.ones_like(agrees)
+    for _ in range(chain - 1):
+        reached = torch.ones_like(agrees)
+        reached[:, 1:] = (alive & agrees)[:, :-1]
+        alive = (depths <= 0) | reached
+    return torch.where(alive, 1.0, floor)

@@ -1,4 +1,4 @@
-"""Counts what a target wrote into an n-gram store: after which tokens, which one, how likely.
+"""Counts of a target's text, as an n-gram store: after which tokens, which one, how likely.
 
 Interpolated absolute discounting with counts of one, two and more (Chen and Goodman 1999, 3.4):
 a context keeps what was seen behind it at a discount, the rest goes to the context that is one

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import SlipstreamError, TrainingError
-from slipstream.train.data_run import DataRun, Plan, Worker
+from slipstream.train.data_run import DataRun, Plan, Worker, Written
 from slipstream.train.shards import Shard
-from slipstream.train.tally import Written
 
 _RESTARTS = 2
 """How often a worker that dies is started anew, and a shard that it held is tried again."""
@@ -21,7 +20,7 @@ _RESTARTS = 2
 
 @dataclass(frozen=True, slots=True)
 class RaySpread:
-    """Spreads shards over `num_workers`; None means one per GPU, or per CPU thread group.
+    """Spread of shards over `num_workers`; None means one per GPU, or per CPU thread group.
 
     Joins the cluster that Ray's own settings name, or starts one on this machine.
     """
@@ -43,29 +42,28 @@ class RaySpread:
         is_ours = not ray.is_initialized()
         if is_ours:
             ray.init(include_dashboard=False, log_to_driver=False)
-        crew = _Crew(ray, is_ours)
+        actors = _Actors(ray, is_ours)
         try:
-            crew.start(_portable(run), plan, _needs(run), self.num_workers)
+            actors.start(_portable(run), plan, _needs(run), self.num_workers)
         except BaseException:
-            crew.stop()
+            actors.stop()
             raise
-        return crew.write(numbers)
+        return actors.write(numbers)
 
 
 class RayWorker:
-    """What runs in an actor: a `Worker` that comes into being when it is first needed.
+    """Ray actor with a `Worker` that is made when it is first needed.
 
-    An actor that can't be built says nothing of the reason; one that can't do its work does.
+    An actor that can't be built gives no reason; one that can't do its work does.
     """
 
     def __init__(self, run: DataRun, shards: tuple[Shard, ...]) -> None:
-        """Loads nothing yet."""
-        self._order = (run, shards)
+        self._args = (run, shards)
         self._worker: Worker | None = None
 
     def load(self) -> None:
         """Load the target."""
-        self._worker = self._worker or Worker(*self._order)
+        self._worker = self._worker or Worker(*self._args)
 
     def write(self, number: int) -> Written | None:
         """See `Worker.write`; an actor that was started anew loads the target again."""
@@ -73,8 +71,8 @@ class RayWorker:
         return self._worker.write(number) if self._worker else None
 
 
-class _Crew:
-    """The actors of a run."""
+class _Actors:
+    """Actors of a run."""
 
     def __init__(self, ray: Any, is_ours: bool) -> None:
         """`is_ours`: whether Ray is to be shut down in the end."""
@@ -85,7 +83,7 @@ class _Crew:
     def start(
         self, run: DataRun, plan: Plan, needs: dict[str, int], num_workers: int | None
     ) -> None:
-        """Raises TrainingError for more workers than fit, and what loading the target raises."""
+        """Start the actors. TrainingError for more than fit; raises what loading raises, too."""
         total = self._ray.cluster_resources()
         fitting = int(min(total.get(name, 0) // amount for name, amount in needs.items()))
         count = num_workers or fitting
@@ -102,7 +100,7 @@ class _Crew:
         self._get([actor.load.remote() for actor in self._actors])
 
     def write(self, numbers: Sequence[int]) -> Iterator[Written | None]:
-        """A shard per idle actor, until the numbers are through or the caller has enough."""
+        """Yield shards, one per idle actor, until all are written or the caller stops."""
         waiting = iter(numbers)
         busy = {}
         try:
@@ -118,7 +116,7 @@ class _Crew:
             self.stop()
 
     def stop(self) -> None:
-        """Let the actors go; what they have not finished leaves nothing behind."""
+        """End the actors; what they have not finished leaves nothing behind."""
         for actor in self._actors:
             self._ray.kill(actor)
         if self._is_ours:
@@ -134,7 +132,7 @@ class _Crew:
 
 
 def _needs(run: DataRun) -> dict[str, int]:
-    """What Ray is to reserve for a worker."""
+    """Return the resources that Ray reserves for a worker."""
     needs = {"CPU": run.num_threads or 1}
     if run.device == "cpu":
         return needs

@@ -1,7 +1,4 @@
-"""What became of drafted tokens: one row per slot of real rounds, kept in shards on disk.
-
-Knows nothing of models, or of how rows are learnt from.
-"""
+"""Outcomes of drafted tokens: a row for each position of real rounds, in shards on disk."""
 
 import json
 import os
@@ -15,19 +12,19 @@ from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.decision import NUM_STATS
-from slipstream.models.glide_weights import read_tensors, write_tensors
+from slipstream.models.glide.glide_weights import read_tensors, write_tensors
 
 _INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """N slots whose path from the round's start was accepted.
+    """N positions whose path from the round's start was accepted.
 
     hidden [N, d] bfloat16: the draft's states; stats [N, 4] float32: see `slot_stats`;
     accepted [N] bool: what the round made of the token; agrees [N] bool: whether target and draft
-    find the same token likeliest; overlap [N] float32: the chance that they draw the same one at
-    temperature 1; is_greedy [N] bool: how the round was decoded; prompt [N] int64: of which prompt.
+    find the same token likeliest; overlap [N] float32: the probability that they draw the same one
+    at temperature 1; is_greedy [N] bool: how the round was decoded; prompt [N] int64: its prompt.
     """
 
     hidden: Tensor
@@ -42,28 +39,30 @@ class Records:
         count = len(self.hidden)
         odd = [name for name in names() if len(getattr(self, name)) != count]
         if odd or self.hidden.ndim != 2 or self.stats.shape != (count, NUM_STATS):
-            raise TrainingError(f"records of {count} slots do not fit: {', '.join(odd) or 'shape'}")
+            raise TrainingError(
+                f"records of {count} positions do not fit: {', '.join(odd) or 'shape'}"
+            )
 
     @property
     def confidence(self) -> Tensor:
-        """The draft's top-1 probabilities, [N]."""
+        """Return the draft's top-1 probabilities, [N]."""
         return self.stats[:, 0].sigmoid()
 
     def __len__(self) -> int:
         return len(self.hidden)
 
     def rows(self, keep: Tensor) -> "Records":
-        """The slots where `keep` [N] bool holds."""
+        """Return the positions where `keep` [N] bool holds."""
         return Records(**{name: getattr(self, name)[keep] for name in names()})
 
 
 def names() -> tuple[str, ...]:
-    """The columns."""
+    """Return the columns."""
     return tuple(field.name for field in fields(Records))
 
 
 def no_records(hidden_size: int) -> Records:
-    """Of no slot."""
+    """Return the records of no position."""
     none = torch.empty(0)
     empty = torch.empty(0, hidden_size, dtype=torch.bfloat16)
     truth = none.bool()
@@ -71,7 +70,7 @@ def no_records(hidden_size: int) -> Records:
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """All slots of `parts`; TrainingError when there are no parts."""
+    """Return all positions of `parts`; TrainingError when there are no parts."""
     if not parts:
         raise TrainingError("no prompt was recorded: there was no time for one")
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names()}
@@ -99,7 +98,7 @@ class RecordStore:
             )
 
     def get(self, shard: int) -> Records | None:
-        """The records of a shard, None where it was not written yet."""
+        """Return the records of a shard, None where it was not written yet."""
         path = self._path(shard)
         if not path.exists():
             return None

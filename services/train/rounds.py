@@ -1,45 +1,44 @@
-"""Records of real rounds: prompts decoded by the engines, and what became of each drafted token.
+"""Recorder of real rounds: prompts decoded by the engines, and the outcome of drafted tokens.
 
-Chains of the full depth, whatever a policy would do, in exact verification. Knows nothing of
-files or of what is learnt.
+Chains have the full depth, whatever a policy would do, in exact verification.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from slipstream.client.engine import Engine
-from slipstream.core.candidates import ordered_top
+from slipstream.core.draft.candidates import ordered_top
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
-from slipstream.core.options import MAX_NODES, Mode, SpeculationOptions
-from slipstream.core.planner import Planner
-from slipstream.core.profile import Profile
-from slipstream.core.request import Ask, DraftFacts, make_request
+from slipstream.core.policy.planner import Planner
+from slipstream.core.request.options import MAX_NODES, Mode, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import Ask, DraftFacts, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.slots import law_entropy
-from slipstream.models.batched_tokens import Part
-from slipstream.models.cache import KvCache
 from slipstream.models.decision import slot_stats
-from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import Ask as ScorerAsk
-from slipstream.models.scorer import Scores, Sync
+from slipstream.models.scorer import Scorer, Scores, Sync
+from slipstream.models.target.batched_tokens import Part
 from slipstream.train.records import Records, joined, no_records
 
 _SESSION = "records"
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """A drafted slot with an accepted path: logits [V_d], hidden [d], its place in the answer."""
+class _Position:
+    """A drafted position with an accepted path: logits [V_d], hidden [d], place in the answer."""
 
     logits: Tensor
     hidden: Tensor
@@ -48,55 +47,35 @@ class _Slot:
     accepted: bool
 
 
-class TappedScorer:
-    """A draft model that remembers the scores of a session's slots in the round, in the order
-    drafted."""
+class _ScoreRecorder:
+    """A draft model that keeps the scores of a session's positions in the round, as drafted."""
 
     def __init__(self, scorer: GlideScorer) -> None:
         self._scorer = scorer
-        self.vocab: Tensor | None = scorer.vocab
-        self.hidden_size: int = scorer.hidden_size
-        self.layout: KvLayout = scorer.layout
-        self.max_lag: int | None = scorer.max_lag
-        self.context_length: int | None = scorer.context_length
-        self.slots: list[Scores] = []
+        self.scores: list[Scores] = []
 
-    def pool(self, num_pages: int) -> KvPool:
-        return self._scorer.pool(num_pages)
-
-    def open(self, capacity: int, pool: KvPool | None = None) -> Any:
-        return self._scorer.open(capacity, pool)
-
-    def num_same(self, state: Any, tokens: Sequence[int]) -> int:
-        return self._scorer.num_same(state, tokens)
-
-    def check(self, ask: ScorerAsk) -> None:
-        self._scorer.check(ask)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scorer, name)
 
     def score(self, asks: Sequence[ScorerAsk]) -> Scores:
+        """See `Scorer.score`."""
         scores = self._scorer.score(asks)
         if isinstance(asks[0], Sync):
-            self.slots.clear()
-        self.slots.append(scores)
+            self.scores.clear()
+        self.scores.append(scores)
         return scores
-
-    def num_bytes(self, state: Any) -> int:
-        return self._scorer.num_bytes(state)
-
-    def close(self, state: Any) -> None:
-        self._scorer.close(state)
 
 
 class Recorder:
-    """Decodes prompts with one target and one draft, and records what became of the chains."""
+    """Recorder of the chains of one target and one draft."""
 
     def __init__(self, engine: Engine, scorer: GlideScorer, *, depth: int) -> None:
         """`depth` is how many tokens are drafted per round, the draft's largest lag at most."""
         self._engine = engine
-        self._scorer, self._vocab = TappedScorer(scorer), scorer.vocab
+        self._scorer, self._recorded = scorer, _ScoreRecorder(scorer)
         longest = engine.model.context_length + MAX_NODES
         self._draft = LocalDraft(
-            self._scorer,
+            cast(Scorer, self._recorded),
             Feed(engine.target, scorer.config.target_layers),
             pool=scorer.pool(round_up(longest, BLOCK_SIZE) // BLOCK_SIZE),
         )
@@ -116,65 +95,69 @@ class Recorder:
         max_tokens: int,
         number: int,
     ) -> Records:
-        """The slots of one answer of up to `max_tokens` per sampling; `number` is the prompt's."""
+        """Return the positions of an answer per sampling to prompt `number`."""
         target = self._engine.target
         cache = self._engine.model.open(len(prompt) + max_tokens)
         self._engine.model.prefill(cache, prompt[:-1])
         parts: list[Records] = []
         for sampling in samplings:
-            slots, tokens = self._decoded(prompt, sampling, max_tokens)
-            if slots:
-                laws = self._laws(cache, tokens, len(prompt))
-                parts.append(_records(slots, laws, self._vocab, sampling.is_greedy, number))
+            positions, tokens = self._decoded(prompt, sampling, max_tokens)
+            if positions:
+                logits = self._logits(cache, tokens, len(prompt))
+                parts.append(
+                    _records(positions, logits, self._scorer.vocab, sampling.is_greedy, number)
+                )
         for port in (self._draft, target):
             finished(port.release(_SESSION))
         return joined(parts) if parts else no_records(self._scorer.hidden_size)
 
     def _decoded(
         self, prompt: Sequence[int], sampling: SamplingParams, max_tokens: int
-    ) -> tuple[list[_Slot], list[int]]:
-        """The slots of one answer, and its tokens behind those of the prompt."""
+    ) -> tuple[list[_Position], list[int]]:
+        """Return the positions of one answer, and its tokens behind those of the prompt."""
         ask = Ask(sampling, max_tokens, speculation=self._speculation)
         request = make_request(_SESSION, prompt, ask, self._engine.facts, self._facts)
-        tokens, slots = list(prompt), list[_Slot]()
+        tokens, positions = list(prompt), list[_Position]()
         sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
         rounds = decode(
             self._draft, self._engine.target, planner, sequence, clock=time.perf_counter
         )
         for at in iterated(rounds):
-            slots += self._visited(at, len(tokens) - len(prompt))
+            positions += self._visited(at, len(tokens) - len(prompt))
             tokens += at.verdict.tokens
-        return slots, tokens
+        return positions, tokens
 
-    def _visited(self, at: Round, place: int) -> list[_Slot]:
-        """The round's slots down to the first rejection; the first is at `place` in the answer."""
-        slots: list[_Slot] = []
+    def _visited(self, at: Round, place: int) -> list[_Position]:
+        """Return the round's positions to the first rejection, from `place` in the answer on."""
+        positions: list[_Position] = []
         pairs = zip(at.proposal.tree.tokens, at.verdict.tokens, strict=False)
         for depth, (drafted, final) in enumerate(pairs):
-            scores, same = self._scorer.slots[depth], drafted == final
+            scores, same = self._recorded.scores[depth], drafted == final
             lag = depth + (at.proposal.staleness or 0)
-            slots.append(_Slot(scores.logits[0], scores.hidden[0], lag, place + depth, same))
+            positions.append(
+                _Position(scores.logits[0], scores.hidden[0], lag, place + depth, same)
+            )
             if not same:
                 break
-        return slots
+        return positions
 
-    def _laws(self, cache: KvCache, tokens: Sequence[int], num_prompt: int) -> Tensor:
-        """The target's logits [answer, V] of an answer's slots; the cache holds the prompt."""
+    def _logits(self, cache: KvCache, tokens: Sequence[int], num_prompt: int) -> Tensor:
+        """Return the target's logits [answer, V] of an answer; the cache holds the prompt."""
         model = self._engine.model
         hidden, _ = model.forward([Part(cache, tokens[num_prompt - 1 : -1])])
         return model.logits(hidden).float()
 
 
 def _records(
-    slots: Sequence[_Slot], laws: Tensor, vocab: Tensor, is_greedy: bool, number: int
+    positions: Sequence[_Position], logits: Tensor, vocab: Tensor, is_greedy: bool, number: int
 ) -> Records:
-    """`laws` [answer, V] are the target's logits, `vocab` [V_d] the ids of the draft's columns."""
-    accepted = torch.tensor([slot.accepted for slot in slots])
-    target = laws[[slot.place for slot in slots]]
-    draft = torch.stack([slot.logits for slot in slots])
+    """Return records from the target's logits [answer, V] and the draft's ids `vocab` [V_d]."""
+    accepted = torch.tensor([at.accepted for at in positions])
+    target = logits[[at.place for at in positions]]
+    draft = torch.stack([at.logits for at in positions])
     return Records(
-        hidden=torch.stack([slot.hidden for slot in slots]).to("cpu", torch.bfloat16),
-        stats=torch.tensor([_stats(slot) for slot in slots]),
+        hidden=torch.stack([at.hidden for at in positions]).to("cpu", torch.bfloat16),
+        stats=torch.tensor([_stats(at) for at in positions]),
         accepted=accepted,
         agrees=(target.argmax(-1) == vocab[draft.argmax(-1)]).cpu(),
         overlap=overlap(target, draft, vocab).cpu(),
@@ -183,17 +166,17 @@ def _records(
     )
 
 
-def _stats(slot: _Slot) -> tuple[float, ...]:
-    log_probs = slot.logits.log_softmax(-1)
+def _stats(at: _Position) -> tuple[float, ...]:
+    log_probs = at.logits.log_softmax(-1)
     best = ordered_top(log_probs, 2)[0].tolist()
-    return slot_stats(best, float(law_entropy(log_probs[None])), slot.lag)
+    return slot_stats(best, float(law_entropy(log_probs[None])), at.lag)
 
 
 def overlap(target: Tensor, draft: Tensor, vocab: Tensor) -> Tensor:
-    """The chance that target and draft draw one token when they share their Gumbel noise, [n].
+    """Return the probability that both draw one token when they share their Gumbel noise, [n].
 
     target [n, V] and draft [n, V_d] are logits, vocab [V_d] the target's id of each column of the
-    draft. With laws p and q it is the sum over x of 1 / sum_y max(p_y / p_x, q_y / q_x)
+    draft. With distributions p and q it is the sum over x of 1 / sum_y max(p_y / p_x, q_y / q_x)
     ("Maximally Consistent Sampling", Moulton and Jiang 2018), here by one sort of p / q.
     """
     p, q = target.double().softmax(-1), draft.double().softmax(-1)

@@ -1,6 +1,6 @@
 """A GliDe training run from files to weights: read, compute features, train, export.
 
-Knows nothing of the command line; progress goes out through `Hooks` and a feature callback.
+Progress goes out through `Hooks` and a feature callback.
 """
 
 import hashlib
@@ -16,28 +16,28 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide_export import export_hf, require_exportable
-from slipstream.models.glide_init import GlideShape
-from slipstream.models.glide_weights import load_weights, save_glide
+from slipstream.models.glide.glide_export import export_hf, require_exportable
+from slipstream.models.glide.glide_init import GlideShape
+from slipstream.models.glide.glide_weights import load_weights, save_glide
+from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
-from slipstream.models.target_parts import target_parts
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.checkpoint import RunState
 from slipstream.train.config import TrainSettings
-from slipstream.train.curves import draw_curves
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout
 from slipstream.train.features import FeatureSet, FeatureSource
-from slipstream.train.parallel import ALONE, Team
-from slipstream.train.provenance import (
+from slipstream.train.first_draft import borrowed, first_draft
+from slipstream.train.group import SINGLE_PROCESS, TrainGroup
+from slipstream.train.run_files import (
     PROVENANCE_NAME,
+    RunState,
     add_facts,
     data_facts,
+    draw_curves,
     read_provenance,
     write_provenance,
 )
-from slipstream.train.start import borrowed, first_draft
 from slipstream.train.stores import Progress, feature_stores
 from slipstream.train.trainer import Check, Hooks, Inputs, Trainer
 
@@ -47,7 +47,7 @@ _NUM_FINAL_LAGS = 17
 
 @dataclass(frozen=True, slots=True)
 class GlideRun:
-    """What to train, from what, into which directories.
+    """Model, data, settings and directories of a run.
 
     target: alias, path or hub id. out: the weights directory; work: where checkpoints go;
     features: where feature files go.
@@ -90,7 +90,7 @@ class GlideRun:
             _check_export(self.layers, self.export_hf)
 
     def absolute(self) -> "GlideRun":
-        """The same with paths that mean the same in every working directory."""
+        """Return the run with absolute paths."""
         target = Path(self.target).expanduser()
         return replace(
             self,
@@ -105,7 +105,7 @@ class GlideRun:
 
 
 def _check_export(layers: tuple[int, ...] | None, place: Path) -> None:
-    """Now, not after hours of training."""
+    """Raise `TrainingError` before hours of training for what can't be exported."""
     if layers != ():
         raise TrainingError(
             "export_hf writes drafts without cross-attention only, and this one reads the target"
@@ -114,33 +114,33 @@ def _check_export(layers: tuple[int, ...] | None, place: Path) -> None:
 
 
 def train_glide(
-    run: GlideRun, hooks: Hooks, *, feature_progress: Progress, team: Team = ALONE
+    run: GlideRun, hooks: Hooks, *, feature_progress: Progress, group: TrainGroup = SINGLE_PROCESS
 ) -> None:
     """Train to the end of the run; `run.out` holds the weights of the best check.
 
-    Every member of a team calls this with the same `run`; the lead writes and reports.
+    Every member of a group calls this with the same `run`; the lead writes and reports.
     """
     revision = code_revision()
-    if team.is_lead:
+    if group.is_lead:
         # A library that is missing shows now, not at the first check.
         draw_curves(run.work, RunState(""))
-    target = load_target_parts(run.target, device=str(team.device))
+    target = load_target_parts(run.target, device=str(group.device))
     files, shape = _files(run, target), _shape(run, target)
     model, vocab = first_draft(target, shape, files, run.init_from)
     source = FeatureSource(
         target.model, target.model_id, target.tokenizer_hash, shape.target_layers
     )
-    features = _features(run, source, files, team=team, progress=feature_progress)
-    inputs = _inputs(run, target, features, vocab, team)
+    features = _features(run, source, files, group=group, progress=feature_progress)
+    inputs = _inputs(run, target, features, vocab, group)
     fingerprint = _fingerprint(run, files, vocab)
-    model.to(team.device)
-    trainer = Trainer(model, inputs, run.settings, fingerprint=fingerprint, team=team)
+    model.to(group.device)
+    trainer = Trainer(model, inputs, run.settings, fingerprint=fingerprint, group=group)
     if run.is_resumed:
         trainer.resume(run.work / _CHECKPOINT)
     export = _Export(run, trainer, vocab, tuple(files), revision)
-    trainer.run(Hooks(hooks.clock, hooks.report, export.then(hooks.check)))
-    if team.is_lead:
-        export.finish(team.device)
+    trainer.run(Hooks(hooks.clock, hooks.report, export.before(hooks.check)))
+    if group.is_lead:
+        export.finish(group.device)
 
 
 def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
@@ -161,10 +161,10 @@ def _features(
     source: FeatureSource,
     files: Sequence[DataFile],
     *,
-    team: Team,
+    group: TrainGroup,
     progress: Progress,
 ) -> FeatureSet:
-    """All documents; their features lie on disk as far as the budget goes."""
+    """Return all documents; their features are on disk as far as the budget goes."""
     find = partial(
         feature_stores,
         source,
@@ -173,12 +173,12 @@ def _features(
         max_bytes=run.feature_gb * 1e9,
         progress=progress,
     )
-    return FeatureSet(list(zip(files, team.lead_first(find), strict=True)), source)
+    return FeatureSet(list(zip(files, group.lead_first(find), strict=True)), source)
 
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """What a run writes: weights and their provenance, checkpoints, pictures."""
+    """Files that a run writes: weights and their provenance, checkpoints, plots."""
 
     run: GlideRun
     trainer: Trainer
@@ -186,8 +186,8 @@ class _Export:
     files: tuple[DataFile, ...]
     revision: str | None
 
-    def then(self, told: Callable[[Check], None]) -> Callable[[Check], None]:
-        """Writes what a check calls for, then tells of it."""
+    def before(self, report: Callable[[Check], None]) -> Callable[[Check], None]:
+        """Return a function that writes what a check calls for, then reports it."""
 
         def check(result: Check) -> None:
             run, trainer = self.run, self.trainer
@@ -198,7 +198,7 @@ class _Export:
                 write_provenance(path, command=run.command, facts=self._facts())
             trainer.save(run.work / _CHECKPOINT)
             draw_curves(run.work, trainer.state)
-            told(result)
+            report(result)
 
         return check
 
@@ -227,17 +227,17 @@ class _Export:
 
 
 def _inputs(
-    run: GlideRun, target: LoadedModel, features: FeatureSet, vocab: Tensor, team: Team
+    run: GlideRun, target: LoadedModel, features: FeatureSet, vocab: Tensor, group: TrainGroup
 ) -> Inputs:
     longest = max(len(document.ids) for document in features.documents)
     train, heldout = split_heldout(features.documents, run.settings.num_heldout)
     dtype = getattr(torch, run.settings.precision.value)
-    frozen = borrowed(target, vocab, longest).to(team.device, dtype)
+    frozen = borrowed(target, vocab, longest).to(group.device, dtype)
     return Inputs(features, train, heldout, frozen)
 
 
 def _fingerprint(run: GlideRun, files: Sequence[DataFile], vocab: torch.Tensor) -> str:
-    """Hash of all that must be equal for a checkpoint to be taken up."""
+    """Return the hash of all that must be equal for a checkpoint to be resumed."""
     record = {
         "data": [data.sha256 for data in files],
         "layers": run.layers,

@@ -1,14 +1,24 @@
-"""Which conversations go into which shard: a function of inputs, settings and seed alone.
+"""Shards of training data: which conversations go into which, and the directory that they are in.
 
-Knows nothing of files or models.
+A shard is a function of inputs, settings and seed. Its file appears whole or not at all. A lock
+belongs to a process and ends with it, so that nothing is left behind by one that was killed.
 """
 
+import gzip
 import hashlib
+import json
+import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from slipstream.core.errors import TrainingError
+from slipstream.train.data import parse_line, read_lines
 from slipstream.train.sources import Ids, Sources, SourceSettings, Talk
 
 _COMMON_PROMPT_TOKENS = 200
@@ -18,7 +28,7 @@ _TEXTS_PER_SHARD = 4096
 
 @dataclass(frozen=True, slots=True)
 class DataSettings:
-    """All that decides what the shards hold, besides the target and the input files.
+    """Settings of the shards' contents, besides the target and the input files.
 
     temperatures: (temperature, weight) pairs that each conversation draws one from.
     num_self_prompts: user turns that the target is to write itself.
@@ -33,7 +43,7 @@ class DataSettings:
     sources: SourceSettings = field(default_factory=SourceSettings)
 
     def __post_init__(self) -> None:
-        _check_law(self.temperatures)
+        _check_temperatures(self.temperatures)
         for name in ("max_new_tokens", "batch", "samples_per_prompt"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
@@ -60,17 +70,17 @@ class Shard:
 
     @property
     def cost(self) -> int:
-        """How long it takes, in conversations."""
+        """Return its relative duration, in conversations."""
         return len(self.jobs) + 2 * self.num_self_prompts
 
     def seed(self, base: int) -> int:
-        """Of its random numbers; `base` is the settings' seed."""
+        """Return the seed of its random numbers; `base` is the settings' seed."""
         digest = hashlib.sha256(f"{base}:{self.number}".encode()).digest()
         return int.from_bytes(digest[:8], "little") >> 1
 
 
 def make_shards(sources: Sources, settings: DataSettings) -> tuple[Shard, ...]:
-    """All shards, conversations first, in an order in which any beginning is a fair sample."""
+    """Return all shards, conversations first, so ordered that any beginning is a fair sample."""
     rng = random.Random(settings.seed)
     jobs = [
         Job(talk, draw_temperature(settings, rng))
@@ -90,13 +100,13 @@ def make_shards(sources: Sources, settings: DataSettings) -> tuple[Shard, ...]:
 
 
 def draw_temperature(settings: DataSettings, rng: random.Random) -> float:
-    """One of the settings' temperatures."""
+    """Return one of the settings' temperatures."""
     values, weights = zip(*settings.temperatures, strict=True)
     return float(rng.choices(values, weights)[0])
 
 
 def _batches(jobs: Sequence[Job], settings: DataSettings) -> Iterator[tuple[Job, ...]]:
-    """Conversations of similar length and number of turns together: little padding."""
+    """Yield batches of conversations of similar length and number of turns."""
     room = settings.batch * (_COMMON_PROMPT_TOKENS + settings.max_new_tokens)
     batch: list[Job] = []
     for job in sorted(jobs, key=lambda job: (len(job.talk.turns), len(job.talk.prompt))):
@@ -111,7 +121,7 @@ def _batches(jobs: Sequence[Job], settings: DataSettings) -> Iterator[tuple[Job,
         yield tuple(batch)
 
 
-def _check_law(temperatures: Sequence[tuple[float, float]]) -> None:
+def _check_temperatures(temperatures: Sequence[tuple[float, float]]) -> None:
     if not temperatures:
         raise TrainingError("at least one temperature is needed")
     for temperature, weight in temperatures:
@@ -119,3 +129,88 @@ def _check_law(temperatures: Sequence[tuple[float, float]]) -> None:
             raise TrainingError(f"the temperature is {temperature}, not within 0..100")
         if not 0 < weight < float("inf"):
             raise TrainingError(f"the weight of temperature {temperature} is {weight}, not over 0")
+
+
+MANIFEST_NAME = "manifest.json"
+
+
+class ShardStore:
+    """The finished shards in a directory, and the right to write the others."""
+
+    def __init__(self, directory: Path) -> None:
+        """Any number of processes may have a store over one directory."""
+        self._directory = directory
+        self._locks = directory / "locks"
+
+    def bind(self, manifest: Mapping[str, Any]) -> None:
+        """Begin a directory for a manifest, or go on with one.
+
+        Raises TrainingError, naming what differs, for a directory of another manifest.
+        """
+        try:
+            self._locks.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(f"{self._directory} can't be written: {error}") from None
+        path = self._directory / MANIFEST_NAME
+        with FileLock(self._locks / "manifest"):
+            if path.is_file():
+                self._compare(path, json.loads(json.dumps(manifest)))
+            elif any(self._directory.glob("shard-*")):
+                raise TrainingError(f"{self._directory} holds shards but no {MANIFEST_NAME}")
+            else:
+                _write(path, (json.dumps(manifest, indent=2) + "\n").encode())
+
+    def done(self) -> set[int]:
+        """Return the numbers of all shards that are finished."""
+        names = (path.name for path in self._directory.glob("shard-*.jsonl.gz"))
+        return {int(name[len("shard-") : -len(".jsonl.gz")]) for name in names}
+
+    @contextmanager
+    def claim(self, number: int) -> Iterator[bool]:
+        """Yield whether the shard may be written in this context; False if it is done or taken."""
+        lock = FileLock(self._locks / f"{number:06d}")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            yield not self._path(number).is_file()
+        finally:
+            if self._path(number).is_file():
+                # A process that waits for this lock looks for the shard once it has it.
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
+
+    def write(self, number: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write the shard as a file; the same lines give the same bytes."""
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        _write(self._path(number), gzip.compress(text.encode(), mtime=0))
+
+    def num_generated(self, number: int) -> int:
+        """Return the tokens that the target wrote in a finished shard."""
+        path = self._path(number)
+        _, lines = read_lines(path)
+        return sum(len(parse_line(line, str(path))["g"]) for line in lines if line)
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"shard-{number:06d}.jsonl.gz"
+
+    def _compare(self, path: Path, wanted: Mapping[str, Any]) -> None:
+        try:
+            found: Any = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{path} can't be read: {error}") from None
+        for name in [*wanted, *(found if isinstance(found, dict) else ())]:
+            here = found.get(name) if isinstance(found, dict) else found
+            if here != wanted.get(name):
+                raise TrainingError(
+                    f"{self._directory} holds shards of another run: {name} is "
+                    f"{json.dumps(here)} there and {json.dumps(wanted.get(name))} here"
+                )
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    os.replace(part, path)

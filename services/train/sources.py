@@ -1,7 +1,4 @@
-"""What the target is to go on from: prompts, conversations and passages of text, out of files.
-
-Knows formats and token ids; nothing of shards, temperatures or models.
-"""
+"""Sources of training data: prompts, conversations and passages of text, out of files."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -22,7 +19,7 @@ _TEXTS = (".txt", ".md")
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation to be had: ids of its opening, and what the user says after each answer."""
+    """Conversation: ids of its opening, and the user's text after each answer."""
 
     prompt: Ids
     turns: tuple[str, ...] = ()
@@ -30,7 +27,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """How files are read.
+    """Settings of reading files.
 
     Prompts of more than `max_prompt_tokens` are left out and counted. Plain text is cut into
     passages of `passage_tokens`, which the target goes on from, or which are taken as they are.
@@ -56,7 +53,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All that was read: conversations, texts to take as they are, prompts that were too long.
+    """Contents of files: conversations, texts to take as they are, prompts that were too long.
 
     `digests` has the name and SHA-256 of every file, in the order given.
     """
@@ -101,7 +98,7 @@ def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterat
 
 
 def _talk(item: Any, where: str, tokenizer: TextTokenizer) -> Talk:
-    """From {"prompt": text}, {"turns": [text, ...]} or {"p": [id, ...]}; "g" is answered anew."""
+    """Parse {"prompt": text}, {"turns": [text, ...]} or {"p": [id, ...]}; "g" is answered anew."""
     fields = item if isinstance(item, dict) else {}
     turns = [fields["prompt"]] if "prompt" in fields else fields.get("turns")
     if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
@@ -114,7 +111,7 @@ def _talk(item: Any, where: str, tokenizer: TextTokenizer) -> Talk:
 def _passages(
     path: Path, lines: Sequence[str], tokenizer: TextTokenizer, num_tokens: int
 ) -> Iterator[Ids]:
-    """A text in pieces of `num_tokens`, each behind what the tokenizer puts before every text."""
+    """Yield a text in pieces of `num_tokens`, each behind the tokenizer's opening."""
     text = "\n".join(lines)
     if not text.strip():
         raise TrainingError(f"{path} holds no text")
@@ -131,7 +128,7 @@ def _passages(
 
 
 def _opening(tokenizer: TextTokenizer) -> Ids:
-    """The special tokens that the tokenizer begins every text with; often none."""
+    """Return the special tokens that the tokenizer begins every text with; often none."""
     bare = tokenizer.encode("a", add_special_tokens=False)
     full = tokenizer.encode("a", add_special_tokens=True)
     at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)

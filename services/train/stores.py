@@ -1,7 +1,7 @@
 """Features on disk: computed once, mapped from there afterwards, within a budget of bytes.
 
 A store holds the first documents of one data file, and serves every draft that reads some of its
-layers. Knows nothing of batches or losses.
+layers.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.target_parts import target_parts
+from slipstream.models.glide.target_parts import target_parts
 from slipstream.train.data import DataFile, Document
 from slipstream.train.features import FeatureSource, FeatureStore, compute_features
 
@@ -36,7 +36,7 @@ def feature_stores(
     max_bytes: float,
     progress: Progress,
 ) -> list[FeatureStore | None]:
-    """A store for each file below `directory`, computed unless one stands there that serves.
+    """Return a store for each file below `directory`, computed unless one stands there that serves.
 
     In the order of the files each takes what it needs of `max_bytes`; where that ends, a store
     holds the first documents only, and files after it have none.
@@ -63,18 +63,18 @@ class _Place:
     documents: tuple[Document, ...]
 
     def rank(self) -> tuple[int, int, Path]:
-        """The lower, the better: few layers lie close together, many documents save work."""
+        """Return the rank, best lowest: few layers lie close together, many documents save work."""
         return len(self.layers), -len(self.documents), self.path
 
     def opened(self, source: FeatureSource) -> FeatureStore:
-        """Mapped, for the layers of `source`."""
+        """Return it mapped, for the layers of `source`."""
         tensors = _map(replace(source, layers=self.layers), self.documents, self.path)
         columns = tuple(self.layers.index(layer) for layer in source.layers)
         return FeatureStore(**tensors, starts=_starts(self.documents), columns=columns)
 
 
 def _find(source: FeatureSource, data: DataFile, directory: Path, wanted: int) -> _Place | None:
-    """The best store that serves at least `wanted` documents, at least one."""
+    """Return the best store that serves at least `wanted` documents, at least one."""
     places = []
     for index in directory.glob(f"*/{_INDEX}"):
         record = json.loads(index.read_text(encoding="utf-8"))
@@ -86,7 +86,7 @@ def _find(source: FeatureSource, data: DataFile, directory: Path, wanted: int) -
 
 
 def _identity(source: FeatureSource, data: DataFile) -> dict[str, Any]:
-    """What must be equal for a store to be of this target and text."""
+    """Return what must be equal for a store to be of this target and text."""
     lengths = [len(document.ids) for document in data.documents]
     return {
         "target": source.name,
@@ -121,7 +121,7 @@ def _layout(
 def _map(
     source: FeatureSource, documents: Sequence[Document], place: Path, *, writable: bool = False
 ) -> dict[str, Tensor]:
-    """The store's files as tensors; TrainingError when one is missing or of another size."""
+    """Return the store's files as tensors; TrainingError when one is missing or of another size."""
     tensors = {}
     num_tokens = sum(len(document.ids) for document in documents)
     for name, (dtype, shape) in _layout(source, num_tokens).items():
@@ -145,7 +145,7 @@ def _build(
     place = directory / f"{data.name.split('.')[0]}-{_digest(record)}"
     part = place.with_name(place.name + ".part")
     directory.mkdir(parents=True, exist_ok=True)
-    # Another run may be at it: then this one waits and takes what it made.
+    # Another run may compute it: then this one waits and takes the result.
     with FileLock(f"{place}.lock"):
         if not (place / _INDEX).is_file():
             shutil.rmtree(part, ignore_errors=True)

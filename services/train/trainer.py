@@ -1,7 +1,4 @@
-"""The training loop: schedule, steps, held-out checks, checkpoints, exports.
-
-Knows nothing of files of text or of the command line; time comes in as a clock.
-"""
+"""The training loop: schedule, steps, held-out checks, checkpoints, exports."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +9,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.models.glide import GlideModel
-from slipstream.train.checkpoint import RunState, Weights, load_checkpoint, save_checkpoint
+from slipstream.models.glide.glide import GlideModel
 from slipstream.train.config import Schedule, TrainSettings
 from slipstream.train.data import batches
-from slipstream.train.ema import WeightAverage
 from slipstream.train.features import Batch, FeatureSet
 from slipstream.train.glide import Frozen, glide_loss
-from slipstream.train.heldout import Heldout, Tally, generated_positions, lag_matches, spread
+from slipstream.train.group import SINGLE_PROCESS, TrainGroup
+from slipstream.train.heldout import (
+    Heldout,
+    HeldoutCounts,
+    generated_positions,
+    lag_matches,
+    spread,
+)
 from slipstream.train.masks import Blocks, draw_blocks
-from slipstream.train.parallel import ALONE, Team
+from slipstream.train.run_files import (
+    RunState,
+    WeightAverage,
+    Weights,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 NUM_LAGS = 7
 
@@ -51,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the loop tells the outside, and the clock (seconds) it lives by."""
+    """Callbacks of the loop, and its clock in seconds."""
 
     clock: Callable[[], float]
     report: Callable[[Report], None]
@@ -78,13 +86,13 @@ class Trainer:
         settings: TrainSettings,
         *,
         fingerprint: str,
-        team: Team = ALONE,
+        group: TrainGroup = SINGLE_PROCESS,
     ) -> None:
         self.model = model
         self.state = RunState(fingerprint)
         self._inputs = inputs
         self._settings = settings
-        self._team = team
+        self._group = group
         optimizer = torch.optim.AdamW(
             _groups(model, settings.weight_decay),
             lr=settings.schedule.lr,
@@ -92,7 +100,7 @@ class Trainer:
             fused=True,
         )
         self._weights = Weights(model, optimizer, WeightAverage(model, settings.ema))
-        self._trained = team.wrap(model)
+        self._trained = group.wrap(model)
         documents = inputs.features.documents
         self._lengths = [len(documents[index].ids) for index in inputs.train]
 
@@ -105,7 +113,7 @@ class Trainer:
         save_checkpoint(directory, self._weights, self.state)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Within, `model` holds the weights to export."""
+        """Return a context in which `model` holds the weights to export."""
         return self._weights.average.applied()
 
     def run(self, hooks: Hooks) -> None:
@@ -113,7 +121,7 @@ class Trainer:
 
         Only the lead's hooks are called, and only its clock counts.
         """
-        state, settings, of_lead = self.state, self._settings, self._team.of_lead
+        state, settings, of_lead = self.state, self._settings, self._group.of_lead
         begun = hooks.clock() - state.elapsed_seconds
         meter, checked = _Meter(state.elapsed_seconds), state.elapsed_seconds
         for picked in self._batches():
@@ -134,14 +142,14 @@ class Trainer:
         self._check(hooks)
 
     def _report(self, hooks: Hooks, report: Report) -> None:
-        if self._team.is_lead:
+        if self._group.is_lead:
             self.state.losses.append({"step": float(report.step), "loss": report.loss})
             hooks.report(report)
 
     def _check(self, hooks: Hooks) -> bool:
-        """A held-out check by the lead; whether the run's patience is over."""
+        """Check on held-out text, by the lead; return whether the run's patience is over."""
         state, patience = self.state, self._settings.patience
-        if self._team.is_lead:
+        if self._group.is_lead:
             with self.averaged():
                 heldout = self.measure(self.model, NUM_LAGS)
             is_best = heldout.length > state.best_length
@@ -150,23 +158,22 @@ class Trainer:
             rates = spread(heldout.acceptance, "lag") | spread(heldout.survival, "depth")
             state.history.append({"step": float(state.step), "length": heldout.length, **rates})
             hooks.check(Check(state.step, heldout, is_best))
-        return bool(self._team.of_lead(float(bool(patience) and state.num_stale >= patience)))
+        return bool(self._group.of_lead(float(bool(patience) and state.num_stale >= patience)))
 
     def measure(self, model: GlideModel, num_lags: int) -> Heldout:
-        """What `model` is worth on the held-out text, at lags 0 to `num_lags` - 1."""
-        inputs, tally = self._inputs, Tally(num_lags)
+        """Return the rates of `model` on the held-out text, at lags 0 to `num_lags` - 1."""
+        inputs, counts = self._inputs, HeldoutCounts(num_lags)
         lengths = [len(inputs.features.documents[index].ids) for index in inputs.heldout]
-        with self._team.autocast(self._settings.precision):
+        with self._group.autocast(self._settings.precision):
             for picked in batches(lengths, self._settings.batch_tokens, seed=0, epoch=0):
                 batch = inputs.features.batch([inputs.heldout[index] for index in picked])
-                batch = self._team.place(batch)
-                matches = lag_matches(model, inputs.frozen, batch, tally.num_lags)
-                tally.add(matches, generated_positions(batch))
-        return tally.result()
+                batch = self._group.place(batch)
+                matches = lag_matches(model, inputs.frozen, batch, counts.num_lags)
+                counts.add(matches, generated_positions(batch))
+        return counts.result()
 
     def _batches(self) -> Iterator[list[int]]:
-        """Documents of each batch from where the state stands, for ever; the state names the
-        next one."""
+        """Yield the documents of each batch, without end; the state names the next one."""
         settings, state = self._settings, self.state
         while True:
             plan = list(
@@ -179,30 +186,30 @@ class Trainer:
             state.epoch, state.batch = state.epoch + 1, 0
 
     def _share(self, picked: Sequence[int]) -> tuple[Batch, Blocks]:
-        """This member's part of a batch; where there is none, a document that counts nothing."""
-        settings, team = self._settings, self._team
+        """Return this member's part of a batch; where there is none, a document of no weight."""
+        settings, group = self._settings, self._group
         seed = (settings.seed * 1_000_003 + self.state.step) % 2**63
         blocks = draw_blocks(len(picked), settings.loss, torch.Generator().manual_seed(seed))
-        if team.rank < len(picked):
-            own, blocks = picked[team.rank :: team.size], blocks.part(team.rank, team.size)
+        if group.rank < len(picked):
+            own, blocks = picked[group.rank :: group.size], blocks.part(group.rank, group.size)
             batch = self._inputs.features.batch(own)
         else:
             batch, blocks = self._inputs.features.batch(picked[:1]), blocks.part(0, len(picked))
             batch = replace(batch, lengths=torch.zeros_like(batch.lengths))
-        return team.place(batch), blocks.to(team.device)
+        return group.place(batch), blocks.to(group.device)
 
     def _step(self, picked: Sequence[int], lr: float, meter: "_Meter") -> None:
-        settings, state, team = self._settings, self.state, self._team
+        settings, state, group = self._settings, self.state, self._group
         batch, blocks = self._share(picked)
         optimizer = self._weights.optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        for parameters in optimizer.param_groups:
+            parameters["lr"] = lr
         optimizer.zero_grad(set_to_none=True)
-        with team.autocast(settings.precision):
+        with group.autocast(settings.precision):
             part = glide_loss(self._trained, self._inputs.frozen, batch, blocks, settings.loss)
-        weight = team.total(part.weight).clamp_min(1.0)
+        weight = group.total(part.weight).clamp_min(1.0)
         # The wrapped model takes the mean over the members; wanted is the sum.
-        (part.value * (team.size / weight)).backward()
+        (part.value * (group.size / weight)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.grad_clip)
         optimizer.step()
         state.step += 1
@@ -237,7 +244,7 @@ class _Meter:
 
 
 def progress(schedule: Schedule, state: RunState) -> float:
-    """Share of the run that is over, 0 and up."""
+    """Return the share of the run that is over, 0 and up."""
     if schedule.steps is not None:
         return state.step / schedule.steps
     assert schedule.minutes is not None
@@ -245,7 +252,7 @@ def progress(schedule: Schedule, state: RunState) -> float:
 
 
 def learning_rate(schedule: Schedule, done: float) -> float:
-    """Linear warm-up, then a cosine down to `floor` of the peak."""
+    """Return the rate: linear warm-up, then a cosine down to `floor` of the peak."""
     if done < schedule.warmup:
         return schedule.lr * max(done, 1e-3) / schedule.warmup
     falling = 0.5 * (1 + math.cos(math.pi * (done - schedule.warmup) / (1 - schedule.warmup)))
@@ -253,7 +260,7 @@ def learning_rate(schedule: Schedule, done: float) -> float:
 
 
 def _groups(model: GlideModel, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay, norms and biases do not."""
+    """Return the parameter groups: matrices decay, norms and biases do not."""
     matrices = [value for value in model.parameters() if value.ndim > 1]
     others = [value for value in model.parameters() if value.ndim <= 1]
     return [

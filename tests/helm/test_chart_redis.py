@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import redis
 
-from charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
-from kube_schemas import NEWEST, faults
-from redis_server import RedisServer, redis_server
-from session_stores import BOUNDS, begins, held, opened, told
 from slipstream.core.errors import LimitExceeded, Unavailable
-from slipstream.core.server_info import ReplicaRole
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.router.app import fences
 from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import QuotaLimits, Ticket
 from slipstream.state.record import SessionUpdate
 from slipstream.state.registry import Announcement
+from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
+from support.deployment.kube_schemas import NEWEST, faults
+from support.state.redis_server import RedisServer, redis_server
+from support.state.session_stores import BOUNDS, begins, held, opened, told
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a \"password\" with 'quotes', \\ and $HOME"

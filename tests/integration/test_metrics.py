@@ -10,16 +10,16 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import fleet
-from otlp_collector import collector
-from prometheus_names import label, samples
-from prometheus_tool import promtool
-from redis_server import running_redis
 from slipstream.client import SamplingParams
 from slipstream.telemetry import catalog
 from slipstream.telemetry.catalog import CATALOG, DRAFT, ROUTER, TARGET
 from slipstream.telemetry.metric import MetricKind
-from told_services import FORCED, asking, services
+from support.services import fleet
+from support.state.redis_server import running_redis
+from support.telemetry.otlp_collector import collector
+from support.telemetry.prometheus_names import label, samples
+from support.telemetry.prometheus_tool import promtool
+from support.telemetry.told_services import FORCED, asking, services
 
 ROLES = (ROUTER, TARGET, DRAFT)
 PROMPT = "the quick brown fox"

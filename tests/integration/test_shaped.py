@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-import tiny
-from rounds import plain, speculate
-from slipstream.core.draws import fits_device
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
@@ -17,12 +14,15 @@ from slipstream.core.types import (
     Shape,
     StopPolicy,
 )
+from slipstream.core.verify.draws import fits_device
 from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.models.causal import CausalModel
-from slipstream.models.glide_chains import GlideChains
-from slipstream.models.graphs import Replay
+from slipstream.models.cuda.graphs import Replay
+from slipstream.models.glide.glide_chains import GlideChains
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.request import TargetRequest
 from slipstream.target.schedule import ScheduledRequest
+from support.models import tiny
+from support.models.rounds import plain, speculate
 
 SAMPLINGS = [
     SamplingParams(),

@@ -10,19 +10,19 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-import tiny
-from processes import command_line, kill, save_long_checkpoint, serve, up
-from rounds import plain, speculate
 from slipstream.client import Client
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.models.batched_tokens import Part
-from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_target_parts
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
+from support.models import tiny
+from support.models.rounds import plain, speculate
+from support.services.processes import command_line, kill, save_long_checkpoint, serve, up
 
 LIMIT_S = 60
 END = "<|endoftext|>"  # the name that Qwen's tokenizers want there to be

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-import fleet
-from otlp_collector import collector, traces_of
-from redis_server import running_redis
 from slipstream.telemetry.traces import Span, SpanKind, Status, trace_of
-from told_services import TOKEN, services
-from traced_story import (
+from support.services import fleet
+from support.state.redis_server import running_redis
+from support.telemetry.otlp_collector import collector, traces_of
+from support.telemetry.told_services import TOKEN, services
+from support.telemetry.traced_story import (
     APPLICATION,
     DRAFT,
     FIRST,

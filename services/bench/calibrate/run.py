@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.bench.calibrate.record import Recorder
 from slipstream.bench.calibrate.simulate import Costs, simulate
 from slipstream.bench.calibrate.sweep import Evidence, Tried, finalists, sweep, with_copies
-from slipstream.bench.calibrate.traces import Trace, fit_calibration, fit_cape
+from slipstream.bench.calibrate.traces import Recorder, Trace, fit_calibration, fit_cape
 from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import Advance
@@ -16,10 +15,10 @@ from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.bench.speed_figures import Comparison, figures
-from slipstream.core.cape import PAPER_TABLE
+from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.options import SpeculationOptions
-from slipstream.core.profile import Profile
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session
 from slipstream.draft.build import DraftModel
 from slipstream.text.prompts import encode_prompt

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from slipstream.bench.calibrate.simulate import Costs, Simulated, replayed, simulate
 from slipstream.bench.calibrate.traces import Trace
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.profile import Profile
+from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 
 NO_LEAVES = "chain"

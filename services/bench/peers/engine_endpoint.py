@@ -13,7 +13,13 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
+from slipstream.bench.peers.engine import (
+    Answer,
+    EngineSettings,
+    EngineUnderTest,
+    ProcessFacts,
+    Prompts,
+)
 from slipstream.bench.peers.plan import MAX_LEVEL
 from slipstream.core.errors import ServiceError
 
@@ -25,7 +31,7 @@ _DONE = "[DONE]"
 class EndpointEngine(EngineUnderTest):
     """One server. Prompts that come together are requests at the same time."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._url: str = settings["url"]
         self._token: str | None = settings["token"]
         with self._open("/models") as answer:

@@ -8,7 +8,13 @@ import os
 from importlib import import_module
 from typing import Any
 
-from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
+from slipstream.bench.peers.engine import (
+    Answer,
+    EngineSettings,
+    EngineUnderTest,
+    ProcessFacts,
+    Prompts,
+)
 from slipstream.bench.peers.plan import Mode
 
 _ROOM = 256
@@ -31,7 +37,7 @@ class _Counting:
 class LlamaEngine(EngineUnderTest):
     """One model file, one prompt after the other."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         # By name: it is optional, and types of it are not to decide whether ours are right.
         self._library: Any = import_module("llama_cpp")
         self._lookup_tokens: int = settings["llama_lookup_tokens"]

@@ -13,13 +13,19 @@ from typing import Any
 import slipstream
 from slipstream.bench.engines import MethodEngines, draft_name
 from slipstream.bench.methods import Method, parse_method
-from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
+from slipstream.bench.peers.engine import (
+    Answer,
+    EngineSettings,
+    EngineUnderTest,
+    ProcessFacts,
+    Prompts,
+)
 from slipstream.bench.services import LocalServices
 from slipstream.client import AsyncClient, Client
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.core.options import SpeculationOptions
-from slipstream.core.stats import SpeculationStats
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import SamplingParams
 from slipstream.engine.thread import EngineThread
 from slipstream.local.stack import StackPlan
@@ -31,7 +37,7 @@ class OwnEngine(EngineUnderTest):
     pids: tuple[int, ...] = ()
     """Processes beside this one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         names: Mapping[str, str] = settings["methods"]
         self._methods = {config: parse_method(name) for config, name in names.items()}
         self._threads: int = settings["threads"]
@@ -45,7 +51,7 @@ class OwnEngine(EngineUnderTest):
 class EmbeddedEngine(OwnEngine):
     """Methods of `bench speed`, a request at a time."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._engines = MethodEngines(
             settings["target"],
@@ -73,7 +79,7 @@ class EmbeddedEngine(OwnEngine):
 class BatchedEngine(OwnEngine):
     """Methods of `bench speed` on engines whose requests share steps."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._draft: str = settings["draft"]
         self._profile = _profile(settings)
@@ -111,7 +117,7 @@ class BatchedEngine(OwnEngine):
 class RoutedEngine(OwnEngine):
     """Methods as requests to a router on this machine, behind which are a target and a draft."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
         self._opened = ExitStack()
         try:
@@ -170,12 +176,12 @@ def _answer(token_ids: tuple[int, ...], at: SpeculationStats | None) -> Answer:
     return Answer(len(token_ids), token_ids, num_forwards=forwards)
 
 
-def _engine_options(settings: Settings) -> EngineOptions:
+def _engine_options(settings: EngineSettings) -> EngineOptions:
     names = ("dtype", "numerics", "threads", "device")
     return EngineOptions(**{name: settings[name] for name in names}, max_cached_bytes=0)
 
 
-def _profile(settings: Settings) -> Path | None:
+def _profile(settings: EngineSettings) -> Path | None:
     """Return the file in place of the draft's own profile."""
     return None if settings["profile"] is None else Path(settings["profile"])
 

@@ -9,7 +9,13 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig
 
-from slipstream.bench.peers.engine import Answer, EngineUnderTest, ProcessFacts, Prompts, Settings
+from slipstream.bench.peers.engine import (
+    Answer,
+    EngineSettings,
+    EngineUnderTest,
+    ProcessFacts,
+    Prompts,
+)
 from slipstream.bench.peers.plan import Mode
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 
@@ -17,7 +23,7 @@ from slipstream.models.loading import load_target_parts, require_same_tokenizer
 class TransformersEngine(EngineUnderTest):
     """One mode of `generate`. Several prompts are a batch, padded on the left, where that goes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         torch.set_num_threads(settings["threads"])
         options = {"dtype": settings["dtype"], "device": settings["device"]}
         loaded = load_target_parts(settings["target"], **options)

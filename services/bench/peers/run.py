@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, rotated
-from slipstream.bench.peers.engine import Answer
+from slipstream.bench.peers.engine import Answer, EngineProcess
 from slipstream.bench.peers.plan import Configuration, Level, PeersPlan, PromptIds
-from slipstream.bench.peers.process import EngineProcess
 from slipstream.bench.peers.settings import NotAvailable, PeerOptions, engine_settings
 from slipstream.core.errors import SlipstreamError
 

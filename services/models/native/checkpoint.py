@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.models.architecture import EMBEDDING, HEAD, parse
-from slipstream.models.fast_modules import is_usual_norm
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import BFLOAT16, Weights, exact
-from slipstream.models.rope import Rotary
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.store.safetensors_file import Safetensors
+from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
+from slipstream.models.target.fast_modules import is_usual_norm
+from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +63,7 @@ class Checkpoint(WeightSource):
     def reference(self) -> "PreTrainedModel":
         from transformers import AutoConfig
 
-        from slipstream.models.reference import lent_model
+        from slipstream.models.target.reference import lent_model
 
         model: PreTrainedModel = lent_model(
             self, AutoConfig.from_pretrained(self.folder, local_files_only=True)

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.models.architecture import Architecture
-from slipstream.models.batched_tokens import Part, lay_out
-from slipstream.models.invariance import ANY_ROWS
+from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
 from slipstream.models.native.weights import Scratch
-from slipstream.models.pool import KvLayout, KvPool
-from slipstream.models.rope import Rotary
+from slipstream.models.numerics.invariance import ANY_ROWS
+from slipstream.models.target.architecture import Architecture
+from slipstream.models.target.batched_tokens import Part, lay_out
+from slipstream.models.target.rope import Rotary
 
 
 class NativeDecoder:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.architecture import EMBEDDING, HEAD, parse
 from slipstream.models.native.library import NotNative, library
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import KINDS, Weights, exact
-from slipstream.models.rope import Rotary
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
+from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
+from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -100,7 +100,7 @@ class GgufSource(WeightSource):
     def reference(self) -> "PreTrainedModel":
         from transformers import AutoConfig
 
-        from slipstream.models.reference import lent_model
+        from slipstream.models.target.reference import lent_model
 
         try:
             config = AutoConfig.for_model(**self._config)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.models.glide import GlideLayer, GlideModel, RmsNorm
-from slipstream.models.glide_state import GlideState, SessionStep
-from slipstream.models.linears import SMALL, stacked_bias
+from slipstream.models.glide.glide import GlideLayer, GlideModel, RmsNorm
+from slipstream.models.glide.glide_state import GlideState, SessionStep
+from slipstream.models.glide.target_parts import TargetParts, rotary_tables
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NativeShape, NotNative
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.weights import (
@@ -23,9 +24,8 @@ from slipstream.models.native.weights import (
     in_turn,
     plain,
 )
-from slipstream.models.pool import KvLayout
+from slipstream.models.numerics.linears import SMALL, stacked_bias
 from slipstream.models.scorer import Scores
-from slipstream.models.target_parts import TargetParts, rotary_tables
 
 _DTYPES = (torch.bfloat16, torch.float32)
 

@@ -10,6 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from slipstream.models.kv.pool import KvPool
 from slipstream.models.native.library import (
     Batch,
     Cache,
@@ -20,7 +21,6 @@ from slipstream.models.native.library import (
     team,
 )
 from slipstream.models.native.weights import BlockWeights, Weights
-from slipstream.models.pool import KvPool
 
 _LAST = -1
 _NO_MEMORY = "there is no memory for the native weights"

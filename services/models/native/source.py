@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.architecture import EMBEDDING, HEAD, NORM, Architecture, Outline
 from slipstream.models.dtypes import dtype_name
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.weights import (
     BFLOAT16,
     FLOAT32,
@@ -20,8 +20,8 @@ from slipstream.models.native.weights import (
     in_turn,
     plain,
 )
-from slipstream.models.pool import KvLayout
-from slipstream.models.rope import Rotary
+from slipstream.models.target.architecture import EMBEDDING, HEAD, NORM, Architecture, Outline
+from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

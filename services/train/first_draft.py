@@ -1,0 +1,88 @@
+"""The draft that a training run starts from, its trimmed vocabulary, and the target's frozen parts.
+
+FR-Spec and EAGLE-3 trim the draft's vocabulary by frequency; what is outside is never proposed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_init import (
+    GlideShape,
+    config_for_target,
+    init_from_target,
+    trimmed_vocab,
+)
+from slipstream.models.glide.glide_weights import load_weights
+from slipstream.models.glide.target_parts import rotary_tables, target_parts
+from slipstream.models.loading import LoadedModel
+from slipstream.train.data import DataFile, Document, split_heldout, token_counts
+from slipstream.train.glide import Frozen
+
+
+def forced_ids(target: LoadedModel) -> list[int]:
+    """Return ids that every trimmed head holds: special and added tokens, every end of text."""
+    eos = target.model.generation_config.eos_token_id
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    tokenizer = target.tokenizer
+    return [*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder]
+
+
+def first_draft(
+    target: LoadedModel, shape: GlideShape, files: Sequence[DataFile], init_from: Path | None
+) -> tuple[GlideModel, Tensor]:
+    """Return a float32 draft, from the target's own layers or `init_from`, and its vocabulary.
+
+    The trimmed head's vocabulary is counted on the data at hand. ModelMismatch for weights of
+    another shape.
+    """
+    name, digest = target.model_id, target.tokenizer_hash
+    config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
+    documents = [document for data in files for document in data.documents]
+    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
+    vocab = trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
+    config = replace(config, head_size=len(vocab))
+    if init_from is None:
+        return init_from_target(target.model, config).train(), vocab
+    model, _ = load_weights(init_from)
+    if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
+        raise ModelMismatch(f"the weights in {init_from} are of another target or shape")
+    model.config = config
+    return model.float().requires_grad_(True).train(), vocab
+
+
+def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
+    """Return the target's frozen parts, for texts of up to `longest` tokens."""
+    parts = target_parts(target.model)
+    rope = Rope(*rotary_tables(parts, longest, dtype=torch.float32))
+    vocab = vocab.to(parts.head.device)
+    return Frozen(parts.embeddings, parts.head[vocab], vocab, rope)
+
+
+def coverage(
+    documents: Sequence[Document],
+    sizes: Sequence[int],
+    *,
+    vocab_size: int,
+    forced: Sequence[int],
+    num_heldout: int,
+) -> tuple[float, ...]:
+    """Return, for each head size, the share of held-out generated tokens that are in the head.
+
+    Heads are filled as training fills them, from the other documents; `forced` ids are always in.
+    Raises `TrainingError` for a size that the vocabulary does not have.
+    """
+    for size in sizes:
+        if not 1 <= size <= vocab_size:
+            raise TrainingError(f"a head size is {size}, but must be from 1 to {vocab_size}")
+    train, heldout = split_heldout(documents, num_heldout)
+    counts = torch.from_numpy(token_counts([documents[i] for i in train], vocab_size))
+    generated = token_counts([documents[i] for i in heldout], vocab_size)
+    kept = [trimmed_vocab(counts, size, forced=forced).numpy() for size in sizes]
+    return tuple(float(generated[vocab].sum() / np.maximum(generated.sum(), 1)) for vocab in kept)

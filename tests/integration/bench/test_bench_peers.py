@@ -1,0 +1,99 @@
+"""`slipstream bench peers` on tiny models: engines in processes, figures, files, refusals."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from slipstream.cli.main import exit_code
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.glide_weights import save_glide
+from slipstream.models.loading import load_target_parts
+from support.models.tiny_checkpoint import save_checkpoint
+from support.services.processes import ROOT
+
+PROMPTS = [
+    {"question_id": 1, "category": "a", "turns": ["hello there"]},
+    {"question_id": 2, "category": "b", "turns": ["abcabcabcabc"]},
+]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A tiny target and GliDe weights for it."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = save_checkpoint(folder / "tiny")
+    loaded = load_target_parts(str(target), dtype="float32")
+    shape = GlideShape(target_layers=(1,), head_size=130, max_lag=6)
+    config = config_for_target(
+        loaded.model, shape, name="tiny", tokenizer_hash=loaded.tokenizer_hash
+    )
+    save_glide(init_from_target(loaded.model, config), torch.arange(0, 259, 2), folder / "glide")
+    flags = ["--target", str(target), "--draft", str(folder / "glide"), "--dtype", "float32"]
+    return [*flags, "--threads", "1"]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in PROMPTS))
+    return ["--prompts", str(path), "--max-new-tokens", "12", "--settle-s", "0"]
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """Engines find the package, and share what there is of a machine with other tests."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_everybody_answers_the_same_prompts_with_the_same_tokens(pair, asked, tmp_path, capsys):
+    file, page, plots = tmp_path / "peers.json", tmp_path / "peers.md", tmp_path / "plots"
+    has_llama = find_spec("llama_cpp") is not None  # the config itself is tested where it is there
+    configs = "hf,hf-assistant,plain+invariant,glide+cape,glide+depth=9,best"
+    configs += "" if has_llama else ",llama.cpp"
+    out = ["--json", str(file), "--markdown", str(page), "--plot", str(plots)]
+    how = ["--arms", configs, "--concurrency", "1,2", "--concurrent-limit", "2"]
+    assert exit_code(["bench", "peers", *pair, *asked, *how, *out]) == 0
+    said = capsys.readouterr().out
+    assert said.count("skipped") == 3 - has_llama, said
+    assert has_llama or "llama-cpp-python is not installed" in said
+    assert "skipped glide+depth=9: InvalidRequest: method 'glide+depth=9': 9 draft" in said
+    assert "skipped hf-assistant: there is no assistant model" in said
+    assert "best is " in said
+    figures = json.loads(file.read_text())["peers"]
+    assert figures["whole"]
+    alone, together = figures["levels"]
+    assert list(alone["arms"]) == ["hf", "plain+invariant", "glide+cape", "best"]
+    assert list(together["arms"]) == ["hf", "best"]
+    for level in (alone, together):
+        for of in level["arms"].values():
+            assert of["tokens"] == 24
+            assert of["identity"] == {"same": 2, "of": 2, "by": "tokens"}
+    assert alone["arms"]["hf"]["tokens_per_forward"] == 1
+    assert set(alone["arms"]["best"]["categories"]) == {"a", "b"}
+    assert "| glide+cape |" in page.read_text()
+    names = {"peers-1", "peers-2", "peers-categories", "peers-concurrency"}
+    assert {path.stem for path in plots.iterdir()} == names
+
+
+BAD = [
+    (["--arms", "nobody"], "method 'nobody' is unknown"),
+    (["--arms", "hf,hf"], "configuration 'hf' is named twice"),
+    (["--arms", "distributed:ngram"], "needs another draft than the services have"),
+    (["--arms", "hf", "--concurrent-arms", "plain"], "'plain' is none of the configurations hf"),
+    (["--endpoint", "here"], "must be NAME=http://"),
+    (["--endpoint", "hf=http://localhost/v1"], "has the name of another configuration"),
+    (["--concurrency", "1,1"], "each once"),
+    (["--concurrency", "0"], "from 1 to 64"),
+    (["--limit", "0"], "limit is 0"),
+    (["--markdown", "/"], "is a directory"),
+    (["--json", "/"], "is a directory"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), BAD)
+def test_nonsense_is_refused_before_anything_is_loaded(flags, reason, capsys):
+    assert exit_code(["bench", "peers", *flags]) == 2
+    assert reason in capsys.readouterr().err
