@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from slipstream.bench.methods import Method, Numerics
-from slipstream.bench.speed_figures import Reply
+from slipstream.bench.speed_figures import MethodReply
 from slipstream.client import Client, ClientSession
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
@@ -148,7 +148,7 @@ class _SessionConversation:
         self._speculation = speculation
         self._sampling = sampling
 
-    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
+    def reply(self, prompt: Sequence[int], max_tokens: int) -> MethodReply:
         """Continue after `prompt`, the tokens that follow the conversation so far."""
         result = self._session.generate(
             tuple(prompt),
@@ -156,7 +156,7 @@ class _SessionConversation:
             max_tokens=max_tokens,
             speculation=self._speculation,
         )
-        return Reply(result.token_ids, result.stats.timings, result.stats.speculation)
+        return MethodReply(result.token_ids, result.stats.timings, result.stats.speculation)
 
     def close(self) -> None:
         """Free its caches."""
@@ -173,7 +173,7 @@ class GenerateConversation:
         self._sampling = sampling
         self._tokens: list[int] = []
 
-    def reply(self, prompt: Sequence[int], max_tokens: int) -> Reply:
+    def reply(self, prompt: Sequence[int], max_tokens: int) -> MethodReply:
         """Continue after `prompt`, the tokens that follow the conversation so far."""
         self._tokens += prompt
         tokens = torch.tensor([self._tokens], device=self._model.device)
@@ -190,7 +190,7 @@ class GenerateConversation:
         end_s = time.perf_counter()
         reply = tuple(out[0, len(self._tokens) :].tolist())
         self._tokens += reply
-        return Reply(reply, Timings(first.at_s - start_s, end_s - first.at_s, 0.0, 0.0))
+        return MethodReply(reply, Timings(first.at_s - start_s, end_s - first.at_s, 0.0, 0.0))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -37,7 +37,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def running_dtype(name: str, device: str) -> str:
-    """Return the dtype that runs on a device where this one is asked for: `auto` is none."""
+    """Return the dtype that runs on a device for this option, which may be `auto`."""
     return dtype_name(choose_dtype(name, parse_device(device), native=has_kernels()))
 
 

@@ -12,7 +12,7 @@ from slipstream.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation to run: what the user says, turn by turn."""
+    """A conversation to run: the user's texts, turn by turn."""
 
     question_id: int | str
     category: str

@@ -40,14 +40,14 @@ PARTS = {
     "rest": "loop, text and the rest of the router",
 }
 """Parts of a round's time, and their labels."""
-Samples = Mapping[str, Sequence["Sample"]]
+Samples = Mapping[str, Sequence["RoundsSample"]]
 """Samples by the name of the engine."""
 ByName = Mapping[str, Figures]
 """Figures by the name of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RoundsSample:
     """Request as its caller saw it.
 
     `wall_s` is from the call to the last token; `others_cpu_s` the processor time that processes
@@ -62,7 +62,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """Questions, asked greedily; every round drafts, so that all parts of a round are seen."""
+    """Questions, answered greedily; every round drafts, so that all parts of a round are seen."""
 
     questions: tuple[Question, ...]
     max_new_tokens: int = 128
@@ -99,7 +99,7 @@ def run_rounds(
     *,
     advance: Advance,
     clock: Clock = time.perf_counter,
-) -> dict[str, list[Sample]]:
+) -> dict[str, list[RoundsSample]]:
     """Return every answer of all engines; each question goes through all before the next.
 
     The order moves on by one from question to question.
@@ -109,7 +109,7 @@ def run_rounds(
             most = min(plan.max_new_tokens, WARMUP_TOKENS)
             _ask(engine, plan.questions[0], most, clock)
             advance(name)
-    samples: dict[str, list[Sample]] = {name: [] for name in engines}
+    samples: dict[str, list[RoundsSample]] = {name: [] for name in engines}
     names = tuple(engines)
     for turn, question in enumerate(plan.questions):
         for name in rotated(names, turn):
@@ -118,7 +118,7 @@ def run_rounds(
     return samples
 
 
-def _ask(engine: RoundsEngine, question: Question, max_tokens: int, clock: Clock) -> Sample:
+def _ask(engine: RoundsEngine, question: Question, max_tokens: int, clock: Clock) -> RoundsSample:
     engine.prepare()
     others = engine.others_cpu_s or (lambda: 0.0)
     cpu_s, start = others(), clock()
@@ -126,7 +126,7 @@ def _ask(engine: RoundsEngine, question: Question, max_tokens: int, clock: Clock
     result = engine.client.generate(question.turns[0], max_tokens=max_tokens, speculation=drafting)
     wall_s = clock() - start
     seen_s = None if engine.others_cpu_s is None else others() - cpu_s
-    return Sample(question.question_id, result, wall_s, seen_s)
+    return RoundsSample(question.question_id, result, wall_s, seen_s)
 
 
 def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
@@ -135,7 +135,9 @@ def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
     return {name: _figures(name, of, embedded) for name, of in samples.items()}
 
 
-def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]:
+def _figures(
+    name: str, of: Sequence[RoundsSample], embedded: Sequence[RoundsSample]
+) -> dict[str, Any]:
     counts = SpeculationCounts.of(sample.result.stats.speculation for sample in of)
     different = _different(of, embedded)
     timings = [sample.result.stats.timings for sample in of]
@@ -197,7 +199,9 @@ def _sums(timings: Sequence[Timings]) -> dict[str, float]:
     return {name: float(sum(getattr(at, name) for at in timings)) for name in names}
 
 
-def _different(of: Sequence[Sample], embedded: Sequence[Sample]) -> list[dict[str, Any]]:
+def _different(
+    of: Sequence[RoundsSample], embedded: Sequence[RoundsSample]
+) -> list[dict[str, Any]]:
     """Return the questions whose tokens are not those of the embedded engine, and where."""
     outputs, expected = (
         [(sample.question_id, sample.result.token_ids) for sample in samples]
@@ -206,25 +210,25 @@ def _different(of: Sequence[Sample], embedded: Sequence[Sample]) -> list[dict[st
     return positions(differences(outputs, dict(expected)))
 
 
-def _outside_s(sample: Sample) -> float:
+def _outside_s(sample: RoundsSample) -> float:
     """Return what the caller waited for beside prompt and rounds: the way to the router."""
     timings = sample.result.stats.timings
     return sample.wall_s - timings.prefill_s - timings.decode_s
 
 
-def _rate(of: Sequence[Sample]) -> float | None:
+def _rate(of: Sequence[RoundsSample]) -> float | None:
     """Return tokens per second as callers see it, prefill included."""
     tokens = sum(len(sample.result.token_ids) for sample in of)
     return quotient(tokens, sum(sample.wall_s for sample in of))
 
 
-def _decode_rate(of: Sequence[Sample]) -> float | None:
+def _decode_rate(of: Sequence[RoundsSample]) -> float | None:
     """Return tokens after the first, which is prefill's, per second of decoding."""
     tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in of)
     return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
 
 
-def _sum_others(of: Sequence[Sample]) -> float | None:
+def _sum_others(of: Sequence[RoundsSample]) -> float | None:
     seen = [sample.others_cpu_s for sample in of if sample.others_cpu_s is not None]
     return sum(seen) if seen else None
 

@@ -18,8 +18,8 @@ from slipstream.bench.harness import (
 from slipstream.bench.methods import PLAIN, Method
 from slipstream.bench.questions import Question
 from slipstream.bench.speed_figures import (
-    Comparison,
     Divergence,
+    MethodComparison,
     Output,
     divergences,
     method_figures,
@@ -83,7 +83,7 @@ def compare(plan: SpeedPlan, engines: MethodEngines, outputs: Outputs) -> dict[s
     """Return the figures of every method, with margins where outputs leave plain decoding's."""
     compared = {}
     for method in plan.methods:
-        comparison = Comparison(
+        comparison = MethodComparison(
             method,
             outputs[method.name],
             outputs[PLAIN],

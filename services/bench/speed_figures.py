@@ -19,7 +19,7 @@ ByMethod = Mapping[str, Figures]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class MethodReply:
     """Reply of a method, and how long it took."""
 
     token_ids: tuple[int, ...]
@@ -36,7 +36,7 @@ class Output:
     category: str
     turn: int
     prompt: tuple[int, ...]
-    reply: Reply
+    reply: MethodReply
 
     @property
     def key(self) -> Key:
@@ -58,7 +58,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MethodComparison:
     """The outputs of a method beside those it is measured against, for the same questions."""
 
     method: Method
@@ -70,7 +70,7 @@ class Comparison:
     is_greedy: bool = True
     divergences: Sequence[Divergence] = ()
 
-    def only(self, category: str) -> "Comparison":
+    def only(self, category: str) -> "MethodComparison":
         """Return the comparison for one category."""
 
         def of(outputs: Sequence[Output]) -> list[Output]:
@@ -94,7 +94,7 @@ def divergences(outputs: Sequence[Output], reference: Sequence[Output]) -> list[
     return [Divergence(question_id, turn, at) for (question_id, turn), at in found.items()]
 
 
-def method_figures(comparison: Comparison) -> dict[str, Any]:
+def method_figures(comparison: MethodComparison) -> dict[str, Any]:
     """Return `{"overall": R, "categories": {CATEGORY: R}}`."""
     categories = dict.fromkeys(output.category for output in comparison.outputs)
     return {
@@ -103,7 +103,7 @@ def method_figures(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def figures(comparison: Comparison) -> dict[str, Any]:
+def figures(comparison: MethodComparison) -> dict[str, Any]:
     """Return one R: speed, acceptance and identity, of all outputs together."""
     outputs, plain = comparison.outputs, comparison.plain
     counts = SpeculationCounts.of(
@@ -127,8 +127,8 @@ def figures(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:
-    """Count outputs identical to plain decoding; None where that would say nothing.
+def _identity(comparison: MethodComparison, num_drafted: int) -> Mapping[str, Any]:
+    """Count outputs identical to plain decoding; None where that has no meaning.
 
     Nothing drafted is nothing shown, and where only the distribution is the same (or not even
     that), other tokens are no fault.
@@ -152,7 +152,7 @@ def _identity(comparison: Comparison, num_drafted: int) -> Mapping[str, Any]:
     }
 
 
-def _sum(outputs: Sequence[Output], value: Callable[[Reply], float]) -> float:
+def _sum(outputs: Sequence[Output], value: Callable[[MethodReply], float]) -> float:
     return sum(value(output.reply) for output in outputs)
 
 

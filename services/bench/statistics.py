@@ -52,7 +52,7 @@ def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) 
     """Return the median, between the nearest order statistics that cover it with this confidence.
 
     Fewer than 6 values can't reach 95%: then all of them are between `low` and `high`, and
-    `coverage` says what that is worth. None of no values.
+    `coverage` is their own. None of no values.
     """
     if not values:
         return None

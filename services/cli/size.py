@@ -14,7 +14,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.options import option
 from slipstream.sizing.formula import KNEE, Pools, drafts_needed, estimate, mean_round
 from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording, recording_of
-from slipstream.sizing.simulator import Fleet, Load, SimResult, simulate
+from slipstream.sizing.simulator import SimFleet, SimLoad, SimResult, simulate
 from slipstream.telemetry.traces import read_spans
 
 _FREE_TOKENS, _MOST_TOKENS = 32, 256
@@ -157,10 +157,10 @@ class FleetFlags:
     max_rows: int = option(256, "Maximum number of batched tokens of a target's step.")
     json: bool = option(False, "Print JSON.")
 
-    def load(self, seed: int) -> Load:
+    def load(self, seed: int) -> SimLoad:
         """Return the requests. Raises `InvalidRequest` where there are none."""
         usual = 8 * self.sessions if self.rate is None else max(round(10 * self.rate), 1)
-        return Load(self.requests or usual, self.sessions, self.rate, seed)
+        return SimLoad(self.requests or usual, self.sessions, self.rate, seed)
 
 
 @with_flags
@@ -171,7 +171,7 @@ def run_simulation(rounds: RoundFlags, flags: FleetFlags) -> None:
     """
     recording, load = rounds.recording(), flags.load(rounds.seed)
     runs = [
-        simulate(recording, Fleet(drafts, flags.targets, flags.max_rows), load)
+        simulate(recording, SimFleet(drafts, flags.targets, flags.max_rows), load)
         for drafts in _counts(flags.drafts)
     ]
     enough = KNEE * max(run.tokens_per_s for run in runs)

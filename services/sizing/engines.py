@@ -41,7 +41,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class SimVerification:
     """Tokens to be cached, and nodes below the last of them, of one session."""
 
     session: int
@@ -52,10 +52,10 @@ class Verification:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class SimJob:
     """A verification on its way, as `target/schedule.py` reads it."""
 
-    work: Verification
+    work: SimVerification
     done: Callback
     num_pending: int
     num_nodes: int
@@ -68,9 +68,9 @@ class SimTarget:
         self._clock = clock
         self._seconds = cache(times.curve().seconds)
         budget = StepBudget(max_tokens, seconds=self._seconds)
-        self._schedule: Schedule[Job] = Schedule(budget)
+        self._schedule: Schedule[SimJob] = Schedule(budget)
         self._gathering: BatchWindow[int] = BatchWindow()
-        self._arrivals: list[Job] = []
+        self._arrivals: list[SimJob] = []
         self._is_stepping = False
         self._timer = 0
         """Number of the current wait; a timer of an earlier one is ignored."""
@@ -78,9 +78,9 @@ class SimTarget:
         self.num_steps = self.num_tokens = self.num_running = self.last_request = 0
         self.spent = TimeSpent(lambda: clock.now)
 
-    def verify(self, work: Verification, done: Callback) -> None:
+    def verify(self, work: SimVerification, done: Callback) -> None:
         """Queue the work; its callback runs when its step ends."""
-        self._arrivals.append(Job(work, done, work.pending, work.nodes))
+        self._arrivals.append(SimJob(work, done, work.pending, work.nodes))
         self._gathering.came(work.session, self._idle_s())
         self._consider()
 
@@ -127,7 +127,7 @@ class SimTarget:
         self.num_tokens += num_tokens
         self._clock.after(seconds, lambda: self._end(jobs, seconds))
 
-    def _end(self, jobs: list[Job], seconds: float) -> None:
+    def _end(self, jobs: list[SimJob], seconds: float) -> None:
         self._is_stepping = False
         self.busy_s += seconds
         away = [job.work.session for job in jobs if not job.work.is_last]
@@ -142,7 +142,7 @@ class SimTarget:
 
 
 @dataclass(eq=False, slots=True)
-class Drafting:
+class SimDrafting:
     """A proposal of `depth` levels behind `pending` tokens that the draft has not read yet."""
 
     pending: int
@@ -167,11 +167,11 @@ class SimDraft:
     busy_s: float = 0.0
     num_running: int = 0
     last_request: int = 0
-    _running: list[tuple[Drafting, Callback]] = field(default_factory=list)
-    _waiting: list[tuple[Drafting, Callback]] = field(default_factory=list)
+    _running: list[tuple[SimDrafting, Callback]] = field(default_factory=list)
+    _waiting: list[tuple[SimDrafting, Callback]] = field(default_factory=list)
     _is_passing: bool = False
 
-    def propose(self, drafting: Drafting, done: Callback) -> None:
+    def propose(self, drafting: SimDrafting, done: Callback) -> None:
         """Queue the proposal; its callback runs when its last level is drafted."""
         self._waiting.append((drafting, done))
         if not self._is_passing:

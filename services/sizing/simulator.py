@@ -13,7 +13,14 @@ from itertools import cycle, islice
 from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.sizing.engines import Callback, Clock, Drafting, SimDraft, SimTarget, Verification
+from slipstream.sizing.engines import (
+    Callback,
+    Clock,
+    SimDraft,
+    SimDrafting,
+    SimTarget,
+    SimVerification,
+)
 from slipstream.sizing.recording import PLAIN, RecordedRequest, Recording
 from slipstream.target.time_spent import Activity
 
@@ -22,7 +29,7 @@ _WINDOW = (0.1, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SimLoad:
     """`num_requests` of `users` who send the next one when answered, or `rate` per second."""
 
     num_requests: int
@@ -38,7 +45,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class SimFleet:
     """Numbers of replicas; without drafts every round is plain."""
 
     drafts: int
@@ -55,7 +62,7 @@ class Fleet:
 class SimResult:
     """Result of a run. Utilisations and `draft_wait` are shares of its time."""
 
-    fleet: Fleet
+    fleet: SimFleet
     requests: int
     tokens: int
     rounds: int
@@ -72,7 +79,7 @@ class SimResult:
     tokens_per_step: float
 
 
-def simulate(recording: Recording, fleet: Fleet, load: Load) -> SimResult:
+def simulate(recording: Recording, fleet: SimFleet, load: SimLoad) -> SimResult:
     """Run until all requests are answered. Raises `InvalidRequest` where there are none."""
     if not recording.requests:
         raise InvalidRequest("there is no request to simulate")
@@ -94,7 +101,7 @@ def _acquired(engines: Sequence[Engine], number: int) -> Engine:
 
 
 class _Simulation:
-    def __init__(self, recording: Recording, fleet: Fleet, load: Load) -> None:
+    def __init__(self, recording: Recording, fleet: SimFleet, load: SimLoad) -> None:
         self._clock, self._times = Clock(), recording.times
         self._fleet, self._load = fleet, load
         clock, times = self._clock, self._times
@@ -133,13 +140,13 @@ class _Simulation:
         while left:
             if draft is not None and round_.depth:
                 yield wire
-                yield partial(draft.propose, Drafting(unread, round_.depth))
+                yield partial(draft.propose, SimDrafting(unread, round_.depth))
                 yield wire
                 # A draft has read the path that it drew, but for its last token.
                 unread = 1 if round_.accepted == round_.depth else 0
             count = round_.accepted + 1
             yield wire
-            work = Verification(number, pending, round_.nodes, left == count)
+            work = SimVerification(number, pending, round_.nodes, left == count)
             yield partial(target.verify, work)
             yield wire
             left, unread, pending = left - count, unread + 1, 1

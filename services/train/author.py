@@ -16,7 +16,7 @@ from slipstream.models.target.batch import BatchModel
 from slipstream.text.prompts import encode_prompt, encode_turn
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.features import best_columns
-from slipstream.train.shards import DataSettings, Job, Shard, draw_temperature
+from slipstream.train.shards import AnswerJob, DataSettings, Shard, draw_temperature
 from slipstream.train.sources import Talk
 
 _COMPACT_BELOW = 0.75
@@ -154,10 +154,10 @@ def user_opening(
         raise TrainingError("the chat template does not show where the user speaks")
     before, after = (tokenizer.encode(part, add_special_tokens=False) for part in parts)
     if not before:
-        raise TrainingError("the chat template puts nothing before what the user says")
+        raise TrainingError("the chat template puts nothing before the user's text")
     closing = {token for token in after[:1] if token in special}
     if not closing and not ends:
-        raise TrainingError("the chat template puts no special token behind what the user says")
+        raise TrainingError("the chat template puts no special token behind the user's text")
     return UserOpening(tuple(before), frozenset(ends) | closing)
 
 
@@ -214,7 +214,7 @@ class Author:
             return [{"p": list(text), "g": []} for text in shard.texts]
         seed = shard.seed(self._settings.seed)
         generator = torch.Generator().manual_seed(seed)
-        jobs: Sequence[Job] = shard.jobs
+        jobs: Sequence[AnswerJob] = shard.jobs
         if shard.num_self_prompts:
             jobs = self._own_jobs(shard.num_self_prompts, generator, random.Random(seed))
         lines: list[Line] = []
@@ -230,7 +230,7 @@ class Author:
             jobs = [job for job in later if job is not None]
         return lines
 
-    def _next(self, job: Job, answer: Sequence[int]) -> Job | None:
+    def _next(self, job: AnswerJob, answer: Sequence[int]) -> AnswerJob | None:
         """Return the conversation with its next turn; None when it is over or gets too long."""
         if not job.talk.turns:
             return None
@@ -239,9 +239,11 @@ class Author:
         prompt = (*job.talk.prompt, *answer, *turn)
         if len(prompt) > self._settings.sources.max_prompt_tokens:
             return None
-        return Job(Talk(prompt, tuple(rest)), job.temperature)
+        return AnswerJob(Talk(prompt, tuple(rest)), job.temperature)
 
-    def _own_jobs(self, count: int, generator: torch.Generator, rng: random.Random) -> list[Job]:
+    def _own_jobs(
+        self, count: int, generator: torch.Generator, rng: random.Random
+    ) -> list[AnswerJob]:
         """Let the target write `count` user turns at temperature 1; return those fit to answer."""
         words, longest = self._vocabulary, self._settings.sources.max_prompt_tokens
         opening = user_opening(words.tokenizer, ends=words.ends, special=words.special)
@@ -250,7 +252,7 @@ class Author:
         texts = usable_prompts(turns, words.tokenizer, ends=opening.ends, special=words.special)
         prompts = [encode_prompt(words.tokenizer, text) for text in texts]
         return [
-            Job(Talk(prompt), draw_temperature(self._settings, rng))
+            AnswerJob(Talk(prompt), draw_temperature(self._settings, rng))
             for prompt in prompts
             if len(prompt) <= longest
         ]

@@ -53,7 +53,7 @@ class LossSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TrainSchedule:
     """Length and speed of training: either `steps` or `minutes` bounds the run.
 
     lr rises linearly over `warmup` (a fraction of the run), then falls as a cosine to
@@ -94,7 +94,7 @@ class TrainSettings:
 
     PANEL: ClassVar[str] = LENGTH
 
-    schedule: Schedule
+    schedule: TrainSchedule
     loss: LossSettings = LossSettings()
     batch_tokens: int = option(4096, "Tokens in a batch, padding included.")
     weight_decay: float = option(0.05, "Weight decay of matrices.")

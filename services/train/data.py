@@ -116,6 +116,18 @@ def read_lines(path: Path) -> tuple[bytes, list[str]]:
         raise TrainingError(f"{path} cannot be read: {error}") from None
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write values as JSON, whole or not at all."""
+    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
 def parse_line(line: str, where: str) -> Any:
     """Parse a line of JSON; the TrainingError has `where` it is."""
     try:
@@ -180,12 +192,15 @@ def batches(
     out: list[list[int]] = []
     for start in range(0, len(order), pool):
         part = sorted(order[start : start + pool].tolist(), key=lambda i: lengths[i])
-        out.extend(_cut(part, lengths, batch_tokens))
+        out.extend(padded_batches(part, lengths, batch_tokens))
     for index in rng.permutation(len(out)).tolist():
         yield out[index]
 
 
-def _cut(part: Sequence[int], lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+def padded_batches(
+    part: Sequence[int], lengths: Sequence[int], batch_tokens: int
+) -> list[list[int]]:
+    """Return indices in batches of at most `batch_tokens`, padding included; sort them first."""
     out: list[list[int]] = []
     batch: list[int] = []
     for index in part:

@@ -20,7 +20,7 @@ from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.author import Author, Vocabulary
 from slipstream.train.shards import DataSettings, Shard, ShardStore, make_shards
-from slipstream.train.sources import Sources, read_sources
+from slipstream.train.sources import TextSources, read_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Tally:
                 self._tokens[number] = self._store.num_generated(number)
 
     def is_enough(self) -> bool:
-        """Return whether as many tokens are generated as were asked for."""
+        """Return whether as many tokens are generated as are wanted."""
         return self._max_tokens is not None and sum(self._tokens.values()) >= self._max_tokens
 
     def report(self, elapsed_seconds: float) -> DataReport:
@@ -118,7 +118,7 @@ class DataRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShardPlan:
     """Shards of a run, and how many of its prompts are too long for it."""
 
     shards: tuple[Shard, ...]
@@ -131,12 +131,12 @@ class DataHooks:
     """Callbacks of a run: the time in seconds, the plan, and each shard that is done."""
 
     clock: Callable[[], float]
-    plan: Callable[[Plan], None]
+    plan: Callable[[ShardPlan], None]
     report: Callable[[DataReport], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DataOutcome:
     """End of a run: shards that are finished, shards that other processes are writing."""
 
     num_done: int
@@ -144,14 +144,14 @@ class Outcome:
     num_taken: int
 
 
-def make_plan(run: DataRun) -> Plan:
+def make_plan(run: DataRun) -> ShardPlan:
     """Return what belongs into which shard; loads no weights."""
     path = resolve(run.target)
     tokenizer = text_tokenizer(load_tokenizer(*find_sources(path)))
     sources = read_sources(run.files, tokenizer, run.settings.sources)
     shards = make_shards(sources, run.settings)
     manifest = _manifest(run, path, tokenizer, sources)
-    return Plan(shards, manifest, sources.num_skipped)
+    return ShardPlan(shards, manifest, sources.num_skipped)
 
 
 class Worker:
@@ -186,17 +186,17 @@ class Worker:
         return Written(number, len(lines), sum(len(line["g"]) for line in lines))
 
 
-Spread = Callable[[DataRun, Plan, Sequence[int]], Iterator[Written | None]]
+Spread = Callable[[DataRun, ShardPlan, Sequence[int]], Iterator[Written | None]]
 """Function that writes the shards of these numbers, in any order, one per step."""
 
 
-def write_here(run: DataRun, plan: Plan, numbers: Sequence[int]) -> Iterator[Written | None]:
+def write_here(run: DataRun, plan: ShardPlan, numbers: Sequence[int]) -> Iterator[Written | None]:
     """Write shards in this process."""
     return map(Worker(run, plan.shards).write, numbers)
 
 
-def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -> Outcome:
-    """Write all shards that are not finished, or as many as `run.max_tokens` asks for."""
+def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -> DataOutcome:
+    """Write all shards that are not finished, or as many as `run.max_tokens` needs."""
     plan = make_plan(run)
     store = ShardStore(run.out)
     store.bind(plan.manifest)
@@ -213,11 +213,11 @@ def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -
             if tally.is_enough():
                 break
     num_left = 0 if tally.is_enough() else len(plan.shards) - len(tally.done)
-    return Outcome(len(tally.done), len(plan.shards), num_left)
+    return DataOutcome(len(tally.done), len(plan.shards), num_left)
 
 
 def _manifest(
-    run: DataRun, path: Path, tokenizer: TextTokenizer, sources: Sources
+    run: DataRun, path: Path, tokenizer: TextTokenizer, sources: TextSources
 ) -> dict[str, Any]:
     """Return all that shards depend on, by name; what differs is named in an error."""
     settings = asdict(run.settings)

@@ -4,8 +4,6 @@ It is compared with the draft's top-1 probability as it is, with the same calibr
 prompts, and with SVIP's bound.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor
 from slipstream.core.policy.stop import SVIP_SLOPE
 from slipstream.models.decision import GREEDY, SAMPLED, DecisionModel
 from slipstream.plots import save_plot
+from slipstream.train.data import write_json
 from slipstream.train.records import Records
 
 NUM_BINS = 10
@@ -117,7 +116,7 @@ def svip_bound(entropy: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class LikelihoodGain:
     """Nats per token by which one estimate's log-likelihood exceeds another's, and the standard
     error of that, prompts being what was sampled."""
 
@@ -130,13 +129,13 @@ class Gain:
         return self.nats > self.error
 
 
-def gain(ours: Tensor, theirs: Tensor, accepted: Tensor, prompt: Tensor) -> Gain:
+def gain(ours: Tensor, theirs: Tensor, accepted: Tensor, prompt: Tensor) -> LikelihoodGain:
     """Return the gain of probabilities `ours` over `theirs`, [n] all."""
     each = losses(theirs, accepted) - losses(ours, accepted)
     mean = each.mean()
     _, index = prompt.unique(return_inverse=True)
     sums = torch.zeros(int(index.max()) + 1, dtype=each.dtype).index_add_(0, index, each - mean)
-    return Gain(float(mean), float(sums.square().sum().sqrt()) / len(each))
+    return LikelihoodGain(float(mean), float(sums.square().sum().sqrt()) / len(each))
 
 
 DECISION, CONFIDENCE, CALIBRATED, SVIP = "decision", "confidence", "calibrated", "svip bound"
@@ -144,23 +143,23 @@ _MODES = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
+class ModeReport:
     """Greedy or sampled rounds: how many tokens, the share accepted, figures per estimate, the
     decision model's gain over calibrated confidence, and its reliability and the confidence's."""
 
     num_tokens: int
     acceptance: float
     figures: Mapping[str, Figures]
-    gain: Gain
+    gain: LikelihoodGain
     curves: Mapping[str, list[tuple[float, float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DecisionReport:
     """Reports of each mode, and the gain over calibrated confidence on both together."""
 
-    modes: Mapping[str, Mode]
-    gain: Gain
+    modes: Mapping[str, ModeReport]
+    gain: LikelihoodGain
 
     @property
     def verdict(self) -> str:
@@ -172,9 +171,9 @@ class Report:
         return {"verdict": self.verdict, **asdict(self)}
 
 
-def make_report(model: DecisionModel, train: Records, held: Records) -> Report:
+def make_report(model: DecisionModel, train: Records, held: Records) -> DecisionReport:
     """Judge the model on `held`, with the confidence calibrated on `train`."""
-    modes: dict[str, Mode] = {}
+    modes: dict[str, ModeReport] = {}
     estimates: dict[str, dict[str, Tensor]] = {}
     parts: list[Records] = []
     for name, column in _MODES.items():
@@ -189,7 +188,7 @@ def make_report(model: DecisionModel, train: Records, held: Records) -> Report:
         torch.cat([probs[name] for probs in estimates.values()]) for name in (DECISION, CALIBRATED)
     )
     accepted, prompt = (torch.cat([getattr(p, c) for p in parts]) for c in ("accepted", "prompt"))
-    return Report(modes, gain(ours, theirs, accepted, prompt))
+    return DecisionReport(modes, gain(ours, theirs, accepted, prompt))
 
 
 def _estimates(
@@ -204,9 +203,9 @@ def _estimates(
     }
 
 
-def _mode(probs: Mapping[str, Tensor], rows: Records) -> Mode:
+def _mode(probs: Mapping[str, Tensor], rows: Records) -> ModeReport:
     accepted = rows.accepted
-    return Mode(
+    return ModeReport(
         len(rows),
         float(accepted.double().mean()),
         {name: figures(values, accepted) for name, values in probs.items()},
@@ -215,11 +214,9 @@ def _mode(probs: Mapping[str, Tensor], rows: Records) -> Mode:
     )
 
 
-def write_report(report: Report, path: Path) -> None:
+def write_report(report: DecisionReport, path: Path) -> None:
     """Write the report as JSON, whole or not at all, and its plot beside it as PNG."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(report.facts(), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_json(path, report.facts())
 
     def draw(axes: Any) -> None:
         axes.plot([0, 1], [0, 1], color="grey", linewidth=1, label="perfect")

@@ -15,15 +15,14 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import glide_folder
 from slipstream.models.decision import DECISION_NAME, draft_digest, save_decision
-from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import load_glide
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, read_data
 from slipstream.train.decision import DecisionSettings, train_decision
-from slipstream.train.decision_report import Report, make_report, write_report
+from slipstream.train.decision_report import DecisionReport, make_report, write_report
 from slipstream.train.records import Records, RecordStore, joined
-from slipstream.train.rounds import Recorder
+from slipstream.train.rounds import RoundRecorder
 from slipstream.train.run_files import data_facts, write_provenance
 
 REPORT_NAME = "decision.json"
@@ -34,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordingPlan:
     """Extent of recording: `num_prompts` prompts at most, each answered greedily and at temperature
     1 with up to `max_tokens` tokens, `depth` of them drafted per round (None: the draft's own
     limit). No prompt is begun after `minutes`."""
@@ -65,7 +64,7 @@ class DecisionRun:
     data: tuple[Path, ...]
     work: Path | None = None
     engine: EngineOptions = field(default_factory=lambda: EngineOptions(numerics="fast"))
-    recording: Recording = field(default_factory=Recording)
+    recording: RecordingPlan = field(default_factory=RecordingPlan)
     settings: DecisionSettings = field(default_factory=DecisionSettings)
     command: tuple[str, ...] = ()
 
@@ -75,41 +74,48 @@ class DecisionRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DecisionOutcome:
     """The report and its path; `weights` is None where they are not better."""
 
-    report: Report
+    report: DecisionReport
     path: Path
     weights: Path | None
 
 
-def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Outcome:
+def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> DecisionOutcome:
     """Record, train and judge. Weights are written only if they are better than calibrated
     confidence on the held-out prompts; the report always is."""
     deadline = None if run.recording.minutes is None else clock() + 60 * run.recording.minutes
     engine = Engine.load(run.target, run.engine)
     folder = glide_folder(run.draft, engine.model_id)
-    scorer = _scorer(engine, folder)
-    files = _files(run, engine)
+    if engine.parts is None:
+        raise TrainingError(f"{engine.model_id} has no rotary positions, which GliDe needs")
+    scorer = load_glide(folder, engine.parts)
+    limits, encode = ReadLimits(engine.facts.vocab_size), partial(encode_prompt, engine.text)
+    files = [read_data(path, limits, encode=encode) for path in run.data]
     work = run.work or folder.with_name(folder.name + ".decision")
     store = RecordStore(work / "records", _key(run, engine.model_id, folder, files))
-    prompts = _prompts(files)[: run.recording.num_prompts]
+    # Every prompt once, in an order independent of the files'.
+    by_key = {d.key: d.ids[: d.num_prompt].tolist() for data in files for d in data.documents}
+    prompts = [by_key[key] for key in sorted(by_key)][: run.recording.num_prompts]
 
     def is_late() -> bool:
         return deadline is not None and clock() > deadline
 
-    recorder = Recorder(engine, scorer, depth=_depth(run, scorer))
+    usual = Profile().max_depth
+    depth = run.recording.depth or min(scorer.max_lag or usual, usual)
+    recorder = RoundRecorder(engine, scorer, depth=depth)
     records = _recorded(recorder, store, prompts, run.recording, progress=progress, is_late=is_late)
     train, validation, held = split(records)
     model = train_decision(train, validation, run.settings)
     report = make_report(model, joined([train, validation]), held)
     write_report(report, work / REPORT_NAME)
     if not report.gain.is_better:
-        return Outcome(report, work / REPORT_NAME, None)
+        return DecisionOutcome(report, work / REPORT_NAME, None)
     save_decision(model, folder)
     facts = _facts(run, files, report, [len(part) for part in (train, validation, held)])
     write_provenance(folder / PROVENANCE_NAME, command=run.command, facts=facts)
-    return Outcome(report, work / REPORT_NAME, folder / DECISION_NAME)
+    return DecisionOutcome(report, work / REPORT_NAME, folder / DECISION_NAME)
 
 
 def split(records: Records) -> tuple[Records, Records, Records]:
@@ -129,10 +135,10 @@ def split(records: Records) -> tuple[Records, Records, Records]:
 
 
 def _recorded(
-    recorder: Recorder,
+    recorder: RoundRecorder,
     store: RecordStore,
     prompts: Sequence[Sequence[int]],
-    recording: Recording,
+    recording: RecordingPlan,
     *,
     progress: Progress,
     is_late: Callable[[], bool],
@@ -154,28 +160,6 @@ def _recorded(
     return joined(parts)
 
 
-def _scorer(engine: Engine, folder: Path) -> GlideScorer:
-    if engine.parts is None:
-        raise TrainingError(f"{engine.model_id} has no rotary positions, which GliDe needs")
-    return load_glide(folder, engine.parts)
-
-
-def _depth(run: DecisionRun, scorer: GlideScorer) -> int:
-    return run.recording.depth or min(scorer.max_lag or Profile().max_depth, Profile().max_depth)
-
-
-def _files(run: DecisionRun, engine: Engine) -> list[DataFile]:
-    limits = ReadLimits(engine.facts.vocab_size)
-    encode = partial(encode_prompt, engine.text)
-    return [read_data(path, limits, encode=encode) for path in run.data]
-
-
-def _prompts(files: Sequence[DataFile]) -> list[list[int]]:
-    """Return every prompt once, in an order independent of the files'."""
-    documents = {d.key: d.ids[: d.num_prompt] for data in files for d in data.documents}
-    return [documents[key].tolist() for key in sorted(documents)]
-
-
 def _key(
     run: DecisionRun, model_id: str, folder: Path, files: Sequence[DataFile]
 ) -> dict[str, Any]:
@@ -192,7 +176,7 @@ def _key(
 
 
 def _facts(
-    run: DecisionRun, files: Sequence[DataFile], report: Report, counts: Sequence[int]
+    run: DecisionRun, files: Sequence[DataFile], report: DecisionReport, counts: Sequence[int]
 ) -> dict[str, Any]:
     num_train, num_validation, num_held = counts
     return {

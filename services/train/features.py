@@ -73,7 +73,7 @@ class FeatureStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainBatch:
     """B documents padded to T: ids [B, T] int64, kv per layer ([B, kv_heads, T, head_dim] twice),
     hidden [B, T, d], argmax [B, T] int64, lengths and num_prompts [B] int64."""
 
@@ -105,7 +105,7 @@ class FeatureSet:
         self.documents = tuple(document for document, _, _ in self._where)
         """All documents in order."""
 
-    def batch(self, indices: Sequence[int]) -> Batch:
+    def batch(self, indices: Sequence[int]) -> TrainBatch:
         """Return the documents at `indices`, padded on the right with id 0.
 
         Where none of them has stored features, the batch is on the target's device.
@@ -119,7 +119,7 @@ class FeatureSet:
             for document, store, number in picked
         ]
         documents = [document for document, _, _ in picked]
-        return Batch(
+        return TrainBatch(
             ids=padded_ids(documents),
             kvs=_padded_kvs([found.kvs for found in features], max(map(_size, documents))),
             hidden=_pad([found.hidden for found in features]),
@@ -187,7 +187,7 @@ def compute_features(source: FeatureSource, documents: Sequence[Document]) -> li
 
 
 @torch.no_grad()
-def _read(source: FeatureSource, documents: Sequence[Document]) -> Batch:
+def _read(source: FeatureSource, documents: Sequence[Document]) -> TrainBatch:
     """Return the documents as a batch on the target's device, by one forward."""
     model = source.model
     ids = padded_ids(documents).to(model.device)
@@ -202,7 +202,7 @@ def _read(source: FeatureSource, documents: Sequence[Document]) -> Batch:
     beyond = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
     pairs = [(cache[at].keys, cache[at].values) for at in source.layers]
     cut = beyond[:, None, :, None]
-    return Batch(
+    return TrainBatch(
         ids=ids,
         kvs=tuple((_kept(keys, cut), _kept(values, cut)) for keys, values in pairs),
         hidden=_kept(hidden, beyond[..., None]),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings
-from slipstream.train.features import Batch, best_columns
+from slipstream.train.features import TrainBatch, best_columns
 from slipstream.train.masks import Blocks, block_mask, survival_weights
 
 _ROWS = {"cpu": 256}
@@ -39,7 +39,7 @@ class Frozen:
         return Frozen(*tables, self.vocab.to(device), rope)
 
 
-def states(model: nn.Module, frozen: Frozen, batch: Batch, mask: Tensor) -> Tensor:
+def states(model: nn.Module, frozen: Frozen, batch: TrainBatch, mask: Tensor) -> Tensor:
     """Return final-normed states of the draft, [B, T, d]."""
     length = batch.ids.shape[1]
     rope = Rope(frozen.rope.cos[:length], frozen.rope.sin[:length])
@@ -47,7 +47,7 @@ def states(model: nn.Module, frozen: Frozen, batch: Batch, mask: Tensor) -> Tens
     return result
 
 
-def position_weights(batch: Batch, prompt_weight: float) -> Tensor:
+def position_weights(batch: TrainBatch, prompt_weight: float) -> Tensor:
     """Return the weight of each position's prediction [B, T]: 1 where the next token was generated,
     `prompt_weight` in the prompt, 0 in the padding."""
     positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
@@ -56,7 +56,7 @@ def position_weights(batch: Batch, prompt_weight: float) -> Tensor:
     return torch.where(generated, 1.0, prompt_weight) * inside
 
 
-def next_generated(batch: Batch) -> Tensor:
+def next_generated(batch: TrainBatch) -> Tensor:
     """Return the id that follows each position where it was generated, else -1; [B, T]."""
     positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
     here = (positions >= batch.num_prompts[:, None] - 1) & (positions < batch.lengths[:, None] - 1)
@@ -71,7 +71,7 @@ class LossSum(NamedTuple):
 
 
 def glide_loss(
-    model: nn.Module, frozen: Frozen, batch: Batch, blocks: Blocks, settings: LossSettings
+    model: nn.Module, frozen: Frozen, batch: TrainBatch, blocks: Blocks, settings: LossSettings
 ) -> LossSum:
     """Return forward KL on the trimmed, renormalised vocabulary, hard labels and hidden states.
 
@@ -112,7 +112,7 @@ class TrimmedLoss(torch.autograd.Function):
         ctx: Any, draft: Tensor, target: Tensor, head: Tensor, labels: Tensor, weights: LossSettings
     ) -> tuple[Tensor, Tensor]:
         """draft, target [N, d]; head [V_d, d]; labels [N], -1 for none -> losses [N] float32 and
-        the draft's likeliest columns [N], empty unless unrolling asks for them."""
+        the draft's likeliest columns [N], empty unless unrolling needs them."""
         hard = weights.hard_weight * (labels >= 0)
         mass = weights.kl_weight + hard
         shares = hard / mass.clamp_min(1e-9) if weights.hard_weight else None

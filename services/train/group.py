@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slipstream.core.errors import SlipstreamError, TrainingError
 from slipstream.models.loading import parse_device
 from slipstream.train.config import Precision
-from slipstream.train.features import Batch
+from slipstream.train.features import TrainBatch
 
 _CPU = torch.device("cpu")
 Item = TypeVar("Item")
@@ -67,11 +67,11 @@ class TrainGroup:
         """Return the model to call in training: its gradients are means over the members'."""
         return DistributedDataParallel(model) if self.size > 1 else model
 
-    def place(self, batch: Batch) -> Batch:
+    def place(self, batch: TrainBatch) -> TrainBatch:
         """Return `batch` on this member's device; copies to a GPU overlap what it computes."""
         if self.device.type == "cpu":
             return batch
-        return Batch(
+        return TrainBatch(
             ids=self._moved(batch.ids),
             kvs=tuple((self._moved(keys), self._moved(values)) for keys, values in batch.kvs),
             hidden=self._moved(batch.hidden),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from slipstream.train.features import Batch
+from slipstream.train.features import TrainBatch
 from slipstream.train.glide import Frozen, greedy_matches, position_weights, states
 from slipstream.train.masks import lag_mask
 
@@ -73,7 +73,7 @@ def chain_survival(matches: Tensor, generated: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def lag_matches(model: nn.Module, frozen: Frozen, batch: Batch, num_lags: int) -> Tensor:
+def lag_matches(model: nn.Module, frozen: Frozen, batch: TrainBatch, num_lags: int) -> Tensor:
     """Return whether the draft proposes the likeliest token, by hidden keys: [num_lags, B, T] bool,
     false outside generated positions."""
     keep = generated_positions(batch).flatten()
@@ -88,7 +88,7 @@ def lag_matches(model: nn.Module, frozen: Frozen, batch: Batch, num_lags: int) -
     return out.view(num_lags, *batch.ids.shape)
 
 
-def generated_positions(batch: Batch) -> Tensor:
+def generated_positions(batch: TrainBatch) -> Tensor:
     """Positions that predict a generated token, [B, T] bool."""
     return position_weights(batch, 0.0) > 0
 

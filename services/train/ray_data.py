@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import SlipstreamError, TrainingError
-from slipstream.train.data_run import DataRun, Plan, Worker, Written
+from slipstream.train.data_run import DataRun, ShardPlan, Worker, Written
 from slipstream.train.shards import Shard
 
 _RESTARTS = 2
@@ -34,7 +34,7 @@ class RaySpread:
             raise TrainingError(f"ray_workers is {self.num_workers}, it must be at least 1")
 
     def __call__(
-        self, run: DataRun, plan: Plan, numbers: Sequence[int]
+        self, run: DataRun, plan: ShardPlan, numbers: Sequence[int]
     ) -> Iterator[Written | None]:
         """Start the workers, wait until each has its target, and write."""
         import ray  # noqa: PLC0415 - an optional extra
@@ -81,7 +81,7 @@ class _Actors:
         self._actors: list[Any] = []
 
     def start(
-        self, run: DataRun, plan: Plan, needs: dict[str, int], num_workers: int | None
+        self, run: DataRun, plan: ShardPlan, needs: dict[str, int], num_workers: int | None
     ) -> None:
         """Start the actors. TrainingError for more than fit; raises what loading raises, too."""
         total = self._ray.cluster_resources()

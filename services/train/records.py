@@ -1,7 +1,6 @@
 """Outcomes of drafted tokens: a row for each position of real rounds, in shards on disk."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from slipstream.core.errors import TrainingError
 from slipstream.models.decision import NUM_STATS
 from slipstream.models.glide.glide_weights import read_tensors, write_tensors
+from slipstream.train.data import write_json
 
 _INDEX = "index.json"
 
@@ -88,9 +88,7 @@ class RecordStore:
         index = directory / _INDEX
         if not index.exists():
             directory.mkdir(parents=True, exist_ok=True)
-            part = index.with_suffix(".part")
-            part.write_text(json.dumps(key, indent=2) + "\n", encoding="utf-8")
-            os.replace(part, index)
+            write_json(index, key)
         elif json.loads(index.read_text(encoding="utf-8")) != key:
             raise TrainingError(
                 f"{directory} holds records of another draft, other prompts or other settings:"

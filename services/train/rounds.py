@@ -66,7 +66,7 @@ class _ScoreRecorder:
         return scores
 
 
-class Recorder:
+class RoundRecorder:
     """Recorder of the chains of one target and one draft."""
 
     def __init__(self, engine: Engine, scorer: GlideScorer, *, depth: int) -> None:

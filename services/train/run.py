@@ -1,6 +1,6 @@
 """A GliDe training run from files to weights: read, compute features, train, export.
 
-Progress goes out through `Hooks` and a feature callback.
+Progress goes out through `TrainHooks` and a feature callback.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from slipstream.train.run_files import (
     write_provenance,
 )
 from slipstream.train.stores import Progress, feature_stores
-from slipstream.train.trainer import Check, Hooks, Inputs, Trainer
+from slipstream.train.trainer import Check, Inputs, Trainer, TrainHooks
 
 _CHECKPOINT = "checkpoint"
 _NUM_FINAL_LAGS = 17
@@ -114,7 +114,11 @@ def _check_export(layers: tuple[int, ...] | None, place: Path) -> None:
 
 
 def train_glide(
-    run: GlideRun, hooks: Hooks, *, feature_progress: Progress, group: TrainGroup = SINGLE_PROCESS
+    run: GlideRun,
+    hooks: TrainHooks,
+    *,
+    feature_progress: Progress,
+    group: TrainGroup = SINGLE_PROCESS,
 ) -> None:
     """Train to the end of the run; `run.out` holds the weights of the best check.
 
@@ -138,7 +142,7 @@ def train_glide(
     if run.is_resumed:
         trainer.resume(run.work / _CHECKPOINT)
     export = _Export(run, trainer, vocab, tuple(files), revision)
-    trainer.run(Hooks(hooks.clock, hooks.report, export.before(hooks.check)))
+    trainer.run(TrainHooks(hooks.clock, hooks.report, export.before(hooks.check)))
     if group.is_lead:
         export.finish(group.device)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide_weights import read_tensors, write_tensors
 from slipstream.plots import save_plot
-from slipstream.train.data import DataFile
+from slipstream.train.data import DataFile, write_json
 
 
 class WeightAverage:
@@ -85,7 +85,7 @@ class RunState:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class RunWeights:
     """All tensors of a run: the model, its optimiser and the average of its weights."""
 
     model: nn.Module
@@ -93,7 +93,7 @@ class Weights:
     average: WeightAverage
 
 
-def save_checkpoint(directory: Path, weights: Weights, state: RunState) -> None:
+def save_checkpoint(directory: Path, weights: RunWeights, state: RunState) -> None:
     """Write a checkpoint beside the old one, then put it in its place."""
     part, old = directory.with_suffix(".part"), directory.with_suffix(".old")
     shutil.rmtree(part, ignore_errors=True)
@@ -110,7 +110,7 @@ def save_checkpoint(directory: Path, weights: Weights, state: RunState) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> RunState:
+def load_checkpoint(directory: Path, weights: RunWeights, *, fingerprint: str) -> RunState:
     """Restore all tensors in place; TrainingError when there is none or it is of another run."""
     path = directory / _STATE
     if not path.is_file():
@@ -131,7 +131,7 @@ def load_checkpoint(directory: Path, weights: Weights, *, fingerprint: str) -> R
     return RunState(**record)
 
 
-def _optimizer_tensors(weights: Weights) -> dict[str, Tensor]:
+def _optimizer_tensors(weights: RunWeights) -> dict[str, Tensor]:
     return {
         f"{name}/{key}": value
         for name, parameter in weights.model.named_parameters()
@@ -152,9 +152,7 @@ def environment() -> dict[str, str]:
 def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
     """Write a provenance file, whole or not at all."""
     record = {"command": " ".join(command), "environment": environment(), **facts}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_json(path, record)
 
 
 def add_facts(directory: Path, facts: Mapping[str, Any]) -> None:

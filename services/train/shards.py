@@ -7,7 +7,6 @@ belongs to a process and ends with it, so that nothing is left behind by one tha
 import gzip
 import hashlib
 import json
-import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from slipstream.core.errors import TrainingError
-from slipstream.train.data import parse_line, read_lines
-from slipstream.train.sources import Ids, Sources, SourceSettings, Talk
+from slipstream.train.data import parse_line, read_lines, write_json, write_whole
+from slipstream.train.sources import Ids, SourceSettings, Talk, TextSources
 
 _COMMON_PROMPT_TOKENS = 200
 """A batch holds as much as full rows of prompts this long; longer ones get fewer rows."""
@@ -52,7 +51,7 @@ class DataSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class AnswerJob:
     """A conversation and the temperature of its answers."""
 
     talk: Talk
@@ -64,7 +63,7 @@ class Shard:
     """One of: conversations to have, texts to take as they are, user turns to write and answer."""
 
     number: int
-    jobs: tuple[Job, ...] = ()
+    jobs: tuple[AnswerJob, ...] = ()
     texts: tuple[Ids, ...] = ()
     num_self_prompts: int = 0
 
@@ -79,11 +78,11 @@ class Shard:
         return int.from_bytes(digest[:8], "little") >> 1
 
 
-def make_shards(sources: Sources, settings: DataSettings) -> tuple[Shard, ...]:
+def make_shards(sources: TextSources, settings: DataSettings) -> tuple[Shard, ...]:
     """Return all shards, conversations first, so ordered that any beginning is a fair sample."""
     rng = random.Random(settings.seed)
     jobs = [
-        Job(talk, draw_temperature(settings, rng))
+        AnswerJob(talk, draw_temperature(settings, rng))
         for talk in sources.talks
         for _ in range(settings.samples_per_prompt)
     ]
@@ -105,10 +104,10 @@ def draw_temperature(settings: DataSettings, rng: random.Random) -> float:
     return float(rng.choices(values, weights)[0])
 
 
-def _batches(jobs: Sequence[Job], settings: DataSettings) -> Iterator[tuple[Job, ...]]:
+def _batches(jobs: Sequence[AnswerJob], settings: DataSettings) -> Iterator[tuple[AnswerJob, ...]]:
     """Yield batches of conversations of similar length and number of turns."""
     room = settings.batch * (_COMMON_PROMPT_TOKENS + settings.max_new_tokens)
-    batch: list[Job] = []
+    batch: list[AnswerJob] = []
     for job in sorted(jobs, key=lambda job: (len(job.talk.turns), len(job.talk.prompt))):
         num_tokens = len(job.talk.prompt) + settings.max_new_tokens
         is_full = (len(batch) + 1) * num_tokens > room
@@ -158,7 +157,7 @@ class ShardStore:
             elif any(self._directory.glob("shard-*")):
                 raise TrainingError(f"{self._directory} holds shards but no {MANIFEST_NAME}")
             else:
-                _write(path, (json.dumps(manifest, indent=2) + "\n").encode())
+                write_json(path, manifest)
 
     def done(self) -> set[int]:
         """Return the numbers of all shards that are finished."""
@@ -185,7 +184,7 @@ class ShardStore:
     def write(self, number: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write the shard as a file; the same lines give the same bytes."""
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        _write(self._path(number), gzip.compress(text.encode(), mtime=0))
+        write_whole(self._path(number), gzip.compress(text.encode(), mtime=0))
 
     def num_generated(self, number: int) -> int:
         """Return the tokens that the target wrote in a finished shard."""
@@ -208,9 +207,3 @@ class ShardStore:
                     f"{self._directory} holds shards of another run: {name} is "
                     f"{json.dumps(here)} there and {json.dumps(wanted.get(name))} here"
                 )
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    os.replace(part, path)

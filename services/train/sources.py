@@ -52,7 +52,7 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class TextSources:
     """Contents of files: conversations, texts to take as they are, prompts that were too long.
 
     `digests` has the name and SHA-256 of every file, in the order given.
@@ -66,7 +66,7 @@ class Sources:
 
 def read_sources(
     paths: Sequence[Path], tokenizer: TextTokenizer, settings: SourceSettings
-) -> Sources:
+) -> TextSources:
     """Read prompt files; TrainingError names the file and line that can't be used."""
     talks: list[Talk] = []
     texts: list[Ids] = []
@@ -84,7 +84,7 @@ def read_sources(
             parts = _passages(path, lines, tokenizer, settings.passage_tokens)
             talks += [Talk(part) for part in parts]
     kept = [talk for talk in talks if len(talk.prompt) <= settings.max_prompt_tokens]
-    return Sources(tuple(kept), tuple(texts), tuple(digests), len(talks) - len(kept))
+    return TextSources(tuple(kept), tuple(texts), tuple(digests), len(talks) - len(kept))
 
 
 def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterator[Talk]:

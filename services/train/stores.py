@@ -20,10 +20,11 @@ from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.target_parts import target_parts
-from slipstream.train.data import DataFile, Document
+from slipstream.train.data import DataFile, Document, padded_batches
 from slipstream.train.features import FeatureSource, FeatureStore, compute_features
 
 _INDEX = "index.json"
+_BATCH_TOKENS = 4096
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
 
@@ -161,8 +162,10 @@ def _fill(
 ) -> None:
     """Compute the features of `documents` into files below `part`."""
     tensors, starts = _map(source, documents, part, writable=True), _starts(documents)
-    done, total = 0, sum(len(document.ids) for document in documents)
-    for indices in _by_length(documents):
+    lengths = [len(document.ids) for document in documents]
+    done, total = 0, sum(lengths)
+    ordered = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for indices in padded_batches(ordered, lengths, _BATCH_TOKENS):
         picked = [documents[index] for index in indices]
         for index, found in zip(indices, compute_features(source, picked), strict=True):
             rows = slice(starts[index], starts[index] + len(found.argmax))
@@ -172,12 +175,3 @@ def _fill(
             tensors["argmax"][rows] = found.argmax
             done += len(found.argmax)
         progress(done, total)
-
-
-def _by_length(documents: Sequence[Document], budget: int = 4096) -> list[list[int]]:
-    out: list[list[int]] = [[]]
-    for index in sorted(range(len(documents)), key=lambda i: len(documents[i].ids)):
-        if out[-1] and (len(out[-1]) + 1) * len(documents[index].ids) > budget:
-            out.append([])
-        out[-1].append(index)
-    return out

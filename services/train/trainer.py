@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from slipstream.models.glide.glide import GlideModel
-from slipstream.train.config import Schedule, TrainSettings
+from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.data import batches
-from slipstream.train.features import Batch, FeatureSet
+from slipstream.train.features import FeatureSet, TrainBatch
 from slipstream.train.glide import Frozen, glide_loss
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.heldout import (
@@ -25,8 +25,8 @@ from slipstream.train.heldout import (
 from slipstream.train.masks import Blocks, draw_blocks
 from slipstream.train.run_files import (
     RunState,
+    RunWeights,
     WeightAverage,
-    Weights,
     load_checkpoint,
     save_checkpoint,
 )
@@ -35,7 +35,7 @@ NUM_LAGS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TrainReport:
     """One line of progress: mean loss since the last one (of the lead's part of each batch),
     speed, and the share of the run done."""
 
@@ -58,11 +58,11 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class TrainHooks:
     """Callbacks of the loop, and its clock in seconds."""
 
     clock: Callable[[], float]
-    report: Callable[[Report], None]
+    report: Callable[[TrainReport], None]
     check: Callable[[Check], None]
 
 
@@ -99,7 +99,7 @@ class Trainer:
             betas=(0.9, 0.95),
             fused=True,
         )
-        self._weights = Weights(model, optimizer, WeightAverage(model, settings.ema))
+        self._weights = RunWeights(model, optimizer, WeightAverage(model, settings.ema))
         self._trained = group.wrap(model)
         documents = inputs.features.documents
         self._lengths = [len(documents[index].ids) for index in inputs.train]
@@ -116,8 +116,8 @@ class Trainer:
         """Return a context in which `model` holds the weights to export."""
         return self._weights.average.applied()
 
-    def run(self, hooks: Hooks) -> None:
-        """Train until the schedule or the patience ends, checking as often as the settings say.
+    def run(self, hooks: TrainHooks) -> None:
+        """Train until the schedule or the patience ends, checking as often as is set.
 
         Only the lead's hooks are called, and only its clock counts.
         """
@@ -141,12 +141,12 @@ class Trainer:
                 meter = _Meter(checked)
         self._check(hooks)
 
-    def _report(self, hooks: Hooks, report: Report) -> None:
+    def _report(self, hooks: TrainHooks, report: TrainReport) -> None:
         if self._group.is_lead:
             self.state.losses.append({"step": float(report.step), "loss": report.loss})
             hooks.report(report)
 
-    def _check(self, hooks: Hooks) -> bool:
+    def _check(self, hooks: TrainHooks) -> bool:
         """Check on held-out text, by the lead; return whether the run's patience is over."""
         state, patience = self.state, self._settings.patience
         if self._group.is_lead:
@@ -185,7 +185,7 @@ class Trainer:
                 yield [self._inputs.train[index] for index in picked]
             state.epoch, state.batch = state.epoch + 1, 0
 
-    def _share(self, picked: Sequence[int]) -> tuple[Batch, Blocks]:
+    def _share(self, picked: Sequence[int]) -> tuple[TrainBatch, Blocks]:
         """Return this member's part of a batch; where there is none, a document of no weight."""
         settings, group = self._settings, self._group
         seed = (settings.seed * 1_000_003 + self.state.step) % 2**63
@@ -231,8 +231,8 @@ class _Meter:
         self.losses.append(loss)
         self.num_tokens += num_tokens
 
-    def report(self, state: RunState, done: float, lr: float) -> Report:
-        return Report(
+    def report(self, state: RunState, done: float, lr: float) -> TrainReport:
+        return TrainReport(
             step=state.step,
             epoch=state.epoch,
             loss=float(torch.stack(self.losses).mean()),
@@ -243,7 +243,7 @@ class _Meter:
         )
 
 
-def progress(schedule: Schedule, state: RunState) -> float:
+def progress(schedule: TrainSchedule, state: RunState) -> float:
     """Return the share of the run that is over, 0 and up."""
     if schedule.steps is not None:
         return state.step / schedule.steps
@@ -251,7 +251,7 @@ def progress(schedule: Schedule, state: RunState) -> float:
     return state.elapsed_seconds / (60 * schedule.minutes)
 
 
-def learning_rate(schedule: Schedule, done: float) -> float:
+def learning_rate(schedule: TrainSchedule, done: float) -> float:
     """Return the rate: linear warm-up, then a cosine down to `floor` of the peak."""
     if done < schedule.warmup:
         return schedule.lr * max(done, 1e-3) / schedule.warmup

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipstream.bench.calibrate.simulate import Costs, simulate
+from slipstream.bench.calibrate.simulate import RoundCosts, simulate
 from slipstream.bench.calibrate.sweep import Evidence, Tried, finalists, sweep, with_copies
-from slipstream.bench.calibrate.traces import Recorder, Trace, fit_calibration, fit_cape
+from slipstream.bench.calibrate.traces import DraftTrace, TraceRecorder, fit_calibration, fit_cape
 from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import Advance
 from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
-from slipstream.bench.speed_figures import Comparison, figures
+from slipstream.bench.speed_figures import MethodComparison, figures
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import SpeculationOptions
@@ -82,7 +82,7 @@ class CalibrationPlan:
         return self.depth if lag is None else min(self.depth, lag)
 
 
-def measure(plan: CalibrationPlan, engines: MethodEngines) -> tuple[Costs, dict[str, Any]]:
+def measure(plan: CalibrationPlan, engines: MethodEngines) -> tuple[RoundCosts, dict[str, Any]]:
     """Measure what forwards, draft steps and plain decoding cost here."""
     limit = engines.engine("fast").model.context_length
     timing = CostPlan(
@@ -104,11 +104,11 @@ def record(
     *,
     is_time_left: Callable[[], bool],
     advance: Advance,
-) -> tuple[tuple[Trace, ...], tuple[Trace, ...]]:
+) -> tuple[tuple[DraftTrace, ...], tuple[DraftTrace, ...]]:
     """Record greedy and sampled replies to as many prompts as there is time for, at least one."""
     engine = engines.engine(plan.numerics)
-    recorder = Recorder(engine.target, model, depth=plan.depth_of(model))
-    traces: tuple[list[Trace], list[Trace]] = ([], [])
+    recorder = TraceRecorder(engine.target, model, depth=plan.depth_of(model))
+    traces: tuple[list[DraftTrace], list[DraftTrace]] = ([], [])
     for number, question in enumerate(in_turn(plan.questions)):
         if number and not is_time_left():
             break
@@ -151,11 +151,11 @@ def best_of(tried: Sequence[Tried], evidence: Evidence, count: int) -> list[Trie
     return [with_copies(item, evidence) for item in finalists(tried, count)]
 
 
-def _costs(measured: dict[str, Any], numerics: str) -> Costs:
+def _costs(measured: dict[str, Any], numerics: str) -> RoundCosts:
     forwards, draft = measured["forward_ms"], measured["draft"]
     one = forwards["fast"]["1"]
     plain = max(measured["plain_ms_per_token"]["plain"] or one, one)
-    return Costs(
+    return RoundCosts(
         plain_ms=plain,
         verify_ms=tuple((int(rows), ms) for rows, ms in forwards[numerics].items()),
         overhead_ms=plain - one,
@@ -243,6 +243,6 @@ def _race_figures(
     outputs = run_speed(speed, engines, advance=advance)
     plain, found = outputs[PLAIN], {}
     for method in race.methods:
-        of = figures(Comparison(method, outputs[method.name], plain, plain))
+        of = figures(MethodComparison(method, outputs[method.name], plain, plain))
         found[method.name] = {key: of[key] for key in FIGURES}
     return found

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.bench.calibrate.traces import Guess, Trace
+from slipstream.bench.calibrate.traces import DraftTrace, TracePosition
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import InvalidRequest
@@ -38,7 +38,7 @@ SCORED = frozenset({StopPolicy.DECISION, StopPolicy.COST})
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class RoundCosts:
     """Milliseconds on one machine: of a token of plain decoding, and of the parts of a round.
 
     `verify_ms` maps ascending numbers of tokens to the target's forward; `overhead_ms` is what a
@@ -68,7 +68,7 @@ class Costs:
         (low, low_ms), (high, high_ms) = self.verify_ms[at - 1 : at + 1]
         return low_ms + (rows - low) * (high_ms - low_ms) / (high - low)
 
-    def round_ms(self, outcome: "Outcome", *, is_scored: bool) -> float:
+    def round_ms(self, outcome: "RoundOutcome", *, is_scored: bool) -> float:
         """Return the time of a round in which so much was drafted."""
         draft_ms = 0.0
         if outcome.depth:
@@ -88,7 +88,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RoundOutcome:
     """One round: the tokens that became final, and the chain and tree that were drafted."""
 
     num_tokens: int
@@ -116,11 +116,11 @@ class Simulated:
         return self.num_tokens * self.plain_ms / self.ms
 
 
-Rounds = Callable[[Profile, Trace], Iterator[Outcome]]
+Rounds = Callable[[Profile, DraftTrace], Iterator[RoundOutcome]]
 """Function that yields the rounds of one reply."""
 
 
-def rounds_of(profile: Profile, trace: Trace) -> Iterator[Outcome]:
+def rounds_of(profile: Profile, trace: DraftTrace) -> Iterator[RoundOutcome]:
     """Yield the rounds of one reply after the first, which is the prompt's."""
     at = 1
     while at < len(trace.tokens):
@@ -128,12 +128,12 @@ def rounds_of(profile: Profile, trace: Trace) -> Iterator[Outcome]:
         chain = drafted(profile, trace, at)[: max(depth, 0)]
         tree, wanted = tree_of(profile, chain, trace.temperature), trace.tokens[at:]
         num_tokens = min(_num_accepted(tree, wanted) + 1, len(wanted))
-        yield Outcome(num_tokens, len(chain), len(tree))
+        yield RoundOutcome(num_tokens, len(chain), len(tree))
         at += num_tokens
 
 
 def simulate(
-    profile: Profile, traces: Sequence[Trace], costs: Costs, *, rounds: Rounds = rounds_of
+    profile: Profile, traces: Sequence[DraftTrace], costs: RoundCosts, *, rounds: Rounds = rounds_of
 ) -> Simulated:
     """Run a profile over the replies. Raises `InvalidRequest` where they hold no round."""
     outcomes = [outcome for trace in traces for outcome in rounds(profile, trace)]
@@ -148,7 +148,7 @@ def simulate(
     )
 
 
-def drafted(profile: Profile, trace: Trace, at: int) -> Sequence[Guess]:
+def drafted(profile: Profile, trace: DraftTrace, at: int) -> Sequence[TracePosition]:
     """Return the chain behind `at` tokens of the reply, up to where the policy stops."""
     calibration = profile.calibration_at(trace.temperature)
     stop = make_stop(
@@ -179,7 +179,7 @@ def _num_accepted(tree: TokenTree, wanted: Sequence[int]) -> int:
     return accepted
 
 
-def tree_of(profile: Profile, chain: Sequence[Guess], temperature: float) -> TokenTree:
+def tree_of(profile: Profile, chain: Sequence[TracePosition], temperature: float) -> TokenTree:
     """Return the tree that is proposed of a drafted chain: itself, or with its candidates."""
     if profile.shape is not Shape.CAPE:
         return TokenTree.chain([guess.tokens[0] for guess in chain])
@@ -195,7 +195,7 @@ def tree_of(profile: Profile, chain: Sequence[Guess], temperature: float) -> Tok
     return cape_tree(drafted, NodeBudget(profile.max_nodes, profile.cape_table, prices))
 
 
-def acceptance(profile: Profile, guess: Guess, temperature: float) -> float:
+def acceptance(profile: Profile, guess: TracePosition, temperature: float) -> float:
     """Return the estimated probability that the guess's first candidate is kept."""
     if profile.stop in SCORED and guess.score is not None:
         return guess.score
@@ -206,7 +206,7 @@ _DRAFTER = "glide"
 """A drafter that takes every setting."""
 
 
-def replayed(profile: Profile, trace: Trace) -> Iterator[Outcome]:
+def replayed(profile: Profile, trace: DraftTrace) -> Iterator[RoundOutcome]:
     """Yield the rounds of one reply after the first, copies and all."""
     options = SpeculationOptions(mode=Mode.FORCED)
     settings = resolve(
@@ -218,13 +218,13 @@ def replayed(profile: Profile, trace: Trace) -> Iterator[Outcome]:
     next(rounds)  # the prompt's own
     for at in rounds:
         depth = max(at.proposal.drafted.depths(), default=0)
-        yield Outcome(len(at.verdict.tokens), depth, len(at.proposal.tree))
+        yield RoundOutcome(len(at.verdict.tokens), depth, len(at.proposal.tree))
 
 
 class _Draft:
     """Proposes what was recorded."""
 
-    def __init__(self, profile: Profile, trace: Trace) -> None:
+    def __init__(self, profile: Profile, trace: DraftTrace) -> None:
         self._profile = profile
         self._trace = trace
 
@@ -240,7 +240,7 @@ class _Draft:
         """See `core.ports.Draft.release`; nothing is held."""
 
 
-def _stats(tree: TokenTree, chain: Sequence[Guess]) -> tuple[NodeStats, ...]:
+def _stats(tree: TokenTree, chain: Sequence[TracePosition]) -> tuple[NodeStats, ...]:
     """Return the statistics of each node, which stands at its depth in the chain."""
     guesses = [chain[depth - 1] for depth in tree.depths()]
     return tuple(
@@ -252,7 +252,7 @@ def _stats(tree: TokenTree, chain: Sequence[Guess]) -> tuple[NodeStats, ...]:
 class _Target:
     """Verifies by the recorded reply."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: DraftTrace) -> None:
         self._trace = trace
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.bench.calibrate.simulate import Costs, Simulated, replayed, simulate
-from slipstream.bench.calibrate.traces import Trace
+from slipstream.bench.calibrate.simulate import RoundCosts, Simulated, replayed, simulate
+from slipstream.bench.calibrate.traces import DraftTrace
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
@@ -29,16 +29,16 @@ _THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
 class Evidence:
     """Evidence of a sweep: replies of both kinds, and what rounds cost."""
 
-    greedy: tuple[Trace, ...]
-    sampled: tuple[Trace, ...]
-    costs: Costs
+    greedy: tuple[DraftTrace, ...]
+    sampled: tuple[DraftTrace, ...]
+    costs: RoundCosts
 
     def __post_init__(self) -> None:
         if not self.greedy or not self.sampled:
             raise InvalidRequest("a sweep needs greedy and sampled replies, one of each at least")
 
     @property
-    def both(self) -> tuple[Trace, ...]:
+    def both(self) -> tuple[DraftTrace, ...]:
         """Return the replies of both kinds."""
         return (*self.greedy, *self.sampled)
 

@@ -33,7 +33,7 @@ _LEAST = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class TracePosition:
     """One position of a drafted chain: candidates, the best first, and the draft's statistics.
 
     `probs` are the candidates' own, `top_prob` and `entropy` (nats) those of the draft's
@@ -54,7 +54,7 @@ class Guess:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class DraftTrace:
     """A finished reply to a session's prompt, and a chain drafted behind each token but the last.
 
     `chains[i]` continues `tokens[: i + 1]`, each position after the best candidates of those
@@ -63,7 +63,7 @@ class Trace:
     """
 
     tokens: tuple[int, ...]
-    chains: tuple[tuple[Guess, ...], ...]
+    chains: tuple[tuple[TracePosition, ...], ...]
     session: Session
     prompt: tuple[int, ...] = ()
 
@@ -78,7 +78,7 @@ class Trace:
         """Return the temperature at which the reply was drawn."""
         return self.session.sampling.temperature
 
-    def reached(self) -> Iterator[tuple[Guess, int]]:
+    def reached(self) -> Iterator[tuple[TracePosition, int]]:
         """Yield the positions of all chains up to the first wrong one, with the reply's tokens.
 
         Behind a wrong one the target's token is unknown.
@@ -90,7 +90,7 @@ class Trace:
                     break
 
 
-def fit_calibration(traces: Sequence[Trace]) -> Calibration:
+def fit_calibration(traces: Sequence[DraftTrace]) -> Calibration:
     """Return acceptance by confidence: bins around evenly spaced points, then made monotone."""
     hits = [_PRIOR * point / (NUM_POINTS - 1) for point in range(NUM_POINTS)]
     counts = [_PRIOR] * NUM_POINTS
@@ -115,15 +115,15 @@ def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     return [value for value, _, size in pools for _ in range(size)]
 
 
-def fit_cape(traces: Sequence[Trace], *, row_cost: float, speed: float) -> tuple[int, ...]:
+def fit_cape(traces: Sequence[DraftTrace], *, row_cost: float, speed: float) -> tuple[int, ...]:
     """Return candidates by tenths of confidence: as many as bring more tokens than they cost.
 
     A leaf that is right brings one more token, the target's own behind it. To verify it takes the
     time in which `row_cost` * `speed` tokens come about, `speed` being tokens per token of plain
-    decoding. Where there are too few positions to tell, the paper's number stays.
+    decoding. Where there are too few positions, the paper's number stays.
     """
     num_bands = len(PAPER_TABLE)
-    bands: list[list[tuple[Guess, int]]] = [[] for _ in range(num_bands)]
+    bands: list[list[tuple[TracePosition, int]]] = [[] for _ in range(num_bands)]
     for guess, token in _reached(traces):
         bands[min(int(guess.top_prob * num_bands), num_bands - 1)].append((guess, token))
     return tuple(
@@ -132,7 +132,7 @@ def fit_cape(traces: Sequence[Trace], *, row_cost: float, speed: float) -> tuple
     )
 
 
-def _num_paying(band: Sequence[tuple[Guess, int]], price: float) -> int:
+def _num_paying(band: Sequence[tuple[TracePosition, int]], price: float) -> int:
     """Return the most candidates of which even the last brings more than `price` tokens.
 
     Shares are made to fall with the rank, as they do but for noise.
@@ -146,7 +146,7 @@ def _num_paying(band: Sequence[tuple[Guess, int]], price: float) -> int:
     return sum(share > price for share in falling)
 
 
-def _reached(traces: Sequence[Trace]) -> Iterator[tuple[Guess, int]]:
+def _reached(traces: Sequence[DraftTrace]) -> Iterator[tuple[TracePosition, int]]:
     return (reached for trace in traces for reached in trace.reached())
 
 
@@ -168,7 +168,7 @@ class _Past:
         return replace(self.source.view(session_id, layers), count=self.count)
 
 
-class Recorder:
+class TraceRecorder:
     """Recorder of traces of one pair of models in this process."""
 
     def __init__(self, target: LocalTarget, model: DraftModel, *, depth: int) -> None:
@@ -183,7 +183,7 @@ class Recorder:
         profile = Profile(row_cost=0.0, cape_table=(WIDTH,))
         self._recording = model.draft(profile, source=self._past)
 
-    def record(self, session: Session, prompt: tuple[int, ...]) -> Trace:
+    def record(self, session: Session, prompt: tuple[int, ...]) -> DraftTrace:
         """Answer a prompt, then draft behind every token of the answer."""
         try:
             reply = self._answer(session, prompt)
@@ -191,7 +191,7 @@ class Recorder:
         finally:
             for engine in (self._target, self._recording, self._answering.draft):
                 finished(engine.release(session.session_id))
-        return Trace(reply, chains, session, prompt)
+        return DraftTrace(reply, chains, session, prompt)
 
     def _answer(self, session: Session, prompt: tuple[int, ...]) -> tuple[int, ...]:
         """Return the target's tokens: whatever is drafted, they are those of plain decoding."""
@@ -205,7 +205,7 @@ class Recorder:
 
     def _chains(
         self, session: Session, prompt: tuple[int, ...], reply: tuple[int, ...]
-    ) -> tuple[tuple[Guess, ...], ...]:
+    ) -> tuple[tuple[TracePosition, ...], ...]:
         chains, sequence = [], TokenSequence(session, prompt)
         for count, token in enumerate(reply[:-1], 1):
             sequence.append((token,))
@@ -222,7 +222,7 @@ def _plan(depth: int) -> Plan:
     return Plan(max(depth, 0), max(nodes, 0), Shape.CAPE, StopPolicy.COST, threshold=_NEVER)
 
 
-def guesses(proposal: Proposal) -> tuple[Guess, ...]:
+def guesses(proposal: Proposal) -> tuple[TracePosition, ...]:
     """Return the positions of a chain with leaves, each with its candidates by rank."""
     depths = proposal.tree.depths()
     positions: list[list[int]] = [[] for _ in range(max(depths, default=0))]
@@ -231,8 +231,8 @@ def guesses(proposal: Proposal) -> tuple[Guess, ...]:
     return tuple(_guess(proposal, nodes) for nodes in positions)
 
 
-def _guess(proposal: Proposal, nodes: Sequence[int]) -> Guess:
+def _guess(proposal: Proposal, nodes: Sequence[int]) -> TracePosition:
     tokens = tuple(proposal.tree.tokens[node] for node in nodes)
     probs = tuple(proposal.stats[node].prob for node in nodes)
     best = proposal.stats[nodes[0]]
-    return Guess(tokens, probs, best.top_prob, best.entropy, best.score)
+    return TracePosition(tokens, probs, best.top_prob, best.entropy, best.score)

@@ -40,7 +40,7 @@ EngineSettings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """Answer to one prompt.
 
     `token_ids` is None where only text came back; `num_forwards` counts the target's, the prompt's
@@ -68,7 +68,7 @@ class EngineUnderTest(Protocol):
     def load(self, config: str) -> None:
         """Prepare a configuration; raise what keeps it from answering."""
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """Return greedy answers to prompts that came together, in their order."""
         ...
 
@@ -85,10 +85,10 @@ def facts_of(values: Mapping[str, Any]) -> ProcessFacts:
     return ProcessFacts(tuple(values["pids"]), values["versions"], values["settings"])
 
 
-def answer_of(values: Mapping[str, Any]) -> Answer:
+def answer_of(values: Mapping[str, Any]) -> EngineAnswer:
     """Read an answer from JSON values."""
     token_ids = values["token_ids"]
-    return Answer(**{**values, "token_ids": None if token_ids is None else tuple(token_ids)})
+    return EngineAnswer(**{**values, "token_ids": None if token_ids is None else tuple(token_ids)})
 
 
 def main(clock: Clock = time.perf_counter) -> None:
@@ -150,11 +150,11 @@ _PROGRAM = "from slipstream.bench.peers.engine import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class EngineReply:
     """Answers to prompts that came together, and the seconds that they took."""
 
     wall_s: float
-    answers: tuple[Answer, ...]
+    answers: tuple[EngineAnswer, ...]
 
 
 class EngineProcess:
@@ -181,11 +181,13 @@ class EngineProcess:
         """Prepare a configuration. Raises `ServiceError` with the reason why it can't answer."""
         self._exchange({"load": config})
 
-    def ask(self, config: str, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Reply:
+    def send(
+        self, config: str, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> EngineReply:
         """Send prompts together. Raises `ServiceError` where one fails."""
-        asked = {"config": config, "prompts": [list(ids) for ids in prompts]}
-        reply = self._exchange(asked | {"max_new_tokens": max_new_tokens})
-        return Reply(reply["wall_s"], tuple(map(answer_of, reply["answers"])))
+        request = {"config": config, "prompts": [list(ids) for ids in prompts]}
+        reply = self._exchange(request | {"max_new_tokens": max_new_tokens})
+        return EngineReply(reply["wall_s"], tuple(map(answer_of, reply["answers"])))
 
     def cpu_s(self) -> float:
         """Return the processor seconds of all its processes so far."""

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from slipstream.bench.peers.engine import (
-    Answer,
+    EngineAnswer,
     EngineSettings,
     EngineUnderTest,
     ProcessFacts,
@@ -41,7 +41,7 @@ class EndpointEngine(EngineUnderTest):
         self._model: str = models[0]["id"]
         self._pool = ThreadPoolExecutor(MAX_LEVEL)
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`."""
         return list(self._pool.map(lambda ids: self._one(ids, max_new_tokens), prompts))
 
@@ -53,8 +53,8 @@ class EndpointEngine(EngineUnderTest):
         """See `EngineUnderTest`."""
         self._pool.shutdown()
 
-    def _one(self, prompt: Any, max_new_tokens: int) -> Answer:
-        asked = {
+    def _one(self, prompt: Any, max_new_tokens: int) -> EngineAnswer:
+        body = {
             "model": self._model,
             "prompt": list(prompt),
             "max_tokens": max_new_tokens,
@@ -64,14 +64,14 @@ class EndpointEngine(EngineUnderTest):
         }
         texts: list[str] = []
         num_tokens: int | None = None
-        with self._open("/completions", asked) as answer:
+        with self._open("/completions", body) as answer:
             for event in _events(answer):
                 texts += [choice.get("text") or "" for choice in event.get("choices", ())]
                 if usage := event.get("usage"):
                     num_tokens = usage["completion_tokens"]
         if num_tokens is None:
-            raise ServiceError(f"{self._url} tells no usage, so its tokens can't be counted")
-        return Answer(num_tokens, text="".join(texts))
+            raise ServiceError(f"{self._url} sends no usage, so its tokens can't be counted")
+        return EngineAnswer(num_tokens, text="".join(texts))
 
     def _open(self, path: str, body: dict[str, Any] | None = None) -> Any:
         headers = {"Content-Type": "application/json"}
@@ -83,8 +83,8 @@ class EndpointEngine(EngineUnderTest):
             return urlopen(request, timeout=_TIMEOUT_S)
         except HTTPError as error:
             with error:
-                said = error.read(500).decode(errors="replace").strip()
-            raise ServiceError(f"{self._url}{path} answers {error.code}: {said}") from None
+                text = error.read(500).decode(errors="replace").strip()
+            raise ServiceError(f"{self._url}{path} answers {error.code}: {text}") from None
         except (OSError, HTTPException) as error:
             raise ServiceError(f"{self._url}{path} does not answer ({error})") from None
 

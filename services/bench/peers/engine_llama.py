@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import Any
 
 from slipstream.bench.peers.engine import (
-    Answer,
+    EngineAnswer,
     EngineSettings,
     EngineUnderTest,
     ProcessFacts,
     Prompts,
 )
-from slipstream.bench.peers.plan import Mode
+from slipstream.bench.peers.plan import PeerMode
 
 _ROOM = 256
 """Contexts are a multiple of this."""
@@ -23,14 +23,14 @@ _MARGIN = 32
 
 
 class _Counting:
-    """A draft model that counts how often it is asked: once after each of the target's forwards."""
+    """Draft model that counts its calls: one after each of the target's forwards."""
 
     def __init__(self, draft: Any) -> None:
         self._draft = draft
-        self.num_asked = 0
+        self.num_calls = 0
 
     def __call__(self, input_ids: Any, /, **options: Any) -> Any:
-        self.num_asked += 1
+        self.num_calls += 1
         return self._draft(input_ids, **options)
 
 
@@ -42,7 +42,7 @@ class LlamaEngine(EngineUnderTest):
         self._library: Any = import_module("llama_cpp")
         self._lookup_tokens: int = settings["llama_lookup_tokens"]
         self._draft: _Counting | None = None
-        if settings["mode"] == Mode.LOOKUP:
+        if settings["mode"] == PeerMode.LOOKUP:
             lookup = import_module("llama_cpp.llama_speculative").LlamaPromptLookupDecoding
             self._draft = _Counting(lookup(num_pred_tokens=self._lookup_tokens))
         self._repacks: bool = settings["llama_repack"]
@@ -56,13 +56,13 @@ class LlamaEngine(EngineUnderTest):
             n_threads=self._threads,
             n_threads_batch=self._threads,
             draft_model=self._draft,
-            # It keeps the logits of every token with a draft, but makes room for them only if told.
+            # With a draft it keeps the logits of every token, but makes room only with this.
             logits_all=self._draft is not None,
             verbose=False,
         )
         self._vocab = self._library.llama_model_get_vocab(self._llama.model)
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`."""
         return [self._one(prompt, max_new_tokens) for prompt in prompts]
 
@@ -78,17 +78,17 @@ class LlamaEngine(EngineUnderTest):
         """See `EngineUnderTest`."""
         self._llama.close()
 
-    def _one(self, prompt: Any, max_new_tokens: int) -> Answer:
-        self._llama.reset()  # or it would know this prompt from another time
+    def _one(self, prompt: Any, max_new_tokens: int) -> EngineAnswer:
+        self._llama.reset()  # or this prompt may be cached
         if self._draft is not None:
-            self._draft.num_asked = 0
+            self._draft.num_calls = 0
         reply: list[int] = []
         for token in self._llama.generate(list(prompt), temp=0.0, repeat_penalty=1.0):
             reply.append(int(token))
             if len(reply) == max_new_tokens or self._is_end(token):
                 break
-        forwards = len(reply) if self._draft is None else self._draft.num_asked + 1
-        return Answer(len(reply), tuple(reply), num_forwards=forwards)
+        forwards = len(reply) if self._draft is None else self._draft.num_calls + 1
+        return EngineAnswer(len(reply), tuple(reply), num_forwards=forwards)
 
     def _is_end(self, token: int) -> bool:
         return bool(self._library.llama_vocab_is_eog(self._vocab, token))

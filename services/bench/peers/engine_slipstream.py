@@ -14,7 +14,7 @@ import slipstream
 from slipstream.bench.engines import MethodEngines, draft_name
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.peers.engine import (
-    Answer,
+    EngineAnswer,
     EngineSettings,
     EngineUnderTest,
     ProcessFacts,
@@ -66,11 +66,11 @@ class EmbeddedEngine(OwnEngine):
         """See `EngineUnderTest`."""
         self._engines.load(self._methods[config])
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`; one after the other."""
         return [self._one(config, prompt, max_new_tokens) for prompt in prompts]
 
-    def _one(self, config: str, prompt: Any, max_new_tokens: int) -> Answer:
+    def _one(self, config: str, prompt: Any, max_new_tokens: int) -> EngineAnswer:
         with closing(self._engines.conversation(self._methods[config])) as conversation:
             reply = conversation.reply(prompt, max_new_tokens)
         return _answer(reply.token_ids, reply.speculation)
@@ -93,7 +93,7 @@ class BatchedEngine(OwnEngine):
         """See `EngineUnderTest`; a request shows whether the draft can do it."""
         self.answer(config, [(0,)], 1)
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`; all at once."""
         method = self._methods[config]
         answers = _all_at_once(self._client(method), prompts, max_new_tokens, method.options)
@@ -135,7 +135,7 @@ class RoutedEngine(OwnEngine):
         """See `EngineUnderTest`; the services refuse what they can't do."""
         self.answer(config, [(0,)], 1)
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`; all at once."""
         options = self._methods[config].options
         if len(prompts) > 1:
@@ -153,14 +153,14 @@ class RoutedEngine(OwnEngine):
 
     async def _together(
         self, prompts: Prompts, max_new_tokens: int, options: SpeculationOptions
-    ) -> list[Answer]:
+    ) -> list[EngineAnswer]:
         self._many = self._many or AsyncClient(self._address)
         return await _all_at_once(self._many, prompts, max_new_tokens, options)
 
 
 async def _all_at_once(
     client: AsyncClient, prompts: Prompts, max_new_tokens: int, options: SpeculationOptions
-) -> list[Answer]:
+) -> list[EngineAnswer]:
     """Return the answers to requests that are sent together."""
     requests = (
         client.generate(tuple(ids), max_tokens=max_new_tokens, speculation=options)
@@ -170,10 +170,10 @@ async def _all_at_once(
     return [_answer(result.token_ids, result.stats.speculation) for result in results]
 
 
-def _answer(token_ids: tuple[int, ...], at: SpeculationStats | None) -> Answer:
+def _answer(token_ids: tuple[int, ...], at: SpeculationStats | None) -> EngineAnswer:
     """Return an answer, and every forward of the target: that of the prompt, and one a round."""
     forwards = len(token_ids) if at is None else 1 + at.num_spec_steps + at.num_plain_steps
-    return Answer(len(token_ids), token_ids, num_forwards=forwards)
+    return EngineAnswer(len(token_ids), token_ids, num_forwards=forwards)
 
 
 def _engine_options(settings: EngineSettings) -> EngineOptions:

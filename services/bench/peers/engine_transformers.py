@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from slipstream.bench.peers.engine import (
-    Answer,
+    EngineAnswer,
     EngineSettings,
     EngineUnderTest,
     ProcessFacts,
     Prompts,
 )
-from slipstream.bench.peers.plan import Mode
+from slipstream.bench.peers.plan import PeerMode
 from slipstream.models.loading import load_target_parts, require_same_tokenizer
 
 
@@ -29,31 +29,31 @@ class TransformersEngine(EngineUnderTest):
         loaded = load_target_parts(settings["target"], **options)
         self._model: Any = loaded.model
         self._stop_ids = sorted(loaded.stop_token_ids)
-        self._mode = Mode(settings["mode"])
+        self._mode = PeerMode(settings["mode"])
         self._lookup_tokens: int = settings["lookup_tokens"]
         self._assistant: Any = None
-        if self._mode is Mode.ASSISTANT:
+        if self._mode is PeerMode.ASSISTANT:
             assistant = load_target_parts(settings["assistant"], **options)
             require_same_tokenizer(loaded, assistant)
             self._assistant = assistant.model
         self._num_forwards = 0
         self._model.register_forward_hook(self._count)
 
-    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def answer(self, config: str, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         """See `EngineUnderTest`. Modes that speculate take one prompt at a time."""
-        if self._mode is Mode.PLAIN:
+        if self._mode is PeerMode.PLAIN:
             return self._together(prompts, max_new_tokens)
         return [at for ids in prompts for at in self._together([ids], max_new_tokens)]
 
     def facts(self) -> ProcessFacts:
         """See `EngineUnderTest`."""
         settings: dict[str, Any] = {"threads": torch.get_num_threads()}
-        if self._mode is Mode.LOOKUP:
+        if self._mode is PeerMode.LOOKUP:
             settings["prompt_lookup_num_tokens"] = self._lookup_tokens
         versions = {"transformers": transformers.__version__, "torch": version("torch")}
         return ProcessFacts((os.getpid(),), versions, settings)
 
-    def _together(self, prompts: Prompts, max_new_tokens: int) -> list[Answer]:
+    def _together(self, prompts: Prompts, max_new_tokens: int) -> list[EngineAnswer]:
         self._num_forwards = 0
         tokens, mask = self._padded(prompts)
         with torch.inference_mode():
@@ -77,15 +77,15 @@ class TransformersEngine(EngineUnderTest):
         device = self._model.device
         return torch.tensor(rows, device=device), torch.tensor(masks, device=device)
 
-    def _answer(self, row: list[int]) -> Answer:
+    def _answer(self, row: list[int]) -> EngineAnswer:
         """A reply up to its own end: what follows is padding."""
         ends = [index + 1 for index, token in enumerate(row) if token in self._stop_ids]
         reply = tuple(row[: min(ends, default=len(row))])
-        return Answer(len(reply), reply, num_forwards=self._num_forwards)
+        return EngineAnswer(len(reply), reply, num_forwards=self._num_forwards)
 
     def _config(self, max_new_tokens: int) -> GenerationConfig:
         ends = self._stop_ids
-        lookup = self._lookup_tokens if self._mode is Mode.LOOKUP else None
+        lookup = self._lookup_tokens if self._mode is PeerMode.LOOKUP else None
         return GenerationConfig(
             do_sample=False,
             max_new_tokens=max_new_tokens,

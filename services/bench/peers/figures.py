@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.bench.peers.engine import Answer
+from slipstream.bench.peers.engine import EngineAnswer
 from slipstream.bench.peers.plan import BASE, BEST, REFERENCES, Configuration
-from slipstream.bench.peers.run import Record, Sample, named
+from slipstream.bench.peers.run import BatchSample, PeersRecord, named
 from slipstream.bench.statistics import Totals, rate, resampled_ratio
 
 Decode = Callable[[Sequence[int]], str]
@@ -23,7 +23,7 @@ class LevelSamples:
 
     concurrency: int
     configs: Mapping[str, Configuration]
-    samples: Mapping[str, tuple[Sample, ...]]
+    samples: Mapping[str, tuple[BatchSample, ...]]
 
     def only(self, category: str) -> "LevelSamples":
         """Return the batches of one category."""
@@ -35,7 +35,7 @@ class LevelSamples:
 
 
 def peers_figures(
-    record: Record, configs: Sequence[Configuration], decode: Decode
+    record: PeersRecord, configs: Sequence[Configuration], decode: Decode
 ) -> dict[str, Any]:
     """Return `{"levels": [L], "skipped": {NAME: WHY}, "seats": {...}, "whole": BOOL}`.
 
@@ -54,9 +54,9 @@ def peers_figures(
 
 
 def _level_samples(
-    record: Record, configs: Sequence[Configuration], concurrency: int
+    record: PeersRecord, configs: Sequence[Configuration], concurrency: int
 ) -> LevelSamples:
-    by_config: dict[str, dict[int, Sample]] = {}
+    by_config: dict[str, dict[int, BatchSample]] = {}
     for sample in record.samples:
         if sample.concurrency == concurrency:
             by_config.setdefault(sample.config, {})[sample.batch] = sample
@@ -77,7 +77,7 @@ class _Expected:
     """Answers of the configuration that others are compared with, by question."""
 
     name: str | None
-    answers: Mapping[int | str, Answer]
+    answers: Mapping[int | str, EngineAnswer]
 
 
 def _reference(found: Sequence[LevelSamples]) -> _Expected:
@@ -138,7 +138,7 @@ def _speed(found: LevelSamples, name: str) -> dict[str, Any]:
     }
 
 
-def ratio(of: Sequence[Sample], base: Sequence[Sample]) -> dict[str, float | None]:
+def ratio(of: Sequence[BatchSample], base: Sequence[BatchSample]) -> dict[str, float | None]:
     """Return the speed over the base's; see `resampled_ratio`."""
     return resampled_ratio(_totals(of), _totals(base))
 
@@ -152,11 +152,11 @@ def _best(found: LevelSamples) -> str | None:
     return max(rates, key=lambda name: rates[name], default=None)
 
 
-def _totals(of: Sequence[Sample]) -> Totals:
+def _totals(of: Sequence[BatchSample]) -> Totals:
     return np.array([[sample.num_tokens, sample.wall_s] for sample in of], dtype=np.float64)
 
 
-def _per_forward(of: Sequence[Sample]) -> float | None:
+def _per_forward(of: Sequence[BatchSample]) -> float | None:
     """Return the tokens for each forward of the target, those that read prompts included."""
     counts = [answer.num_forwards for sample in of for answer in sample.answers]
     known = [count for count in counts if count is not None]
@@ -165,7 +165,9 @@ def _per_forward(of: Sequence[Sample]) -> float | None:
     return sum(sample.num_tokens for sample in of) / sum(known)
 
 
-def _identity(of: Sequence[Sample], reference: _Expected, decode: Decode) -> dict[str, Any] | None:
+def _identity(
+    of: Sequence[BatchSample], reference: _Expected, decode: Decode
+) -> dict[str, Any] | None:
     """Count the answers that are the reference's, by tokens or text; None without a reference."""
     found, expected = _by_question(of), reference.answers
     if not expected:
@@ -175,7 +177,7 @@ def _identity(of: Sequence[Sample], reference: _Expected, decode: Decode) -> dic
     return {"same": sum(same), "of": len(same), "by": "text" if is_text else "tokens"}
 
 
-def _by_question(of: Sequence[Sample]) -> dict[int | str, Answer]:
+def _by_question(of: Sequence[BatchSample]) -> dict[int | str, EngineAnswer]:
     return {
         prompt.question_id: answer
         for sample in of
@@ -183,13 +185,13 @@ def _by_question(of: Sequence[Sample]) -> dict[int | str, Answer]:
     }
 
 
-def _is_same(answer: Answer, expected: Answer, decode: Decode) -> bool:
+def _is_same(answer: EngineAnswer, expected: EngineAnswer, decode: Decode) -> bool:
     if answer.token_ids is not None:
         return answer.token_ids == expected.token_ids
     return answer.text == decode(expected.token_ids or ())
 
 
-def _shown(sample: Sample) -> dict[str, Any]:
+def _shown(sample: BatchSample) -> dict[str, Any]:
     return {
         "arm": sample.config,
         "questions": [prompt.question_id for prompt in sample.prompts],

@@ -27,7 +27,7 @@ class System(StrEnum):
     DISTRIBUTED = "distributed"
 
 
-class Mode(StrEnum):
+class PeerMode(StrEnum):
     """Decoding of a system that is not ours."""
 
     PLAIN = "plain"
@@ -57,7 +57,7 @@ class Configuration:
     name: str
     system: System
     method: Method | None = None
-    mode: Mode = Mode.PLAIN
+    mode: PeerMode = PeerMode.PLAIN
     is_full: bool = False
     """True for llama.cpp on weights that are not quantised."""
     url: str = ""
@@ -70,7 +70,7 @@ class Configuration:
     @property
     def is_batching(self) -> bool:
         """Return whether requests that come together are computed together."""
-        is_single = self.system is System.LLAMA_CPP or self.mode is not Mode.PLAIN
+        is_single = self.system is System.LLAMA_CPP or self.mode is not PeerMode.PLAIN
         return not is_single
 
 
@@ -78,12 +78,14 @@ _PEERS = {
     config.name: config
     for config in (
         Configuration(BASE, System.TRANSFORMERS),
-        Configuration("hf-lookup", System.TRANSFORMERS, mode=Mode.LOOKUP),
-        Configuration("hf-assistant", System.TRANSFORMERS, mode=Mode.ASSISTANT),
+        Configuration("hf-lookup", System.TRANSFORMERS, mode=PeerMode.LOOKUP),
+        Configuration("hf-assistant", System.TRANSFORMERS, mode=PeerMode.ASSISTANT),
         Configuration("llama.cpp", System.LLAMA_CPP),
-        Configuration("llama.cpp-lookup", System.LLAMA_CPP, mode=Mode.LOOKUP),
+        Configuration("llama.cpp-lookup", System.LLAMA_CPP, mode=PeerMode.LOOKUP),
         Configuration("llama.cpp-bf16", System.LLAMA_CPP, is_full=True),
-        Configuration("llama.cpp-bf16-lookup", System.LLAMA_CPP, mode=Mode.LOOKUP, is_full=True),
+        Configuration(
+            "llama.cpp-bf16-lookup", System.LLAMA_CPP, mode=PeerMode.LOOKUP, is_full=True
+        ),
     )
 }
 

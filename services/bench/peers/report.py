@@ -81,13 +81,15 @@ def memory_table(engines: Figures) -> Table:
 
 def lines(figures: Figures) -> list[str]:
     """Return the ratios of the best of ours to the others, and what was skipped."""
-    said = []
+    found = []
     for level in figures["levels"]:
-        said += list(_best_lines(level))
-    said += [f"skipped {name}: {reason}" for name, reason in figures["skipped"].items()]
+        found += list(_best_lines(level))
+    found += [f"skipped {name}: {reason}" for name, reason in figures["skipped"].items()]
     if not figures["whole"]:
-        said.append("this run was interrupted: figures are of what all configurations had answered")
-    return said
+        found.append(
+            "this run was interrupted: figures are of what all configurations had answered"
+        )
+    return found
 
 
 def page(figures: Figures, facts: Figures) -> str:

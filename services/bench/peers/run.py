@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, rotated
-from slipstream.bench.peers.engine import Answer, EngineProcess
+from slipstream.bench.peers.engine import EngineAnswer, EngineProcess
 from slipstream.bench.peers.plan import Configuration, Level, PeersPlan, PromptIds
-from slipstream.bench.peers.settings import NotAvailable, PeerOptions, engine_settings
+from slipstream.bench.peers.settings import NotAvailable, PeersOptions, engine_settings
 from slipstream.core.errors import SlipstreamError
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class BatchSample:
     """Batch of requests, answered in one configuration.
 
     `others_cpu_s` is the processor time meanwhile of all engines that ought to be idle.
@@ -30,7 +30,7 @@ class Sample:
     """Number within its level: every configuration has the same batches."""
     prompts: tuple[PromptIds, ...]
     wall_s: float
-    answers: tuple[Answer, ...]
+    answers: tuple[EngineAnswer, ...]
     others_cpu_s: float
 
     @property
@@ -40,10 +40,10 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Record:
+class PeersRecord:
     """Results so far: a run that is interrupted leaves what it has."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[BatchSample] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Reasons by configuration; names as `named`."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -62,7 +62,9 @@ def named(config: str, concurrency: int) -> str:
     return config if concurrency == 1 else f"{config} at concurrency {concurrency}"
 
 
-def run_peers(plan: PeersPlan, options: PeerOptions, record: Record, *, advance: Advance) -> None:
+def run_peers(
+    plan: PeersPlan, options: PeersOptions, record: PeersRecord, *, advance: Advance
+) -> None:
     """Measure all levels, one after the other, into `record`. Raises only what ends everything."""
     for level in plan.levels:
         with _LevelRun(plan, level, options, record) as run:
@@ -77,7 +79,9 @@ def run_peers(plan: PeersPlan, options: PeerOptions, record: Record, *, advance:
 class _LevelRun:
     """One level: its engines, which run while the context lasts, and what they answer."""
 
-    def __init__(self, plan: PeersPlan, level: Level, options: PeerOptions, record: Record) -> None:
+    def __init__(
+        self, plan: PeersPlan, level: Level, options: PeersOptions, record: PeersRecord
+    ) -> None:
         self._plan, self._level, self._options, self._record = plan, level, options, record
         self._engines: dict[str, EngineProcess] = {}
         """Engines by configuration; configurations of ours may share one."""
@@ -128,13 +132,13 @@ class _LevelRun:
 
     def _sample(
         self, config: str, number: int, batch: Sequence[PromptIds], max_new_tokens: int
-    ) -> Sample:
+    ) -> BatchSample:
         engine = self._engines[config]
         before_s = self._idle_cpu_s(engine)
-        reply = engine.ask(config, [prompt.token_ids for prompt in batch], max_new_tokens)
+        reply = engine.send(config, [prompt.token_ids for prompt in batch], max_new_tokens)
         idle_s = self._idle_cpu_s(engine) - before_s
         at = self._level.concurrency
-        return Sample(config, at, number, tuple(batch), reply.wall_s, reply.answers, idle_s)
+        return BatchSample(config, at, number, tuple(batch), reply.wall_s, reply.answers, idle_s)
 
     def _idle_cpu_s(self, engine: EngineProcess) -> float:
         """Return the processor seconds so far of all engines but one."""

@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from slipstream.bench.harness import require_at_least
 from slipstream.bench.peers.engine import EngineSettings
-from slipstream.bench.peers.plan import Configuration, Mode, PromptIds, System
+from slipstream.bench.peers.plan import Configuration, PeerMode, PromptIds, System
 from slipstream.bench.questions import Question, in_turn
 from slipstream.config import load_settings
 from slipstream.core.errors import ModelNotFound, SlipstreamError, WeightsError
@@ -44,7 +44,7 @@ class NotAvailable(SlipstreamError):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerOptions:
+class PeersOptions:
     """Options of all engines, and of single ones."""
 
     target: str
@@ -68,7 +68,7 @@ class PeerOptions:
 
 
 def engine_settings(
-    config: Configuration, options: PeerOptions, *, is_concurrent: bool
+    config: Configuration, options: PeersOptions, *, is_concurrent: bool
 ) -> EngineSettings:
     """Return what the engine of a configuration loads. Raises `NotAvailable` where it can't run.
 
@@ -90,8 +90,8 @@ def engine_settings(
     return shared | _ours(config, options, is_concurrent=is_concurrent)
 
 
-def _transformers(config: Configuration, options: PeerOptions) -> dict[str, Any]:
-    if config.mode is Mode.ASSISTANT and options.assistant is None:
+def _transformers(config: Configuration, options: PeersOptions) -> dict[str, Any]:
+    if config.mode is PeerMode.ASSISTANT and options.assistant is None:
         raise NotAvailable("there is no assistant model; --assistant names one")
     return {
         "mode": config.mode.value,
@@ -100,7 +100,7 @@ def _transformers(config: Configuration, options: PeerOptions) -> dict[str, Any]
     }
 
 
-def _llama(config: Configuration, options: PeerOptions) -> dict[str, Any]:
+def _llama(config: Configuration, options: PeersOptions) -> dict[str, Any]:
     if find_spec("llama_cpp") is None:
         raise NotAvailable("llama-cpp-python is not installed: pip install 'slipstream[peers]'")
     if options.device != "cpu":
@@ -123,7 +123,7 @@ def _gguf(target: str, gguf: Path | None, *, is_full: bool) -> Path:
         raise NotAvailable(str(error)) from None
 
 
-def _ours(config: Configuration, options: PeerOptions, *, is_concurrent: bool) -> dict[str, Any]:
+def _ours(config: Configuration, options: PeersOptions, *, is_concurrent: bool) -> dict[str, Any]:
     assert config.method is not None
     if config.system is System.DISTRIBUTED:
         return {"stack": asdict(options.stack)}

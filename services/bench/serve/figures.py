@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.bench.methods import PLAIN
 from slipstream.bench.serve.plan import Point, ServePlan
-from slipstream.bench.serve.sample import Limits, Run, Sample
+from slipstream.bench.serve.sample import GoodputLimits, LoadRun, LoadSample
 from slipstream.bench.statistics import (
     SpeculationCounts,
     differences,
@@ -20,7 +20,7 @@ from slipstream.core.request.results import RequestStats
 
 References = Mapping[int | str, tuple[int, ...]]
 """Tokens of plain decoding by question_id, one request at a time, by the same engine."""
-Runs = Mapping[Point, Mapping[str, Sequence[Run]]]
+Runs = Mapping[Point, Mapping[str, Sequence[LoadRun]]]
 """Runs by point and by method, one a repeat."""
 
 Rates = Mapping[str, Sequence[float | None]]
@@ -31,7 +31,7 @@ BASELINES = (PLAIN, "forced")
 """Methods that others are measured against."""
 ONE_SESSION = Point("concurrency", 1)
 
-_LATENCIES: Mapping[str, Callable[[Sample], float | None]] = {
+_LATENCIES: Mapping[str, Callable[[LoadSample], float | None]] = {
     "ttft_ms": lambda sample: sample.ttft_s,
     "tpot_ms": lambda sample: sample.tpot_s,
     "latency_ms": lambda sample: sample.latency_s,
@@ -61,7 +61,7 @@ def serve_figures(
     return {"points": points}
 
 
-def runs_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
+def runs_figures(runs: Sequence[LoadRun], limits: GoodputLimits) -> dict[str, Any]:
     """Return figures at one point: speeds are medians over runs, latencies of all requests."""
     samples = _samples(runs)
     finished = [sample for sample in samples if sample.is_finished]
@@ -84,7 +84,7 @@ def runs_figures(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
 
 
 def identity(
-    samples: Sequence[Sample], references: References, *, is_expected: bool
+    samples: Sequence[LoadSample], references: References, *, is_expected: bool
 ) -> dict[str, Any]:
     """Compare finished outputs with those of the same prompts alone, by tokens."""
     outputs = [(at.question_id, at.token_ids) for at in samples if at.is_finished]
@@ -97,7 +97,7 @@ def identity(
     }
 
 
-def speeds(runs: Sequence[Run]) -> list[float | None]:
+def speeds(runs: Sequence[LoadRun]) -> list[float | None]:
     """Return the speed of every run."""
     return [run.tokens_per_s for run in runs]
 
@@ -131,7 +131,7 @@ def better(of: Sequence[Sequence[float | None]]) -> list[float | None]:
     ]
 
 
-def failures(samples: Iterable[Sample]) -> dict[str, Any]:
+def failures(samples: Iterable[LoadSample]) -> dict[str, Any]:
     """Count failed requests by the class of their error, and one sentence of each."""
     found = [sample.failure for sample in samples if sample.failure is not None]
     return {
@@ -140,7 +140,7 @@ def failures(samples: Iterable[Sample]) -> dict[str, Any]:
     }
 
 
-def _run(run: Run, limits: Limits) -> dict[str, Any]:
+def _run(run: LoadRun, limits: GoodputLimits) -> dict[str, Any]:
     return {
         "wall_s": run.wall_s,
         "tokens_per_s": run.tokens_per_s,
@@ -152,7 +152,7 @@ def _run(run: Run, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _goodput(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
+def _goodput(runs: Sequence[LoadRun], limits: GoodputLimits) -> dict[str, Any]:
     """Count the requests that met the limits, among all, failed ones included."""
     samples = _samples(runs)
     met = sum(map(limits.met_by, samples))
@@ -164,7 +164,7 @@ def _goodput(runs: Sequence[Run], limits: Limits) -> dict[str, Any]:
     }
 
 
-def _sent_late(runs: Sequence[Run]) -> dict[str, float] | None:
+def _sent_late(runs: Sequence[LoadRun]) -> dict[str, float] | None:
     """Return how late requests of open loops were sent."""
     samples = _samples(run for run in runs if run.concurrency is None)
     return _spread_ms(samples, lambda sample: sample.sent_s - sample.due_s)
@@ -183,13 +183,13 @@ def _counts(stats: Sequence[RequestStats]) -> dict[str, Any]:
 
 
 def _spread_ms(
-    samples: Iterable[Sample], value: Callable[[Sample], float | None]
+    samples: Iterable[LoadSample], value: Callable[[LoadSample], float | None]
 ) -> dict[str, float] | None:
     found = [value(sample) for sample in samples]
     return spread([1000 * seconds for seconds in found if seconds is not None])
 
 
-def _samples(runs: Iterable[Run]) -> list[Sample]:
+def _samples(runs: Iterable[LoadRun]) -> list[LoadSample]:
     return [sample for run in runs for sample in run.samples]
 
 

@@ -13,7 +13,7 @@ from slipstream.bench.questions import Question
 from slipstream.bench.serve.figures import failures
 from slipstream.bench.serve.load import GoesOn
 from slipstream.bench.serve.plan import Point
-from slipstream.bench.serve.sample import Sample
+from slipstream.bench.serve.sample import LoadSample
 from slipstream.bench.statistics import median_interval, quotient
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
@@ -42,10 +42,10 @@ class InterferenceRun:
     `long_prompt` is None where the sessions failed before it could come.
     """
 
-    samples: Sequence[Sample]
+    samples: Sequence[LoadSample]
     begun_s: float
     ended_s: float
-    long_prompt: Sample | None
+    long_prompt: LoadSample | None
 
     def windows(self) -> dict[str, Window]:
         """Return the windows before it came, until its first token, and after, if it had one."""
@@ -63,7 +63,7 @@ InterferenceRuns = Mapping[Point, Mapping[str, Sequence[InterferenceRun]]]
 """Runs by point and by the name of the method, one a repeat."""
 
 
-def time_per_token(samples: Sequence[Sample], window: Window) -> float | None:
+def time_per_token(samples: Sequence[LoadSample], window: Window) -> float | None:
     """Return the seconds that sessions decoded within the window, over the tokens of these.
 
     A session decodes from its first token to its last. Tokens count by the part of the wait for
@@ -80,7 +80,7 @@ def time_per_token(samples: Sequence[Sample], window: Window) -> float | None:
     return seconds / tokens if tokens else None
 
 
-def longest_gap(samples: Sequence[Sample], window: Window) -> float | None:
+def longest_gap(samples: Sequence[LoadSample], window: Window) -> float | None:
     """Return the longest wait between two chunks that overlaps the window."""
     gaps = [
         after.at_s - before.at_s
@@ -149,10 +149,10 @@ _STRIDE = 101
 """A prime, so that the numbers take many turns before one begins where another did."""
 
 
-class Ask(Protocol):
+class SendWhile(Protocol):
     """Function that sends a question now, and reads on while `goes_on` returns True."""
 
-    async def __call__(self, question: Question, *, goes_on: GoesOn) -> Sample: ...
+    async def __call__(self, question: Question, *, goes_on: GoesOn) -> LoadSample: ...
 
 
 def long_prompt(words: Sequence[int], num_tokens: int, *, number: int) -> tuple[int, ...]:
@@ -168,8 +168,8 @@ async def interfere(
     size: int,
     window_tokens: int,
     questions: Iterator[Question],
-    ask: Ask,
-    send_prompt: Callable[[], Awaitable[Sample]],
+    send: SendWhile,
+    send_prompt: Callable[[], Awaitable[LoadSample]],
     *,
     clock: Clock,
 ) -> InterferenceRun:
@@ -178,12 +178,12 @@ async def interfere(
     Each gets `window_tokens` on average before it comes and after its first token. `questions` has
     no end. A session whose request fails ends there.
     """
-    sessions, samples, prompt = _Sessions(size), list[Sample](), None
+    sessions, samples, prompt = _Sessions(size), list[LoadSample](), None
 
     async def work(number: int) -> None:
         try:
             while not sessions.is_over:
-                sample = await ask(next(questions), goes_on=sessions.counter(number))
+                sample = await send(next(questions), goes_on=sessions.counter(number))
                 samples.append(sample)
                 if sample.failure is not None:
                     return

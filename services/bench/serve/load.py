@@ -15,7 +15,7 @@ from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_room
 from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question
 from slipstream.bench.serve.plan import Point, ServePlan
-from slipstream.bench.serve.sample import Failure, Mark, Sample
+from slipstream.bench.serve.sample import Failure, LoadSample, Mark
 from slipstream.client import AsyncClient
 from slipstream.core.errors import PromptTooLong, SlipstreamError
 from slipstream.core.request.options import SpeculationOptions
@@ -26,7 +26,7 @@ from slipstream.core.types import SamplingParams
 
 GoesOn = Callable[[int], bool]
 """Receives the number of tokens that have just come; returns whether to read on."""
-Send = Callable[[Question, float], Awaitable[Sample]]
+Send = Callable[[Question, float], Awaitable[LoadSample]]
 """Function that sends a question due at that time, and reads the answer to its end."""
 
 AFTER_FAILURE_S = 0.1
@@ -34,7 +34,7 @@ AFTER_FAILURE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LoadClock:
     """Clock in seconds, and how to wait for some."""
 
     clock: Clock = time.perf_counter
@@ -60,21 +60,21 @@ def schedule(
 
 
 async def open_loop(
-    times: Sequence[float], asked: Iterator[Question], send: Send, *, pace: Pace
-) -> list[Sample]:
+    times: Sequence[float], questions: Iterator[Question], send: Send, *, pace: LoadClock
+) -> list[LoadSample]:
     """Send one question at each of the times, however many are unanswered.
 
     A user's time is the one of the schedule: what is sent late was late for its user.
     """
     begun = pace.clock()
 
-    async def come(question: Question, due_s: float) -> Sample:
+    async def come(question: Question, due_s: float) -> LoadSample:
         return await send(question, due_s)
 
     tasks = []
     async with asyncio.TaskGroup() as group:
         # The times decide how many: a question too many would be taken the other way around.
-        for at, question in zip(times, asked, strict=False):
+        for at, question in zip(times, questions, strict=False):
             # A sleep may end a little before the clock is there.
             while (left_s := begun + at - pace.clock()) > 0:
                 await pace.sleep(left_s)
@@ -84,21 +84,21 @@ async def open_loop(
 
 async def closed_loop(
     concurrency: int,
-    asked: Iterator[Question],
+    questions: Iterator[Question],
     send: Send,
     *,
-    pace: Pace,
+    pace: LoadClock,
     seconds: float | None = None,
-) -> list[Sample]:
+) -> list[LoadSample]:
     """Have so many users send the next question when the last is answered.
 
-    Ends after all that is asked, or takes no more after `seconds`.
+    Ends after all questions, or takes no more after `seconds`.
     """
-    samples: list[Sample] = []
+    samples: list[LoadSample] = []
     begun = pace.clock()
 
     async def work() -> None:
-        for question in asked:  # which all workers take from
+        for question in questions:  # which all workers take from
             now = pace.clock()
             if seconds is not None and now - begun >= seconds:
                 return
@@ -113,7 +113,7 @@ async def closed_loop(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LoadRequest:
     """Request as the SDK takes it, and the question that it belongs to."""
 
     question_id: int | str
@@ -135,8 +135,13 @@ def always(num_tokens: int) -> bool:
 
 
 async def send(
-    client: AsyncClient, request: Request, *, due_s: float, clock: Clock, goes_on: GoesOn = always
-) -> Sample:
+    client: AsyncClient,
+    request: LoadRequest,
+    *,
+    due_s: float,
+    clock: Clock,
+    goes_on: GoesOn = always,
+) -> LoadSample:
     """Read an answer until it ends, fails or is left. Errors of this package are results here."""
     marks: list[Mark] = []
     token_ids: list[int] = []
@@ -159,34 +164,38 @@ async def send(
     except SlipstreamError as error:
         failure = Failure(type(error).__name__, str(error))
     seen = tuple(marks), tuple(token_ids)
-    return Sample(request.question_id, due_s, sent_s, clock(), *seen, stats, failure)
+    return LoadSample(request.question_id, due_s, sent_s, clock(), *seen, stats, failure)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServeLoad:
     """Plan, the client that it goes through, and how time passes."""
 
     plan: ServePlan
     client: AsyncClient
     advance: Advance
-    pace: Pace = field(default_factory=Pace)
+    pace: LoadClock = field(default_factory=LoadClock)
 
-    def request(self, question: Question, method: Method, *, most: int | None = None) -> Request:
+    def request(
+        self, question: Question, method: Method, *, most: int | None = None
+    ) -> LoadRequest:
         """Return a question as it is sent, with at most `most` tokens."""
         limit = self.plan.max_new_tokens
         max_tokens = limit if most is None else min(most, limit)
         prompt, sampling = question.turns[0], self.plan.sampling
-        return Request(question.question_id, prompt, max_tokens, sampling, method.options)
+        return LoadRequest(question.question_id, prompt, max_tokens, sampling, method.options)
 
     def sender(self, method: Method, *, most: int | None = None) -> Send:
         """Return what sends questions for a method."""
 
-        async def ask(question: Question, due_s: float) -> Sample:
+        async def send(question: Question, due_s: float) -> LoadSample:
             return await self.send(self.request(question, method, most=most), due_s)
 
-        return ask
+        return send
 
-    async def send(self, request: Request, due_s: float, *, goes_on: GoesOn = always) -> Sample:
+    async def send(
+        self, request: LoadRequest, due_s: float, *, goes_on: GoesOn = always
+    ) -> LoadSample:
         """Send a request now, for a user who came at `due_s`."""
         clock = self.pace.clock
         return await send(self.client, request, due_s=due_s, clock=clock, goes_on=goes_on)
@@ -209,9 +218,9 @@ class Load:
     async def _warm_up(self, point: Point, method: Method) -> None:
         """Take short answers that are not measured; failures come again where they count."""
         width = point.concurrency or 1
-        asked = islice(cycle(self.plan.questions), width * self.plan.warmup)
-        ask = self.sender(method, most=WARMUP_TOKENS)
-        await closed_loop(width, asked, ask, pace=self.pace)
+        questions = islice(cycle(self.plan.questions), width * self.plan.warmup)
+        send = self.sender(method, most=WARMUP_TOKENS)
+        await closed_loop(width, questions, send, pace=self.pace)
 
     async def _check_lengths(self) -> None:
         plan, client = self.plan, self.client
@@ -219,8 +228,9 @@ class Load:
         for question in plan.questions:
             length = len(await client.tokenize(question.turns[0]))
             require_room(question.question_id, length, plan.max_new_tokens, limit)
-        if plan.long_prompt is not None and plan.long_prompt.num_tokens >= limit:
+        num_tokens = plan.long_prompt_tokens
+        if num_tokens is not None and num_tokens >= limit:
             raise PromptTooLong(
-                f"intruder_tokens is {plan.long_prompt.num_tokens}, but the context holds {limit}"
-                " with the token that follows"
+                f"intruder_tokens is {num_tokens}, but the context holds {limit} with the token"
+                " that follows"
             )

@@ -9,7 +9,7 @@ from typing import Literal
 from slipstream.bench.harness import parse_numbers, require_at_least
 from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question, in_turn
-from slipstream.bench.serve.sample import Limits
+from slipstream.bench.serve.sample import GoodputLimits
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.types import SamplingParams
 
@@ -78,22 +78,6 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class LongPromptPlan:
-    """Long prompt that comes among running sessions.
-
-    `num_tokens` is its length, `window_tokens` how many tokens each session gets, on average,
-    before it comes and after its first token.
-    """
-
-    num_tokens: int
-    window_tokens: int = 32
-
-    def __post_init__(self) -> None:
-        _require(self.num_tokens >= 1, "intruder_tokens", self.num_tokens, "at least 1")
-        require_at_least(self, window_tokens=1)
-
-
-@dataclass(frozen=True, slots=True)
 class ServePlan:
     """Loads, questions, and the methods that answer in turn."""
 
@@ -105,9 +89,10 @@ class ServePlan:
     max_new_tokens: int = 128
     repeats: int = 7
     warmup: int = 1
-    limits: Limits = field(default_factory=Limits)
+    limits: GoodputLimits = field(default_factory=GoodputLimits)
     checks_identity: bool = False
-    long_prompt: LongPromptPlan | None = None
+    long_prompt_tokens: int | None = None
+    """Length of a long prompt that comes among running sessions."""
 
     def __post_init__(self) -> None:
         require_at_least(self, max_new_tokens=1, repeats=1, warmup=0)
@@ -116,8 +101,8 @@ class ServePlan:
         kinds = {point.kind for point in self.points}
         if "concurrency" not in kinds and self.amount.per_worker is not None:
             raise UnsupportedCombination("requests_per_worker needs workers, but rates have none")
-        if self.long_prompt is not None:
-            self._check_long_prompt(kinds)
+        if self.long_prompt_tokens is not None:
+            self._check_long_prompt(self.long_prompt_tokens, kinds)
         for name in ("ttft_ms", "tpot_ms"):
             limit = getattr(self.limits, name)
             fits = limit is None or (math.isfinite(limit) and limit > 0)
@@ -128,7 +113,7 @@ class ServePlan:
         """Return the runs of the whole benchmark, those that warm up included."""
         return len(self.points) * len(self.methods) * (self.repeats + (self.warmup > 0))
 
-    def asked(self, point: Point, repeat: int) -> Iterator[Question]:
+    def questions_of(self, point: Point, repeat: int) -> Iterator[Question]:
         """Return the questions of one run, without end where the time decides.
 
         The same for every method; the next repeat goes on where this one ends.
@@ -138,7 +123,8 @@ class ServePlan:
         stop = None if count is None else start + count
         return islice(cycle(in_turn(self.questions)), start, stop)
 
-    def _check_long_prompt(self, kinds: set[Kind]) -> None:
+    def _check_long_prompt(self, num_tokens: int, kinds: set[Kind]) -> None:
+        _require(num_tokens >= 1, "intruder_tokens", num_tokens, "at least 1")
         if "rate" in kinds:
             raise UnsupportedCombination("a long prompt comes among workers, but rates have none")
         if self.amount != Amount():

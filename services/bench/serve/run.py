@@ -17,14 +17,14 @@ from slipstream.bench.serve.interference import (
 )
 from slipstream.bench.serve.load import (
     GoesOn,
-    Load,
-    Request,
+    LoadRequest,
+    ServeLoad,
     closed_loop,
     open_loop,
     schedule,
 )
-from slipstream.bench.serve.plan import LongPromptPlan, Point, ServePlan
-from slipstream.bench.serve.sample import Run, Sample
+from slipstream.bench.serve.plan import Point, ServePlan
+from slipstream.bench.serve.sample import LoadRun, LoadSample
 from slipstream.core.request.options import Mode, SpeculationOptions
 
 T = TypeVar("T")
@@ -32,37 +32,39 @@ Turn = tuple[Point, Method, int]
 """Point, method and repeat of a run."""
 
 LONG_PROMPT = "intruder"
+WINDOW_TOKENS = 32
+"""Tokens of each session, on average, before a long prompt and after its first token."""
 _LONG_PROMPT_OUTPUT = 1
 
 
-async def run_serve(load: Load) -> Runs:
+async def run_serve(load: ServeLoad) -> Runs:
     """Measure every run; each repeat goes through all points and methods before the next.
 
     The order of methods moves on by one from repeat to repeat. Raises what refuses a
     method or a prompt before anything is measured; later failures are results.
     """
 
-    async def measure(turn: Turn, number: int) -> Run:
-        return Run(await _run(load, turn), turn[0].concurrency)
+    async def measure(turn: Turn, number: int) -> LoadRun:
+        return LoadRun(await _run(load, turn), turn[0].concurrency)
 
     return await _in_turn(load, measure)
 
 
-async def run_interference(load: Load, plan: LongPromptPlan) -> InterferenceRuns:
-    """Measure the same with a long prompt that comes among running sessions."""
+async def run_interference(load: ServeLoad, num_tokens: int) -> InterferenceRuns:
+    """Measure the same with a long prompt of so many tokens that comes among running sessions."""
     words: list[int] = []
     for question in load.plan.questions:
         words += await load.client.tokenize(question.turns[0], raw=True)
 
     async def measure(turn: Turn, number: int) -> InterferenceRun:
-        prompt = long_prompt(words, plan.num_tokens, number=number)
-        return await _interfere(load, plan, turn, prompt)
+        prompt = long_prompt(words, num_tokens, number=number)
+        return await _interfere(load, turn, prompt)
 
     return await _in_turn(load, measure)
 
 
 async def _in_turn(
-    load: Load, measure: Callable[[Turn, int], Awaitable[T]]
+    load: ServeLoad, measure: Callable[[Turn, int], Awaitable[T]]
 ) -> dict[Point, dict[str, list[T]]]:
     await load.prepare()
     plan = load.plan
@@ -76,13 +78,13 @@ async def _in_turn(
     return runs
 
 
-async def find_references(load: Load, runs: Runs) -> References:
-    """Decode every question that was asked plainly, one after the other, by the same engine."""
+async def find_references(load: ServeLoad, runs: Runs) -> References:
+    """Decode every question that was sent, plainly, one by one, by the same engine."""
     measured = [of for by_method in runs.values() for of in by_method.values()]
-    asked = {sample.question_id for of in measured for run in of for sample in run.samples}
+    sent = {sample.question_id for of in measured for run in of for sample in run.samples}
     found = {}
     for question in load.plan.questions:
-        if question.question_id in asked:
+        if question.question_id in sent:
             result = await load.client.generate(
                 question.turns[0],
                 max_tokens=load.plan.max_new_tokens,
@@ -101,34 +103,32 @@ def turns(plan: ServePlan) -> Iterator[Turn]:
                 yield point, method, repeat
 
 
-async def _run(load: Load, turn: Turn) -> list[Sample]:
+async def _run(load: ServeLoad, turn: Turn) -> list[LoadSample]:
     point, method, repeat = turn
-    plan, ask = load.plan, load.sender(method)
-    asked = plan.asked(point, repeat)
+    plan, send = load.plan, load.sender(method)
+    questions = plan.questions_of(point, repeat)
     if point.concurrency is not None:
         return await closed_loop(
-            point.concurrency, asked, ask, pace=load.pace, seconds=plan.amount.seconds
+            point.concurrency, questions, send, pace=load.pace, seconds=plan.amount.seconds
         )
     # The same users for every method, others in every repeat.
     rng = random.Random(f"{plan.sampling.seed}/{repeat}")
     count, seconds = plan.amount.num_requests(point), plan.amount.seconds
     times = schedule(point.value, rng, count=count, seconds=seconds)
-    return await open_loop(times, asked, ask, pace=load.pace)
+    return await open_loop(times, questions, send, pace=load.pace)
 
 
-async def _interfere(
-    load: Load, plan: LongPromptPlan, turn: Turn, prompt: tuple[int, ...]
-) -> InterferenceRun:
+async def _interfere(load: ServeLoad, turn: Turn, prompt: tuple[int, ...]) -> InterferenceRun:
     (point, method, _), clock = turn, load.pace.clock
     assert point.concurrency is not None
 
-    async def ask(question: Question, *, goes_on: GoesOn) -> Sample:
+    async def send(question: Question, *, goes_on: GoesOn) -> LoadSample:
         return await load.send(load.request(question, method), clock(), goes_on=goes_on)
 
-    async def send_prompt() -> Sample:
+    async def send_prompt() -> LoadSample:
         sampling, options = load.plan.sampling, method.options
-        request = Request(LONG_PROMPT, prompt, _LONG_PROMPT_OUTPUT, sampling, options)
+        request = LoadRequest(LONG_PROMPT, prompt, _LONG_PROMPT_OUTPUT, sampling, options)
         return await load.send(request, clock())
 
     size, questions = point.concurrency, cycle(load.plan.questions)
-    return await interfere(size, plan.window_tokens, questions, ask, send_prompt, clock=clock)
+    return await interfere(size, WINDOW_TOKENS, questions, send, send_prompt, clock=clock)

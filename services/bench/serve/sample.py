@@ -24,7 +24,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadSample:
     """Request as its caller saw it.
 
     `due_s` is when its user came, from which everything counts; `sent_s` when it was sent.
@@ -74,7 +74,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GoodputLimits:
     """Limits of a good request, in milliseconds; None is no limit."""
 
     ttft_ms: float | None = None
@@ -85,7 +85,7 @@ class Limits:
         """Return whether there is a limit at all."""
         return self.ttft_ms is not None or self.tpot_ms is not None
 
-    def met_by(self, sample: Sample) -> bool:
+    def met_by(self, sample: LoadSample) -> bool:
         """Return whether it was answered within the limits; one token has no time per token."""
         return (
             sample.is_finished
@@ -95,14 +95,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """Requests of one run at one point. `concurrency` is None in an open loop."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[LoadSample]
     concurrency: int | None = None
 
     @property
-    def finished(self) -> list[Sample]:
+    def finished(self) -> list[LoadSample]:
         """Return the requests that were answered to their end."""
         return [sample for sample in self.samples if sample.is_finished]
 
@@ -142,7 +142,7 @@ class Run:
         tokens = sum(mark.num_tokens for mark in marks if start_s < mark.at_s <= end_s)
         return tokens / (end_s - start_s)
 
-    def good_per_s(self, limits: Limits) -> float | None:
+    def good_per_s(self, limits: GoodputLimits) -> float | None:
         """Return goodput: requests that met the limits over all of the time."""
         return self._per_second(sum(map(limits.met_by, self.samples)))
 

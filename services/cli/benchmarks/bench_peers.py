@@ -24,8 +24,8 @@ from slipstream.core.errors import PromptTooLong
 from slipstream.options import option
 
 if TYPE_CHECKING:
-    from slipstream.bench.peers.run import Record
-    from slipstream.bench.peers.settings import PeerOptions
+    from slipstream.bench.peers.run import PeersRecord
+    from slipstream.bench.peers.settings import PeersOptions
 
 
 _RUN_FACTS = ("max_new_tokens", "concurrencies", "concurrent_limit", "warmup", "settle_s")
@@ -118,16 +118,8 @@ def peers(
     from slipstream.bench.peers.settings import encoded, target_tokenizer
 
     tokenizer = target_tokenizer(models.target)
-    plan = PeersPlan(
-        encoded(questions, tokenizer),
-        configs,
-        at_once,
-        concurrencies,
-        levels.concurrent_limit,
-        levels.max_new_tokens,
-        levels.warmup,
-        levels.settle_s,
-    )
+    limits = levels.concurrent_limit, levels.max_new_tokens, levels.warmup, levels.settle_s
+    plan = PeersPlan(encoded(questions, tokenizer), configs, at_once, concurrencies, *limits)
     options = _options(which, models, plan)
     _check_lengths(plan, models.target)
     record = _measured(plan, options)
@@ -139,11 +131,11 @@ def peers(
     _show(figures, facts, pages)
 
 
-def _options(which: ConfigurationFlags, models: ModelFlags, plan: PeersPlan) -> "PeerOptions":
-    from slipstream.bench.peers.settings import PeerOptions
+def _options(which: ConfigurationFlags, models: ModelFlags, plan: PeersPlan) -> "PeersOptions":
+    from slipstream.bench.peers.settings import PeersOptions
 
     token = which.endpoint_token_file
-    return PeerOptions(
+    return PeersOptions(
         **asdict(models) | {"threads": models.threads or len(os.sched_getaffinity(0))},
         num_positions=plan.num_positions,
         stack=models.stack().plan(port=0),
@@ -167,11 +159,11 @@ def _check_lengths(plan: PeersPlan, target: str) -> None:
         )
 
 
-def _measured(plan: PeersPlan, options: "PeerOptions") -> "Record":
+def _measured(plan: PeersPlan, options: "PeersOptions") -> "PeersRecord":
     """Return all results, or those so far when interrupted."""
-    from slipstream.bench.peers.run import Record, run_peers
+    from slipstream.bench.peers.run import PeersRecord, run_peers
 
-    record = Record()
+    record = PeersRecord()
     try:
         with _interrupted_by_sigterm(), step_bar(plan.num_steps) as advance:
             run_peers(plan, options, record, advance=advance)

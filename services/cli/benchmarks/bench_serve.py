@@ -90,11 +90,10 @@ class MethodFlags:
     def plan(self, load: LoadFlags, questions: tuple["Question", ...]) -> "ServePlan":
         """Return what is run. Raises `InvalidRequest` for options that contradict."""
         from slipstream.bench.methods import parse_request_methods
-        from slipstream.bench.serve.plan import Amount, LongPromptPlan, ServePlan, parse_points
-        from slipstream.bench.serve.sample import Limits
+        from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
+        from slipstream.bench.serve.sample import GoodputLimits
 
         has_load = load.concurrency.strip() or load.rates.strip()
-        tokens = load.intruder_tokens
         return ServePlan(
             parse_points(load.concurrency if has_load else "1,2,4,8", load.rates),
             parse_request_methods(self.methods),
@@ -104,9 +103,9 @@ class MethodFlags:
             self.max_new_tokens,
             load.repeats,
             load.warmup,
-            Limits(self.slo_ttft_ms, self.slo_tpot_ms),
+            GoodputLimits(self.slo_ttft_ms, self.slo_tpot_ms),
             self.check_identity,
-            None if tokens is None else LongPromptPlan(tokens),
+            load.intruder_tokens,
         )
 
 
@@ -137,7 +136,7 @@ def serve(
 
         show_lines(f"plot {path}" for path in save_curves(figures, requests.plot))
     environment = {**_environment(place, about), **prompts.facts(), **_facts(plan, load)}
-    name = "serve" if plan.long_prompt is None else "intruder"
+    name = "serve" if plan.long_prompt_tokens is None else "intruder"
     output.write({"environment": environment, name: figures})
 
 
@@ -150,15 +149,17 @@ async def _measure(
     """Return the figures, and facts about the model. A router's client begins in its loop."""
     from slipstream.bench.serve.figures import serve_figures
     from slipstream.bench.serve.interference import interference_figures
-    from slipstream.bench.serve.load import Load
+    from slipstream.bench.serve.load import ServeLoad
     from slipstream.bench.serve.run import find_references, run_interference, run_serve
 
     async with opened or open_async_client(place) as client:
         info = await client.model_info()
         about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
-        load = Load(plan, client, advance)
-        if plan.long_prompt is not None:
-            return interference_figures(await run_interference(load, plan.long_prompt)), about
+        load = ServeLoad(plan, client, advance)
+        if plan.long_prompt_tokens is not None:
+            return interference_figures(
+                await run_interference(load, plan.long_prompt_tokens)
+            ), about
         runs = await run_serve(load)
         references = await find_references(load, runs) if plan.checks_identity else None
         return serve_figures(plan, runs, references), about
@@ -169,7 +170,7 @@ def _show(figures: dict[str, Any], plan: "ServePlan") -> None:
 
     console = figures_console()
     tables = [report.load_table, report.latency_table, report.ratio_table]
-    for make in tables if plan.long_prompt is None else [report.interference_table]:
+    for make in tables if plan.long_prompt_tokens is None else [report.interference_table]:
         console.print(make(figures))
         console.print()
     show_lines(report.remarks(figures))

@@ -13,7 +13,7 @@ from slipstream.core.errors import TrainingError
 from slipstream.options import option, required
 
 if TYPE_CHECKING:
-    from slipstream.train.data_run import DataReport, DataRun, Outcome, Plan, Spread
+    from slipstream.train.data_run import DataOutcome, DataReport, DataRun, ShardPlan, Spread
     from slipstream.train.shards import DataSettings
 
 
@@ -122,7 +122,7 @@ def _write(run: "DataRun", spread: "Spread") -> None:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading prompts, loading the target", total=None)
 
-        def plan(made: "Plan") -> None:
+        def plan(made: "ShardPlan") -> None:
             bar.update(task, total=len(made.shards))
             console.print(_plan_line(made))
 
@@ -135,7 +135,7 @@ def _write(run: "DataRun", spread: "Spread") -> None:
     console.print(_end_line(run.out, outcome))
 
 
-def _plan_line(plan: "Plan") -> str:
+def _plan_line(plan: "ShardPlan") -> str:
     counts = {
         "conversations": sum(len(shard.jobs) for shard in plan.shards),
         "self-prompts": sum(shard.num_self_prompts for shard in plan.shards),
@@ -153,6 +153,6 @@ def _line(result: "DataReport") -> str:
     )
 
 
-def _end_line(out: Path, outcome: "Outcome") -> str:
+def _end_line(out: Path, outcome: "DataOutcome") -> str:
     taken = f", {outcome.num_taken} are being written by others" if outcome.num_taken else ""
     return f"{out}: {outcome.num_done} of {outcome.num_shards} shards finished{taken}"

@@ -15,7 +15,7 @@ from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.train.decision_report import Figures
-    from slipstream.train.decision_run import DecisionRun, Outcome
+    from slipstream.train.decision_run import DecisionOutcome, DecisionRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def decision(flags: DecisionFlags, rounds: RecordFlags, fit: FitFlags) -> None:
     """Train the model that estimates the acceptance probability of each drafted token."""
     from slipstream.client.engine import EngineOptions
     from slipstream.train.decision import DecisionSettings
-    from slipstream.train.decision_run import DecisionRun, Recording
+    from slipstream.train.decision_run import DecisionRun, RecordingPlan
 
     run = DecisionRun(
         target=flags.target,
@@ -69,14 +69,14 @@ def decision(flags: DecisionFlags, rounds: RecordFlags, fit: FitFlags) -> None:
         data=flags.data,
         work=flags.run_dir,
         engine=EngineOptions(numerics="fast", threads=flags.threads, device=flags.device),
-        recording=Recording(**asdict(rounds)),
+        recording=RecordingPlan(**asdict(rounds)),
         settings=DecisionSettings(**asdict(fit), seed=rounds.seed),
         command=("slipstream", *sys.argv[1:]),
     )
     _show(_run(run))
 
 
-def _run(run: "DecisionRun") -> "Outcome":
+def _run(run: "DecisionRun") -> "DecisionOutcome":
     from slipstream.train.decision_run import run_decision
 
     console = Console(file=sys.stderr)
@@ -95,7 +95,7 @@ def _run(run: "DecisionRun") -> "Outcome":
         return run_decision(run, clock=time.monotonic, progress=progress)
 
 
-def _show(outcome: "Outcome") -> None:
+def _show(outcome: "DecisionOutcome") -> None:
     console = Console(highlight=False, soft_wrap=True)
     report = outcome.report
     for name, mode in report.modes.items():

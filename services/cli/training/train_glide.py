@@ -18,7 +18,7 @@ from slipstream.train.config import Precision, TrainSettings
 if TYPE_CHECKING:
     from slipstream.train.group import TrainGroup, Work
     from slipstream.train.run import GlideRun
-    from slipstream.train.trainer import Check, Report
+    from slipstream.train.trainer import Check, TrainReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ def _train(group: "TrainGroup", *, run: "GlideRun", threads: int | None) -> None
     import torch
 
     from slipstream.train.run import train_glide
-    from slipstream.train.trainer import Hooks
+    from slipstream.train.trainer import TrainHooks
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -179,18 +179,18 @@ def _train(group: "TrainGroup", *, run: "GlideRun", threads: int | None) -> None
         reading = bar.add_task("features", total=1.0)
         training = bar.add_task("training", total=1.0)
 
-        def report(result: "Report") -> None:
+        def report(result: "TrainReport") -> None:
             bar.update(training, completed=result.done)
             console.print(_line(result))
 
         def features(done: int, total: int) -> None:
             bar.update(reading, completed=done / total)
 
-        hooks = Hooks(time.monotonic, report, lambda check: console.print(_check_line(check)))
+        hooks = TrainHooks(time.monotonic, report, lambda check: console.print(_check_line(check)))
         train_glide(run, hooks, feature_progress=features, group=group)
 
 
-def _line(result: "Report") -> str:
+def _line(result: "TrainReport") -> str:
     left = result.elapsed_seconds * (1 - result.done) / result.done if result.done else 0.0
     return (
         f"step {result.step}, epoch {result.epoch}: loss {result.loss:.4f}, lr {result.lr:.2e}, "

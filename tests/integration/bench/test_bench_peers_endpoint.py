@@ -62,7 +62,7 @@ def engine(server):
 
 
 def test_prompts_are_token_ids_and_tokens_are_what_the_server_counts(server, engine):
-    reply = engine.ask("vllm", [[1, 2], [3]], 2)
+    reply = engine.send("vllm", [[1, 2], [3]], 2)
     assert [answer.num_tokens for answer in reply.answers] == [2, 2]
     assert {answer.text for answer in reply.answers} == {"w0 w1 "}
     assert sorted(asked["prompt"] for asked in server.asked) == [[1, 2], [3]]
@@ -77,11 +77,11 @@ def test_prompts_are_token_ids_and_tokens_are_what_the_server_counts(server, eng
 
 def test_a_refused_prompt_is_an_error_and_the_next_one_is_answered(server, engine):
     with pytest.raises(ServiceError, match="answers 400"):
-        engine.ask("vllm", [[13]], 2)
-    assert engine.ask("vllm", [[14]], 1).answers[0].num_tokens == 1
+        engine.send("vllm", [[13]], 2)
+    assert engine.send("vllm", [[14]], 1).answers[0].num_tokens == 1
 
 
 def test_a_server_without_usage_is_refused(server, engine):
     server.tells_usage = False
-    with pytest.raises(ServiceError, match="tells no usage"):
-        engine.ask("vllm", [[1]], 2)
+    with pytest.raises(ServiceError, match="sends no usage"):
+        engine.send("vllm", [[1]], 2)

@@ -78,7 +78,7 @@ def test_lookup_says_what_plain_decoding_says_in_no_more_forwards(model, monkeyp
     for mode in ("plain", "lookup"):
         at = engine(model, mode)
         try:
-            first, again = (at.ask(mode, [[5, 6, 7, 5, 6]], 12).answers[0] for _ in range(2))
+            first, again = (at.send(mode, [[5, 6, 7, 5, 6]], 12).answers[0] for _ in range(2))
             assert first == again  # nothing is left of the first
             answers[mode] = first
             assert "llama-cpp-python" in at.facts.versions

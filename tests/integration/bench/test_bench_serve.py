@@ -8,7 +8,7 @@ import pytest
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
 from slipstream.bench.serve.figures import serve_figures
-from slipstream.bench.serve.load import Load
+from slipstream.bench.serve.load import ServeLoad
 from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
 from slipstream.bench.serve.run import find_references, run_serve
 from slipstream.cli.main import exit_code
@@ -138,7 +138,7 @@ async def test_behind_a_router_what_it_refuses_is_counted_and_the_rest_is_measur
     one, draft = fleet.target_worker(target), fleet.draft_worker("ngram", target)
     limits = {"max_requests": 2}
     async with fleet.running(one, draft), fleet.routed([one], [draft], **limits) as client:
-        load = Load(plan, client, lambda name: None)
+        load = ServeLoad(plan, client, lambda name: None)
         runs = await asyncio.wait_for(run_serve(load), 60)
         figures = serve_figures(plan, runs, await find_references(load, runs))
     for of in figures["points"][0]["arms"].values():

@@ -10,15 +10,15 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from slipstream.train.config import LossSettings, Schedule, TrainSettings
+from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.run import GlideRun, train_glide
-from slipstream.train.trainer import Check, Hooks
+from slipstream.train.trainer import Check, TrainHooks
 from support.models import tiny_glide as tiny
 
 TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
 SETTINGS = TrainSettings(
-    Schedule(steps=6),
+    TrainSchedule(steps=6),
     LossSettings(block_min=2, block_max=4),
     batch_tokens=40,
     num_heldout=2,
@@ -62,10 +62,10 @@ def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
     return GlideRun(**{**values, **changes})
 
 
-def hooks(check: Any = lambda result: None) -> Hooks:
+def hooks(check: Any = lambda result: None) -> TrainHooks:
     """A clock that moves one second with each look."""
     ticks = itertools.count()
-    return Hooks(lambda: float(next(ticks)), lambda report: None, check)
+    return TrainHooks(lambda: float(next(ticks)), lambda report: None, check)
 
 
 def train(

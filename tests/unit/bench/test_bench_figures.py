@@ -6,10 +6,10 @@ import pytest
 
 from slipstream.bench.methods import parse_method
 from slipstream.bench.speed_figures import (
-    Comparison,
     Divergence,
+    MethodComparison,
+    MethodReply,
     Output,
-    Reply,
     divergences,
     figures,
     method_figures,
@@ -42,7 +42,7 @@ def drafted(*rounds):
 def output(question_id, tokens, seconds, *, category="qa", stats=None):
     prefill_s, decode_s = seconds
     timings = Timings(prefill_s, decode_s, decode_s / 4, decode_s / 2)
-    return Output(question_id, category, 0, (1, 2), Reply(tuple(tokens), timings, stats))
+    return Output(question_id, category, 0, (1, 2), MethodReply(tuple(tokens), timings, stats))
 
 
 PLAIN = [
@@ -56,7 +56,7 @@ GLIDE = [
 
 
 def compared(outputs=GLIDE, name="glide+fast", **more):
-    return Comparison(parse_method(name), outputs, PLAIN, PLAIN, **more)
+    return MethodComparison(parse_method(name), outputs, PLAIN, PLAIN, **more)
 
 
 def test_the_figures_of_a_hand_made_run():
@@ -103,7 +103,7 @@ def test_other_tokens_are_no_fault_where_only_the_law_is_promised():
 
 def test_an_output_is_identical_only_if_every_repeat_is():
     again = [GLIDE[0], replace(GLIDE[0], reply=replace(GLIDE[0].reply, token_ids=(5, 6)))]
-    comparison = Comparison(parse_method("glide"), again, PLAIN[:1] * 2, PLAIN[:1] * 2)
+    comparison = MethodComparison(parse_method("glide"), again, PLAIN[:1] * 2, PLAIN[:1] * 2)
     got = figures(comparison)
     assert (got["outputs"], got["identical"], got["tokens"]) == (1, 0, 5)
     assert divergences(again, PLAIN[:1]) == [Divergence(1, 0, 2)]
@@ -111,7 +111,7 @@ def test_an_output_is_identical_only_if_every_repeat_is():
 
 def test_replies_of_one_token_have_no_speed_of_decoding():
     short = [output(1, [5], (1.0, 0.0), stats=drafted())]
-    got = figures(Comparison(parse_method("glide"), short, short, short))
+    got = figures(MethodComparison(parse_method("glide"), short, short, short))
     assert (got["ratio"], got["ratio_decode"], got["draft_share"]) == (1, None, None)
 
 

@@ -6,11 +6,11 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from slipstream.bench.harness import rotated
-from slipstream.bench.peers.engine import Answer, EngineProcess
+from slipstream.bench.peers.engine import EngineAnswer, EngineProcess
 from slipstream.bench.peers.figures import peers_figures
 from slipstream.bench.peers.plan import (
     Configuration,
-    Mode,
+    PeerMode,
     PeersPlan,
     PromptIds,
     System,
@@ -20,10 +20,10 @@ from slipstream.bench.peers.plan import (
     parse_endpoints,
 )
 from slipstream.bench.peers.report import lines, page
-from slipstream.bench.peers.run import Record, Sample
+from slipstream.bench.peers.run import BatchSample, PeersRecord
 from slipstream.bench.peers.settings import (
     NotAvailable,
-    PeerOptions,
+    PeersOptions,
     engine_settings,
     published,
     write_bfloat16,
@@ -41,7 +41,7 @@ def names(configs):
 
 def options(**values):
     given = {"target": "no-such-model", "draft": "glide", "dtype": "float32", "threads": 1}
-    return PeerOptions(
+    return PeersOptions(
         **{**given, "device": "cpu", "num_positions": 9, "stack": StackPlan(), **values}
     )
 
@@ -118,10 +118,10 @@ def test_an_engine_that_cannot_start_says_why():
 
 def sample(config, number, tokens, wall_s, *, concurrency=1, text=None):
     ids = None if text is not None else tokens
-    answer = Answer(len(tokens), ids, text, num_forwards=len(tokens) // 2 or None)
+    answer = EngineAnswer(len(tokens), ids, text, num_forwards=len(tokens) // 2 or None)
     prompts = (PROMPTS[number],) * concurrency
     answers = (answer,) * concurrency
-    return Sample(config, concurrency, number, prompts, wall_s, answers, wall_s / 10)
+    return BatchSample(config, concurrency, number, prompts, wall_s, answers, wall_s / 10)
 
 
 def figures_of(record, configs, endpoints=()):
@@ -129,7 +129,7 @@ def figures_of(record, configs, endpoints=()):
 
 
 def test_figures_are_of_all_tokens_over_all_seconds():
-    record = Record([], {"hf-assistant": "none"}, {}, True)
+    record = PeersRecord([], {"hf-assistant": "none"}, {}, True)
     for number, wall_s in enumerate((1.0, 3.0)):
         record.samples += [
             sample("hf", number, (1, 2, 3, 4), 2 * wall_s),
@@ -151,7 +151,7 @@ def test_figures_are_of_all_tokens_over_all_seconds():
 
 
 def test_only_what_all_configurations_have_answered_counts_in_a_run_that_was_interrupted():
-    record = Record([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)])
+    record = PeersRecord([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)])
     record.samples.append(sample("hf", 1, (1,), 9.0))
     figures = figures_of(record, "hf,best")
     assert figures["levels"][0]["batches"] == 1
@@ -160,7 +160,7 @@ def test_only_what_all_configurations_have_answered_counts_in_a_run_that_was_int
 
 
 def test_a_configuration_that_failed_keeps_others_from_nothing():
-    record = Record([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)], is_whole=True)
+    record = PeersRecord([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)], is_whole=True)
     record.samples.append(sample("best", 1, (1,), 1.0))
     record.skip("hf", 1, "it failed: so")
     (level,) = figures_of(record, "hf,best")["levels"]
@@ -170,14 +170,14 @@ def test_a_configuration_that_failed_keeps_others_from_nothing():
 
 
 def test_a_configuration_is_skipped_once_for_one_reason_and_again_for_another():
-    record = Record()
+    record = PeersRecord()
     for concurrency, reason in ((1, "a"), (4, "a"), (16, "b")):
         record.skip("hf", concurrency, reason)
     assert record.skipped == {"hf": "a", "hf at concurrency 16": "b"}
 
 
 def test_servers_that_send_text_are_compared_by_text():
-    record = Record(
+    record = PeersRecord(
         [sample("plain", 0, (1, 2), 1.0), sample("vllm", 0, (1, 2), 1.0, text="(1, 2)")]
     )
     figures = figures_of(record, "plain,vllm", {"vllm": "http://a"})
@@ -187,7 +187,7 @@ def test_servers_that_send_text_are_compared_by_text():
 
 
 def test_a_page_holds_every_table_and_what_was_measured_with():
-    record = Record([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)], is_whole=True)
+    record = PeersRecord([sample("hf", 0, (1,), 1.0), sample("best", 0, (1,), 1.0)], is_whole=True)
     facts = {"processor": "P", "threads": 2, "platform": "L", "command": "C", "git_commit": "G"}
     text = page(figures_of(record, "hf,best"), facts)
     assert "| best | 1.0 | 1.00x | - |" in text
@@ -241,4 +241,4 @@ def test_a_file_of_another_model_is_refused(quantised, tmp_path):
 
 def test_lookup_is_a_mode_of_the_same_system():
     (lookup,) = parse_configs("llama.cpp-bf16-lookup", {})
-    assert (lookup.system, lookup.mode, lookup.is_full) == (System.LLAMA_CPP, Mode.LOOKUP, True)
+    assert (lookup.system, lookup.mode, lookup.is_full) == (System.LLAMA_CPP, PeerMode.LOOKUP, True)

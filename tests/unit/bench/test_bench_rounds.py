@@ -10,7 +10,7 @@ from slipstream.bench.rounds import (
     PARTS,
     RoundsEngine,
     RoundsPlan,
-    Sample,
+    RoundsSample,
     check_same_model,
     distributed_parts,
     embedded_parts,
@@ -49,7 +49,7 @@ def result(tokens, timings, **stats):
 
 
 def sample(tokens=(1, 2, 3), timings=LOCAL, *, question_id=1, wall_s=12.0, others=None, **stats):
-    return Sample(question_id, result(tokens, timings, **stats), wall_s, others)
+    return RoundsSample(question_id, result(tokens, timings, **stats), wall_s, others)
 
 
 def test_the_parts_of_a_round_add_up_to_all_of_decoding():

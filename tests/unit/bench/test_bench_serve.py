@@ -10,15 +10,15 @@ from slipstream.bench.questions import Question
 from slipstream.bench.serve.interference import interfere, long_prompt
 from slipstream.bench.serve.load import (
     AFTER_FAILURE_S,
-    Pace,
-    Request,
+    LoadClock,
+    LoadRequest,
     closed_loop,
     open_loop,
     poisson_times,
     schedule,
     send,
 )
-from slipstream.bench.serve.sample import Failure, Mark, Sample
+from slipstream.bench.serve.sample import Failure, LoadSample, Mark
 from slipstream.core.errors import CapacityError
 from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.results import Chunk, RequestStats, Timings
@@ -40,7 +40,7 @@ class FakeTime:
 
     @property
     def pace(self):
-        return Pace(lambda: self.now, self.sleep)
+        return LoadClock(lambda: self.now, self.sleep)
 
     async def sleep(self, seconds):
         woken = asyncio.Event()
@@ -72,7 +72,7 @@ def answering(time, seconds, log, failure=None):
         log.append((time.now, question.question_id))
         sent_s = time.now
         await time.sleep(seconds)
-        return Sample(question.question_id, due_s, sent_s, time.now, failure=failure)
+        return LoadSample(question.question_id, due_s, sent_s, time.now, failure=failure)
 
     return answer
 
@@ -122,7 +122,7 @@ async def test_a_sleep_that_ends_early_sends_nobody_early():
     async def short(seconds):
         await time.sleep(seconds / 2 if seconds > 0.1 else seconds)
 
-    pace = Pace(time.pace.clock, short)
+    pace = LoadClock(time.pace.clock, short)
     await time.run(open_loop([3.0], iter(questions(1)), answering(time, 1.0, log), pace=pace))
     assert log[0][0] >= 3.0
 
@@ -178,7 +178,7 @@ class Answers:
             raise self.error
 
 
-ASK = Request(5, "hello", 9, SamplingParams(seed=3), SpeculationOptions())
+ASK = LoadRequest(5, "hello", 9, SamplingParams(seed=3), SpeculationOptions())
 CHUNKS = [
     Chunk("a", (1,)),
     Chunk("", ()),
@@ -197,7 +197,9 @@ async def test_a_request_is_kept_as_its_caller_sees_it():
             {"max_tokens": 9, "sampling": ASK.sampling, "speculation": ASK.speculation},
         )
     ]
-    assert sample == Sample(5, -1.0, 0.0, 4.0, (Mark(1.0, 1), Mark(3.0, 2)), (1, 2, 3), STATS, None)
+    assert sample == LoadSample(
+        5, -1.0, 0.0, 4.0, (Mark(1.0, 1), Mark(3.0, 2)), (1, 2, 3), STATS, None
+    )
     assert sample.is_finished
 
 
@@ -232,11 +234,11 @@ def sessions(time, log, *, fails_at=None):
             await time.sleep(1.0)
             if fails_at is not None and question.question_id == 1 and time.now >= fails_at:
                 failure = Failure("Unavailable", "gone")
-                return Sample(1, start, start, time.now, tuple(marks), failure=failure)
+                return LoadSample(1, start, start, time.now, tuple(marks), failure=failure)
             marks.append(Mark(time.now, 1))
             log.append(time.now)
             if not goes_on(1):
-                return Sample(question.question_id, start, start, time.now, tuple(marks))
+                return LoadSample(question.question_id, start, start, time.now, tuple(marks))
 
     return ask
 
@@ -246,7 +248,7 @@ def coming(time, log):
         log.append("came")
         came_s = time.now
         await time.sleep(5.5)
-        return Sample("intruder", came_s, came_s, time.now, (Mark(time.now, 1),), (1,), STATS)
+        return LoadSample("intruder", came_s, came_s, time.now, (Mark(time.now, 1),), (1,), STATS)
 
     return come
 

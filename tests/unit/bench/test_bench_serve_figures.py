@@ -24,7 +24,7 @@ from slipstream.bench.serve.interference import (
     time_per_token,
 )
 from slipstream.bench.serve.plan import Point, ServePlan
-from slipstream.bench.serve.sample import Failure, Limits, Mark, Run, Sample
+from slipstream.bench.serve.sample import Failure, GoodputLimits, LoadRun, LoadSample, Mark
 from slipstream.bench.statistics import median_interval, spread
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.results import RequestStats, Timings
@@ -45,7 +45,7 @@ def sample(due, times, *, name=1, counts=None, failure=None, tokens=None, **more
     ended = times[-1] if times else due + 0.5
     told = None if failure else stats(num, **more)
     ids = tuple(range(num)) if tokens is None else tuple(tokens)
-    return Sample(name, due, due, ended, marks, ids, told, failure)
+    return LoadSample(name, due, due, ended, marks, ids, told, failure)
 
 
 def test_percentiles_are_linear_between_neighbours():
@@ -89,7 +89,7 @@ def test_an_interval_covers_the_median_as_often_as_it_says():
 
 
 def test_latencies_count_from_the_users_coming():
-    one = Sample(1, 2.0, 2.5, 9.0, (Mark(3.0, 1), Mark(4.0, 3), Mark(8.0, 2)), (), stats(6))
+    one = LoadSample(1, 2.0, 2.5, 9.0, (Mark(3.0, 1), Mark(4.0, 3), Mark(8.0, 2)), (), stats(6))
     assert one.ttft_s == 1.0
     assert one.tpot_s == 5.0 / 5
     assert one.latency_s == 7.0
@@ -97,9 +97,9 @@ def test_latencies_count_from_the_users_coming():
 
 
 def test_what_the_benchmark_sent_late_is_told_of_open_loops_only():
-    late = Sample(1, 2.0, 2.5, 9.0, (Mark(3.0, 1),), (1,), stats(1))
-    assert runs_figures([Run([late])], Limits())["sent_late_ms"]["p99"] == 500
-    assert runs_figures([Run([late], 1)], Limits())["sent_late_ms"] is None
+    late = LoadSample(1, 2.0, 2.5, 9.0, (Mark(3.0, 1),), (1,), stats(1))
+    assert runs_figures([LoadRun([late])], GoodputLimits())["sent_late_ms"]["p99"] == 500
+    assert runs_figures([LoadRun([late], 1)], GoodputLimits())["sent_late_ms"] is None
 
 
 def test_what_did_not_come_has_no_time():
@@ -109,7 +109,7 @@ def test_what_did_not_come_has_no_time():
 
 
 def test_goodput_counts_requests_that_met_every_limit_over_all_of_the_time():
-    run = Run(
+    run = LoadRun(
         [
             sample(0, [0.1, 0.2, 0.3]),
             sample(0, [0.6, 0.7]),  # first token late
@@ -118,17 +118,19 @@ def test_goodput_counts_requests_that_met_every_limit_over_all_of_the_time():
             sample(1, [1.1, 1.2], failure=FULL),
         ]
     )
-    limits = Limits(ttft_ms=500, tpot_ms=200)
+    limits = GoodputLimits(ttft_ms=500, tpot_ms=200)
     assert [limits.met_by(one) for one in run.samples] == [True, False, False, True, False]
     figures = runs_figures([run], limits)["goodput"]
     assert figures["share"] == pytest.approx(2 / 5)
     assert figures["requests_per_s"] == pytest.approx(2 / 1.2)
-    assert runs_figures([run], Limits())["goodput"] is None
+    assert runs_figures([run], GoodputLimits())["goodput"] is None
 
 
 def test_errors_are_counted_by_name_and_their_tokens_are_not_output():
-    run = Run([sample(0, [1.0, 2.0]), sample(0, [1.0], failure=FULL), sample(0, [], failure=FULL)])
-    figures = runs_figures([run], Limits())
+    run = LoadRun(
+        [sample(0, [1.0, 2.0]), sample(0, [1.0], failure=FULL), sample(0, [], failure=FULL)]
+    )
+    figures = runs_figures([run], GoodputLimits())
     assert figures["errors"] == {"CapacityError": 2}
     assert figures["error_examples"] == {"CapacityError": "there is no room"}
     assert (figures["requests"], figures["finished"], figures["tokens"]) == (3, 1, 2)
@@ -136,7 +138,7 @@ def test_errors_are_counted_by_name_and_their_tokens_are_not_output():
 
 
 def test_a_run_in_which_all_failed_has_errors_and_no_latencies():
-    figures = runs_figures([Run([sample(0, [], failure=FULL)], 1)], Limits(ttft_ms=1))
+    figures = runs_figures([LoadRun([sample(0, [], failure=FULL)], 1)], GoodputLimits(ttft_ms=1))
     assert figures["tokens_per_s"] == 0
     assert figures["ttft_ms"] is None
     assert figures["goodput"]["share"] == 0
@@ -144,21 +146,21 @@ def test_a_run_in_which_all_failed_has_errors_and_no_latencies():
 
 def test_the_steady_part_of_a_run_is_while_every_worker_has_a_request():
     # Two workers; the second one is alone from 4 s on, and its tokens there do not count.
-    run = Run([sample(0, [1, 2, 3, 4]), sample(1, [2, 4, 6, 8])], 2)
+    run = LoadRun([sample(0, [1, 2, 3, 4]), sample(1, [2, 4, 6, 8])], 2)
     assert run.tokens_per_s == pytest.approx(8 / 8)
     assert run.steady_tokens_per_s == pytest.approx((3 + 2) / 3)
-    assert Run(run.samples).steady_tokens_per_s is None
-    assert Run(run.samples, 3).steady_tokens_per_s is None
+    assert LoadRun(run.samples).steady_tokens_per_s is None
+    assert LoadRun(run.samples, 3).steady_tokens_per_s is None
 
 
 def test_acceptance_and_cached_tokens_are_of_all_requests_together():
-    run = Run(
+    run = LoadRun(
         [
             sample(0, [1.0], steps=4, accepted=6, plain=0, cached=10),
             sample(0, [1.0], steps=1, accepted=0, plain=5),
         ]
     )
-    figures = runs_figures([run], Limits())
+    figures = runs_figures([run], GoodputLimits())
     assert figures["mean_acceptance_length"] == pytest.approx(1 + 6 / 5)
     assert figures["speculative_share"] == pytest.approx(0.5)
     assert (figures["cached_tokens"], figures["prompt_tokens"]) == (10, 20)
@@ -252,8 +254,8 @@ def whole():
     one, two = Point("concurrency", 1), Point("concurrency", 2)
     methods = parse_request_methods("plain,auto")
     plan = ServePlan((one, two), methods, (Question(1, "c", ("q",)),), repeats=2)
-    slow = [Run([sample(0, [1, 2])], 1)] * 2
-    fast = [Run([sample(0, [0.5, 1], steps=1, accepted=1)], 1)] * 2
+    slow = [LoadRun([sample(0, [1, 2])], 1)] * 2
+    fast = [LoadRun([sample(0, [0.5, 1], steps=1, accepted=1)], 1)] * 2
     runs = {one: {"plain": slow, "auto": fast}, two: {"plain": fast, "auto": fast}}
     return serve_figures(plan, runs, {1: (0, 9)})
 

@@ -57,9 +57,11 @@ def test_how_much_is_asked_is_said_in_one_of_three_ways():
 
 
 def test_repeats_go_on_in_the_questions_which_are_mixed_by_category():
-    asked = [[at.question_id for at in plan().asked(Point("concurrency", 2), n)] for n in (0, 1)]
+    asked = [
+        [at.question_id for at in plan().questions_of(Point("concurrency", 2), n)] for n in (0, 1)
+    ]
     assert asked == [[0, 1, 2, 3], [4, 0, 1, 2]]
-    endless = plan(amount=Amount(seconds=1)).asked(Point("concurrency", 2), 1)
+    endless = plan(amount=Amount(seconds=1)).questions_of(Point("concurrency", 2), 1)
     assert [at.question_id for at in islice(endless, 6)] == [1, 2, 3, 4, 0, 1]
 
 

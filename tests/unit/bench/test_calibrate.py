@@ -5,12 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream.bench.calibrate.simulate import Costs, Outcome, replayed, rounds_of, simulate
+from slipstream.bench.calibrate.simulate import (
+    RoundCosts,
+    RoundOutcome,
+    replayed,
+    rounds_of,
+    simulate,
+)
 from slipstream.bench.calibrate.sweep import Evidence, finalists, sweep
 from slipstream.bench.calibrate.traces import (
-    Guess,
-    Recorder,
-    Trace,
+    DraftTrace,
+    TracePosition,
+    TraceRecorder,
     fit_calibration,
     fit_cape,
     monotone,
@@ -29,7 +35,7 @@ from support.models import tiny
 from support.models.rounds import speculate
 
 DEPTH, MAX_TOKENS, PROMPTS = 5, 18, 2
-COSTS = Costs(10.0, ((1, 10.0), (16, 11.0), (32, 14.0)), 1.0, 0.9, 0.5)
+COSTS = RoundCosts(10.0, ((1, 10.0), (16, 11.0), (32, 14.0)), 1.0, 0.9, 0.5)
 SESSION = Session("trace", 1, 16)
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
 PROFILES = {
@@ -65,7 +71,7 @@ def pair():
 def traces(pair):
     """Greedy and sampled traces of some prompts."""
     target, model = pair
-    recorder = Recorder(target, model, depth=DEPTH)
+    recorder = TraceRecorder(target, model, depth=DEPTH)
     return {
         sampling: [record(recorder, prompt(number), sampling) for number in range(PROMPTS)]
         for sampling in (GREEDY, SAMPLED)
@@ -76,7 +82,7 @@ def traces(pair):
 def repeating(pair):
     """Traces behind a prompt that repeats itself, so that there is something to copy."""
     target, model = pair
-    recorder = Recorder(target, model, depth=DEPTH)
+    recorder = TraceRecorder(target, model, depth=DEPTH)
     said = (*prompt(0), *prompt(0)[:8]) * 2
     return [record(recorder, said, sampling) for sampling in (GREEDY, SAMPLED)]
 
@@ -121,7 +127,7 @@ def run(target, draft, profile, trace):
 def outcomes(real):
     """Return the rounds of a run after the prompt's own."""
     return [
-        Outcome(
+        RoundOutcome(
             len(at.verdict.tokens),
             max(at.proposal.drafted.depths(), default=0),
             len(at.proposal.tree),
@@ -155,24 +161,24 @@ def test_a_trace_has_as_many_chains_as_rounds_may_begin(traces):
         assert len(trace.chains) == len(trace.tokens) - 1
         assert all(len(chain) <= DEPTH for chain in trace.chains)
     with pytest.raises(InvalidRequest, match="a reply of 3 tokens has 1 chains"):
-        Trace((1, 2, 3), ((),), SESSION)
+        DraftTrace((1, 2, 3), ((),), SESSION)
 
 
 def test_the_deepest_recording_is_refused_where_a_tree_has_no_room_for_it(pair):
     target, model = pair
     with pytest.raises(InvalidRequest, match="the depth is 15, but must be from 1 to 14"):
-        Recorder(target, model, depth=15)
+        TraceRecorder(target, model, depth=15)
 
 
 def guess(token, *others, top_prob=0.5, entropy=1.0):
     tokens = (token, *others)
-    return Guess(tokens, (top_prob, *(0.1,) * len(others)), top_prob, entropy)
+    return TracePosition(tokens, (top_prob, *(0.1,) * len(others)), top_prob, entropy)
 
 
 def coin(hits, misses, *, top_prob, runner_up=False):
     """A reply of one slot each: the draft is right so often, its runner-up else or never."""
-    right = Trace((1, 2), ((guess(2, 3, 4, top_prob=top_prob),),), SESSION)
-    wrong = Trace((1, 3 if runner_up else 9), right.chains, SESSION)
+    right = DraftTrace((1, 2), ((guess(2, 3, 4, top_prob=top_prob),),), SESSION)
+    wrong = DraftTrace((1, 3 if runner_up else 9), right.chains, SESSION)
     return [right] * hits + [wrong] * misses
 
 
@@ -204,7 +210,7 @@ def test_runner_ups_are_offered_as_long_as_they_bring_more_than_their_rows_cost(
 
 def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
     chain = (guess(2), guess(5), guess(6))
-    trace = Trace((1, 2, 3), (chain, (guess(3),)), SESSION)
+    trace = DraftTrace((1, 2, 3), (chain, (guess(3),)), SESSION)
     profile = Profile(shape=Shape.CHAIN, stop=StopPolicy.FIXED, max_depth=3)
     simulated = simulate(profile, [trace], COSTS)
     assert (simulated.num_tokens, simulated.num_rounds) == (2, 1)

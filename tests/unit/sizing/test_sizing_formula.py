@@ -8,7 +8,7 @@ import pytest
 from slipstream.core.errors import InvalidRequest
 from slipstream.sizing.formula import MeanRound, Pools, drafts_needed, estimate, mean_round
 from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording
-from slipstream.sizing.simulator import Fleet, Load, simulate
+from slipstream.sizing.simulator import SimFleet, SimLoad, simulate
 
 TIMES = DeviceTimes(
     ((1, 0.04), (32, 0.044), (256, 0.15)), 0.008, 0.0004, 0.001, call_s=0.002, router_s=0.001
@@ -34,7 +34,7 @@ def test_plain_rounds_of_all_sessions_share_every_step():
 def test_the_estimate_is_near_the_simulator(drafts, targets, sessions, level_s):
     times = replace(TIMES, level_s=level_s)
     recording = Recording(times, RandomRounds(0.75, 4, 64, 16).requests(sessions, 0))
-    run = simulate(recording, Fleet(drafts, targets), Load(4 * sessions, sessions))
+    run = simulate(recording, SimFleet(drafts, targets), SimLoad(4 * sessions, sessions))
     found = estimate(times, mean_round(recording), Pools(drafts, targets, sessions))
     assert found.tokens_per_s == pytest.approx(run.tokens_per_s, rel=1 / 3)
 
@@ -55,8 +55,8 @@ def random_system(seed):
 @pytest.mark.parametrize("seed", range(40))
 def test_the_estimate_of_a_random_system_is_near_the_simulator(seed):
     pools, recording = random_system(seed)
-    load = Load(4 * pools.sessions + 8, pools.sessions)
-    run = simulate(recording, Fleet(pools.drafts, pools.targets), load)
+    load = SimLoad(4 * pools.sessions + 8, pools.sessions)
+    run = simulate(recording, SimFleet(pools.drafts, pools.targets), load)
     found = estimate(recording.times, mean_round(recording), pools)
     assert 0.7 <= found.tokens_per_s / run.tokens_per_s <= 1.6
 

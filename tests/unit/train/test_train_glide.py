@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide import Rope
-from slipstream.train.config import LossSettings, Schedule, TrainSettings
-from slipstream.train.features import Batch
+from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
+from slipstream.train.features import TrainBatch
 from slipstream.train.glide import (
     Frozen,
     LossSum,
@@ -53,7 +53,9 @@ def test_a_lag_hides_the_newest_keys(lag):
 
 def batch(lengths=(4, 6), num_prompts=(2, 5)):
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    return Batch(ids, (), torch.zeros(0), ids, torch.tensor(lengths), torch.tensor(num_prompts))
+    return TrainBatch(
+        ids, (), torch.zeros(0), ids, torch.tensor(lengths), torch.tensor(num_prompts)
+    )
 
 
 def test_no_query_ever_reads_its_own_or_a_later_position():
@@ -171,7 +173,7 @@ def test_unrolling_weighs_the_loss_by_what_the_same_forward_agreed_on():
     )
     ids = torch.tensor([[1, 2, 3, 4, 5, 1]])
     argmax = torch.tensor([[1, 0, 3, 4, 0, 1]])  # right, wrong, right, right, wrong, right
-    data = Batch(ids, (), torch.eye(6)[argmax], argmax, torch.tensor([6]), torch.tensor([1]))
+    data = TrainBatch(ids, (), torch.eye(6)[argmax], argmax, torch.tensor([6]), torch.tensor([1]))
     plain = LossSettings(hidden_weight=0.0)
     unrolled = replace(plain, unroll=3, unroll_floor=0.0)
     losses, _ = TrimmedLoss.apply(
@@ -214,7 +216,7 @@ def test_a_match_compares_target_ids_not_columns():
 
 
 def test_the_learning_rate_rises_then_falls_to_its_floor():
-    schedule = Schedule(steps=100, lr=1.0, warmup=0.1, floor=0.02)
+    schedule = TrainSchedule(steps=100, lr=1.0, warmup=0.1, floor=0.02)
     rates = [learning_rate(schedule, done / 100) for done in range(101)]
     assert max(rates) == pytest.approx(1.0)
     assert rates.index(max(rates)) == 10
@@ -227,7 +229,7 @@ def test_the_learning_rate_rises_then_falls_to_its_floor():
 )
 def test_a_schedule_without_one_positive_length_is_refused(changes):
     with pytest.raises(TrainingError):
-        Schedule(**changes)
+        TrainSchedule(**changes)
 
 
 def test_a_block_range_upside_down_is_refused():
@@ -253,4 +255,4 @@ def test_a_loss_that_means_nothing_is_refused(changes, reason):
 @pytest.mark.parametrize("changes", [{"ema": 1.0}, {"patience": -1}, {"batch_tokens": 0}])
 def test_settings_out_of_range_are_refused(changes):
     with pytest.raises(TrainingError, match=next(iter(changes))):
-        TrainSettings(Schedule(steps=1), **changes)
+        TrainSettings(TrainSchedule(steps=1), **changes)

@@ -20,16 +20,16 @@ from slipstream.train.decision import DecisionSettings
 from slipstream.train.decision_run import (
     PROVENANCE_NAME,
     DecisionRun,
-    Recording,
+    RecordingPlan,
     run_decision,
     split,
 )
 from slipstream.train.records import joined
-from slipstream.train.rounds import Recorder, overlap
+from slipstream.train.rounds import RoundRecorder, overlap
 from support.models import tiny_checkpoint
 
 DEPTH, TOKENS = 3, 12
-RECORDING = Recording(num_prompts=10, max_tokens=TOKENS, depth=DEPTH)
+RECORDING = RecordingPlan(num_prompts=10, max_tokens=TOKENS, depth=DEPTH)
 SETTINGS = DecisionSettings(width=4, max_epochs=2)
 
 
@@ -56,7 +56,7 @@ def engine(place):
 
 @pytest.fixture(scope="module")
 def recorder(place, engine):
-    return Recorder(engine, load_glide(place / "draft", engine.parts), depth=DEPTH)
+    return RoundRecorder(engine, load_glide(place / "draft", engine.parts), depth=DEPTH)
 
 
 def record(recorder, temperature, seed=0):
@@ -185,12 +185,12 @@ def _teach(shards):
 def test_records_made_with_other_settings_are_refused(place, tmp_path):
     run(place, tmp_path)
     with pytest.raises(TrainingError, match="other settings"):
-        run(place, tmp_path, recording=Recording(num_prompts=10, max_tokens=5))
+        run(place, tmp_path, recording=RecordingPlan(num_prompts=10, max_tokens=5))
 
 
 def test_more_is_drafted_than_the_draft_was_trained_for(place, tmp_path):
     with pytest.raises(InvalidRequest, match="at most 8"):
-        run(place, tmp_path, recording=Recording(num_prompts=10, depth=9))
+        run(place, tmp_path, recording=RecordingPlan(num_prompts=10, depth=9))
 
 
 def test_prompts_are_on_one_side_of_the_split_only(recorder):

@@ -12,9 +12,9 @@ from slipstream.models.glide.glide_config import read_config
 from slipstream.models.glide.glide_weights import load_glide, load_weights, read_tensors
 from slipstream.models.loading import load_target_parts
 from slipstream.models.scorer import Sync
-from slipstream.train.config import Schedule, TrainSettings
+from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.run import train_glide
-from slipstream.train.trainer import Hooks
+from slipstream.train.trainer import TrainHooks
 from support.models.tiny_training import CHECKED, SETTINGS, glide_run, hooks, train, training_place
 
 
@@ -82,7 +82,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
 
 
 def test_the_averaged_weights_are_exported_and_the_others_trained_on(place, tmp_path):
-    settings = replace(SETTINGS, schedule=Schedule(steps=4), ema=0.99)
+    settings = replace(SETTINGS, schedule=TrainSchedule(steps=4), ema=0.99)
     train(glide_run(place, tmp_path, settings=settings))
     average, latest = (
         read_tensors(tmp_path / f"work/checkpoint/{name}.safetensors")
@@ -96,7 +96,7 @@ def test_the_averaged_weights_are_exported_and_the_others_trained_on(place, tmp_
 
 def test_patience_ends_a_run_that_does_not_get_better(place, tmp_path):
     settings = replace(
-        SETTINGS, schedule=Schedule(steps=500, lr=1e-9), patience=2, export_seconds=1.5
+        SETTINGS, schedule=TrainSchedule(steps=500, lr=1e-9), patience=2, export_seconds=1.5
     )
     checks = train(glide_run(place, tmp_path, settings=settings))
     assert [check.is_best for check in checks] == [True, False, False]
@@ -105,7 +105,7 @@ def test_patience_ends_a_run_that_does_not_get_better(place, tmp_path):
 
 
 def test_a_draft_of_two_layers_trains_without_any_feature_on_disk(place, tmp_path):
-    settings = replace(SETTINGS, schedule=Schedule(steps=2))
+    settings = replace(SETTINGS, schedule=TrainSchedule(steps=2))
     run = glide_run(
         place,
         tmp_path,
@@ -122,14 +122,14 @@ def test_a_draft_of_two_layers_trains_without_any_feature_on_disk(place, tmp_pat
 def test_training_lowers_the_loss(place, tmp_path):
     losses = []
     settings = TrainSettings(
-        Schedule(steps=40, lr=4e-3),
+        TrainSchedule(steps=40, lr=4e-3),
         SETTINGS.loss,
         batch_tokens=200,
         num_heldout=2,
         report_seconds=2.0,
         export_seconds=1e6,
     )
-    look = Hooks(hooks().clock, lambda report: losses.append(report.loss), lambda check: None)
+    look = TrainHooks(hooks().clock, lambda report: losses.append(report.loss), lambda check: None)
     train_glide(
         glide_run(place, tmp_path, settings=settings), look, feature_progress=lambda d, t: None
     )
@@ -216,7 +216,7 @@ def test_the_command_trains_and_reports_its_checks(place, tmp_path, capsys):
     options = ["--steps", "2", "--layers", "1,3", "--head-size", "30", "--batch-tokens", "40"]
     threads = ["--threads", str(torch.get_num_threads())]
     with pytest.raises(TrainingError, match="too few to hold 60 out"):
-        train(glide_run(place, tmp_path, settings=TrainSettings(Schedule(steps=2))))
+        train(glide_run(place, tmp_path, settings=TrainSettings(TrainSchedule(steps=2))))
     assert command(place, tmp_path, *options, *threads, "--heldout", "2") == 0
     assert "acceptance by lag" in capsys.readouterr().out
     assert read_config(tmp_path / "w").target_layers == (1, 3)

@@ -12,7 +12,7 @@ from slipstream.train.author import usable_prompts, user_opening
 from slipstream.train.data import ReadLimits, finished_shards, read_data
 from slipstream.train.data_run import Tally, Written
 from slipstream.train.shards import DataSettings, ShardStore, make_shards
-from slipstream.train.sources import Sources, SourceSettings, Talk, read_sources
+from slipstream.train.sources import SourceSettings, Talk, TextSources, read_sources
 from support.models.tiny_checkpoint import byte_tokenizer
 
 END, USER, BOT = 0, 1, 2
@@ -26,7 +26,7 @@ def tokenizer():
 
 def sources(*lengths, turns=()):
     talks = tuple(Talk((5,) * length, turns) for length in lengths)
-    return Sources(talks, (), (), 0)
+    return TextSources(talks, (), (), 0)
 
 
 def write(path: Path, *lines):
@@ -105,7 +105,7 @@ def test_no_batch_takes_more_memory_than_full_rows_of_common_prompts():
 
 def test_conversations_of_as_many_turns_go_together():
     talks = tuple(Talk((5,) * n, ("x",) * (n % 3)) for n in range(1, 20))
-    for shard in make_shards(Sources(talks, (), (), 0), DataSettings()):
+    for shard in make_shards(TextSources(talks, (), (), 0), DataSettings()):
         assert len({len(job.talk.turns) for job in shard.jobs}) == 1
 
 
@@ -125,7 +125,7 @@ def test_temperatures_come_as_often_as_their_weights_say():
 
 
 def test_self_prompts_and_texts_have_shards_of_their_own():
-    given = Sources((Talk((5,)),), ((5, 6),), (), 0)
+    given = TextSources((Talk((5,)),), ((5, 6),), (), 0)
     shards = make_shards(given, DataSettings(batch=4, num_self_prompts=10))
     assert sorted(shard.num_self_prompts for shard in shards) == [0, 0, 2, 4, 4]
     assert all(
