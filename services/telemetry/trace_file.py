@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -28,9 +29,9 @@ _IDS = ("traceId", "spanId", "parentSpanId")
 _LOG = logging.getLogger("slipstream.telemetry")
 
 
-def traces_data(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
-    """Return the spans as a TracesData message in OTLP/JSON."""
-    data = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
+def otlp_json(message: Message) -> dict[str, Any]:
+    """Return a message of spans, such as TracesData, in OTLP/JSON."""
+    data = MessageToDict(message, use_integers_for_enums=True)
     scopes = (scope for resource in data["resourceSpans"] for scope in resource["scopeSpans"])
     for span in (span for scope in scopes for span in scope["spans"]):
         for values in (span, *span.get("links", ())):  # OTLP has ids in hex, Protobuf in base64
@@ -66,7 +67,7 @@ class FileSpanExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append the spans. The first failure of several is logged."""
-        line = json.dumps(traces_data(spans), separators=(",", ":")).encode() + b"\n"
+        line = json.dumps(otlp_json(encode_spans(spans)), separators=(",", ":")).encode() + b"\n"
         try:
             with _opened(self._path.parent, os.O_RDONLY) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)  # released with the file

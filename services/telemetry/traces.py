@@ -219,7 +219,7 @@ def _spans_of(file: Path) -> Iterator[Span]:
         raise InvalidRequest(f"{file} can't be read ({error.strerror})") from None
     for number, line in enumerate(lines, start=1):
         try:
-            yield from _spans(json.loads(line.strip() or b"{}"))
+            yield from spans_in(json.loads(line.strip() or b"{}"))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 return  # it is being written
@@ -229,7 +229,8 @@ def _spans_of(file: Path) -> Iterator[Span]:
             ) from None
 
 
-def _spans(data: Any) -> Iterator[Span]:
+def spans_in(data: Any) -> Iterator[Span]:
+    """Return the spans of a TracesData message in OTLP/JSON. Raises for anything else."""
     for resource in data.get("resourceSpans", ()):
         about = _attributes(resource.get("resource", {}))
         service = str(about.get("service.name", "unknown"))

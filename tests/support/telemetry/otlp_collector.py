@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from slipstream.telemetry.traces import Link, Span, SpanKind, Status
+from slipstream.telemetry.trace_file import otlp_json
+from slipstream.telemetry.traces import Span, spans_in
 from support.services.background import LoopThread
 from support.telemetry.otlp_receiver import receiver
 
 LIMIT_S = 30.0
-_KINDS = tuple(SpanKind)
-_STATUSES = tuple(Status)
 
 T = TypeVar("T")
 
@@ -50,17 +49,15 @@ class Collector:
     def take_spans(self, request: Any) -> None:
         """One message of an exporter."""
         with self._heard:
-            for resource in request.resource_spans:
-                about = _attributes(resource.resource)
-                for scope in resource.scope_spans:
-                    self._spans += [_span(span, about) for span in scope.spans]
+            self._spans += spans_in(otlp_json(request))
             self._heard.notify_all()
 
     def take_metrics(self, request: Any) -> None:
         """One message of an exporter."""
         with self._heard:
             for resource in request.resource_metrics:
-                held = self._metrics[_attributes(resource.resource)["service.name"]]
+                about = {item.key: item.value for item in resource.resource.attributes}
+                held = self._metrics[about["service.name"].string_value]
                 for scope in resource.scope_metrics:
                     held |= {metric.name: metric for metric in scope.metrics}
             self._heard.notify_all()
@@ -85,31 +82,3 @@ def traces_of(spans: Sequence[Span]) -> dict[str, list[Span]]:
     for span in spans:
         found[span.trace_id].append(span)
     return dict(found)
-
-
-def _span(span: Any, about: dict[str, Any]) -> Span:
-    return Span(
-        trace_id=span.trace_id.hex(),
-        span_id=span.span_id.hex(),
-        parent_id=span.parent_span_id.hex() or None,
-        name=span.name,
-        kind=_KINDS[span.kind],
-        service=about["service.name"],
-        process=about.get("service.instance.id", ""),
-        start_ns=span.start_time_unix_nano,
-        end_ns=span.end_time_unix_nano,
-        attributes=_attributes(span),
-        links=tuple(Link(at.trace_id.hex(), at.span_id.hex()) for at in span.links),
-        status=_STATUSES[span.status.code],
-        error=span.status.message or None,
-    )
-
-
-def _attributes(of: Any) -> dict[str, Any]:
-    return {item.key: _value(item.value) for item in of.attributes}
-
-
-def _value(value: Any) -> Any:
-    kind = value.WhichOneof("value")
-    held = getattr(value, kind)
-    return tuple(_value(item) for item in held.values) if kind == "array_value" else held

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link, SpanKind, StatusCode
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.trace_file import FileSpanExporter, traces_data
+from slipstream.telemetry.trace_file import FileSpanExporter, otlp_json
 from slipstream.telemetry.traces import read_spans
 from support.telemetry.sample_traces import write_trace
 
@@ -64,7 +64,7 @@ def in_base64(value):
 
 def test_a_collector_reads_the_same_message_as_over_the_wire():
     spans = made_spans()
-    line = json.loads(json.dumps(traces_data(spans)))
+    line = json.loads(json.dumps(otlp_json(encode_spans(spans))))
     read = json_format.ParseDict(in_base64(line), trace_pb2.TracesData())
     wire = trace_pb2.TracesData(resource_spans=encode_spans(spans).resource_spans)
     assert read == wire
@@ -76,7 +76,10 @@ def test_every_batch_is_one_line(tmp_path):
     for batch in (spans, spans[:1]):
         assert exporter.export(batch) is SpanExportResult.SUCCESS
     lines = (tmp_path / "router.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [traces_data(spans), traces_data(spans[:1])]
+    assert [json.loads(line) for line in lines] == [
+        otlp_json(encode_spans(spans)),
+        otlp_json(encode_spans(spans[:1])),
+    ]
 
 
 def test_what_was_exported_is_what_is_read(tmp_path):
@@ -107,7 +110,7 @@ def test_values_of_every_kind_are_read_as_they_were_written(tmp_path):
 
 def test_a_full_file_makes_room_and_one_before_it_is_kept(tmp_path):
     spans = made_spans()
-    size = len(json.dumps(traces_data(spans), separators=(",", ":"))) + 1
+    size = len(json.dumps(otlp_json(encode_spans(spans)), separators=(",", ":"))) + 1
     exporter = FileSpanExporter(tmp_path, "router", max_bytes=3 * size)
     sizes = []
     for _ in range(10):
@@ -127,7 +130,7 @@ def test_a_batch_larger_than_a_file_may_be_is_written_all_the_same(tmp_path):
 
 def test_many_writers_share_a_file_and_no_line_is_torn(tmp_path):
     spans = made_spans()
-    size = len(json.dumps(traces_data(spans), separators=(",", ":"))) + 1
+    size = len(json.dumps(otlp_json(encode_spans(spans)), separators=(",", ":"))) + 1
 
     def write():
         exporter = FileSpanExporter(tmp_path, "router", max_bytes=40 * size)
