@@ -25,10 +25,9 @@ from slipstream.train.sources import TextSources, read_sources
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A finished shard: how many documents it holds and how many tokens the target wrote."""
+    """A finished shard, and how many tokens the target wrote."""
 
     number: int
-    num_documents: int
     num_tokens: int
 
 
@@ -183,7 +182,7 @@ class Worker:
                 return None
             lines = self._author.lines(self._shards[number])
             self._store.write(number, lines)
-        return Written(number, len(lines), sum(len(line["g"]) for line in lines))
+        return Written(number, sum(len(line["g"]) for line in lines))
 
 
 Spread = Callable[[DataRun, ShardPlan, Sequence[int]], Iterator[Written | None]]
