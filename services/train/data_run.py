@@ -22,6 +22,9 @@ from slipstream.train.author import Author, Vocabulary
 from slipstream.train.shards import DataSettings, Shard, ShardStore, make_shards
 from slipstream.train.sources import TextSources, read_sources
 
+_FORMAT = 1
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -90,8 +93,6 @@ class Tally:
         return sum(cost for number, cost in self._costs.items() if number not in self.done)
 
 
-_FORMAT = 1
-_WEIGHTS = ("*.safetensors", "*.gguf")
 _SAMPLE_BYTES = 1 << 20
 
 
