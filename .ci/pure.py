@@ -71,7 +71,7 @@ def test(python: Path, folder: Path) -> None:
     shutil.copytree(ROOT / "tests", folder / "tests")
     shutil.copy(ROOT / "pyproject.toml", folder)
     shutil.copy(ROOT / "hatch_build.py", folder)
-    paths = [f"tests/unit/{name}" for name in TESTS]
+    paths = [path for name in TESTS for path in sorted((folder / "tests/unit").rglob(name))]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "pythonpath=tests"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([*pytest, *paths], cwd=folder, env=env, check=True)

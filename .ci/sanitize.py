@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("services", "tests", "pyproject.toml", "hatch_build.py")
-TESTS = ("tests/unit/test_native*.py", "tests/unit/test_glide_scorer.py")
+TESTS = ("tests/unit/**/test_native*.py", "tests/unit/models/glide/test_glide_scorer.py")
 NOT_LOADED = {"test_native_arm.py", "test_native_build.py"}
 """Tests that compile, and load no library that is sanitized."""
 FLAGS = (

@@ -1,8 +1,8 @@
 """The bill of materials of an image, as CycloneDX JSON, out of what is installed in it.
 
 Run in a stage that has the image's own files, by the interpreter that the image runs:
-`python3 sbom.py NAME FILE`. Needs nothing but the standard library, asks no network, and writes
-the same bytes for the same packages. Knows nothing of how the image is made.
+`python3 sbom.py NAME FILE`. Needs the standard library only and no network, and writes the
+same bytes for the same packages, however the image is made.
 """
 
 import json
@@ -27,7 +27,7 @@ Component = dict[str, Any]
 
 
 def bill(name: str, root: Path, found: Iterable[Distribution]) -> dict[str, Any]:
-    """What an image of this name holds: `found` of Python, and the packages of the system."""
+    """Return the bill of an image: `found` of Python, and the packages of the system."""
     python = {normal(each.name): each for each in found}
     parts = [_interpreter(), *map(_python, python.values()), *_system(root)]
     parts.sort(key=lambda part: part["bom-ref"])
@@ -51,7 +51,7 @@ def bill(name: str, root: Path, found: Iterable[Distribution]) -> dict[str, Any]
 
 
 def normal(name: str) -> str:
-    """The one spelling of a Python package's name."""
+    """Return the normalized name of a Python package."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -92,13 +92,13 @@ def _purl(found: Distribution) -> str:
 
 
 def _licenses(found: Distribution) -> list[dict[str, Any]]:
-    """The SPDX expression where a package has one, else what it says in its own words."""
-    told = found.metadata
-    if expression := told["License-Expression"]:
+    """Return the SPDX expression where a package has one, else its own words."""
+    metadata = found.metadata
+    if expression := metadata["License-Expression"]:
         return [{"expression": expression}]
-    classifiers = [each for each in told.get_all("Classifier") or () if _CLASSIFIER in each]
+    classifiers = [each for each in metadata.get_all("Classifier") or () if _CLASSIFIER in each]
     names = [each.rpartition(" :: ")[2] for each in classifiers]
-    own_words = str(told["License"] or "").strip()
+    own_words = str(metadata["License"] or "").strip()
     if not names and own_words:
         names = [own_words.splitlines()[0]]
     return _named(names)
@@ -109,22 +109,22 @@ def _named(names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _needed(found: Distribution, refs: dict[str, str]) -> list[str]:
-    """Those of the installed packages that a package asks for without any extra."""
+    """Return the installed packages that a package requires without any extra."""
     plain = [each for each in found.requires or () if "extra ==" not in each]
     names = [match.group() for each in plain if (match := _NAME.match(each))]
     return sorted({refs[key] for key in map(normal, names) if key in refs})
 
 
 def _system(root: Path) -> Iterator[Component]:
-    """Packages of Debian or Ubuntu; none where there is no list of them."""
+    """Yield the packages of Debian or Ubuntu; none where there is no list of them."""
     status = root / DPKG_STATUS
     if not status.exists():
         return
     distribution = _distribution(root)
     for paragraph in status.read_text(encoding="utf-8").split("\n\n"):
-        told = dict(_FIELD.findall(paragraph))
-        if told.get("Status", "").endswith(" installed"):
-            yield _debian(told, distribution, root)
+        fields = dict(_FIELD.findall(paragraph))
+        if fields.get("Status", "").endswith(" installed"):
+            yield _debian(fields, distribution, root)
 
 
 def _distribution(root: Path) -> str:
@@ -132,10 +132,10 @@ def _distribution(root: Path) -> str:
     return next((line[3:].strip('"') for line in lines if line.startswith("ID=")), "debian")
 
 
-def _debian(told: dict[str, str], distribution: str, root: Path) -> Component:
-    name, number = told["Package"], told["Version"]
+def _debian(fields: dict[str, str], distribution: str, root: Path) -> Component:
+    name, number = fields["Package"], fields["Version"]
     at = f"pkg:deb/{distribution}/{quote(name, safe='')}@{quote(number, safe='')}"
-    purl = f"{at}?arch={told['Architecture']}"
+    purl = f"{at}?arch={fields['Architecture']}"
     return {
         "type": "library",
         "bom-ref": purl,
@@ -147,7 +147,7 @@ def _debian(told: dict[str, str], distribution: str, root: Path) -> Component:
 
 
 def _debian_licenses(root: Path, name: str) -> list[str]:
-    """The short names of a package's papers; where they are, if those are but prose."""
+    """Return the short names of a package's licences, or their files where those are only prose."""
     papers = Path("usr/share/doc") / name / "copyright"
     if not (root / papers).exists():
         return []

@@ -31,8 +31,8 @@ _MASK = "***"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings of the whole process, which the environment alone decides."""
+class EnvironmentSettings:
+    """EnvironmentSettings of the whole process, which the environment alone decides."""
 
     cache_dir: Path
     """Directory of converted models: `SLIPSTREAM_CACHE`, else in the user's cache directory."""
@@ -42,14 +42,14 @@ class Settings:
     """Bearer token of clients: `SLIPSTREAM_TOKEN`."""
 
 
-def load_settings(env: Mapping[str, str] | None = None) -> Settings:
+def load_settings(env: Mapping[str, str] | None = None) -> EnvironmentSettings:
     """Read the settings from `env`, by default the process's environment.
 
     Raises `InvalidRequest` for a value that can't be understood.
     """
     env = os.environ if env is None else env
     offline = env.get(OFFLINE_VARIABLE, "").strip() or "0"
-    return Settings(
+    return EnvironmentSettings(
         cache_dir=_cache_dir(env, "models"),
         offline=convert(Given(offline, OFFLINE_VARIABLE), bool),
         token=env.get(TOKEN_VARIABLE) or None,

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import ModelError
-from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.target.causal import CausalModel
 
 
 def outcome(path: Path) -> dict[str, str]:

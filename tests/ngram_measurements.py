@@ -14,16 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet import TARGET, Worker, register_target, routed, running
-from redis_server import redis_server
+from slipstream.engine.thread import EngineThread
 from slipstream.models.loading import load_model
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
 from slipstream.rpc.leases import LeaseLimits
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.build import build_target
 from slipstream.target.description import describe
 from slipstream.target.servicer import TargetServicer
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
+from support.services.fleet import TARGET, Worker, register_target, routed, running
+from support.state.redis_server import redis_server
 
 VOCAB = 49_152
 NUM_TOKENS = 48
@@ -67,7 +69,11 @@ def target_of(model):
     built = build_target(loaded)
     about = describe(loaded, built, max_sessions=8)
     return Worker(
-        lambda: TargetServicer(built.target, about, LeaseLimits()), TARGET, register_target
+        lambda: TargetServicer(
+            BatchedTarget(built.target, EngineThread("target")), about, LeaseLimits()
+        ),
+        TARGET,
+        register_target,
     )
 
 

@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from members import count_and_refuse
 from slipstream.core.errors import SlipstreamError
 from slipstream.train.data_run import DataHooks, DataRun, write_data
 from slipstream.train.group import run_ray_group
 from slipstream.train.ray_data import RaySpread
 from slipstream.train.shards import DataSettings
 from slipstream.train.sources import SourceSettings
-from tiny_training import training_place
+from support.models.tiny_training import training_place
+from support.services.members import count_and_refuse
 
 SETTINGS = DataSettings(
     temperatures=((0.0, 1.0), (1.0, 1.0)),

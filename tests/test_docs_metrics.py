@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from prometheus_names import family, page
-from prometheus_tool import promtool
 from slipstream.telemetry.catalog import CATALOG, CLIENT, DRAFT, ROUTER, TARGET
+from support.telemetry.prometheus_names import family, page
+from support.telemetry.prometheus_tool import promtool
 
 PAGE = Path(__file__).parents[1] / "docs" / "runbook.md"
 SECTIONS = {"Router": ROUTER, "Target": TARGET, "Draft": DRAFT, "SDK": CLIENT}

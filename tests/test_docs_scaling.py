@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from prometheus_names import all_samples
-from prometheus_tool import promtool
-from promql import SCRAPED, spoken
+from support.telemetry.prometheus_names import all_samples
+from support.telemetry.prometheus_tool import promtool
+from support.telemetry.promql import SCRAPED, spoken
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 EXPRESSIONS = re.findall(r"^```promql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import budgets
+
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FUNCTION_LINES = 40
 MAX_FILE_LINES = 300
@@ -91,6 +93,11 @@ def test_functions_fit_on_a_screen():
 def test_files_stay_short():
     sizes = {name(path): len(path.read_text().splitlines()) for path in sources()}
     assert {path: size for path, size in sizes.items() if size > MAX_FILE_LINES} == {}
+
+
+@pytest.mark.parametrize("budget", budgets.BUDGETS, ids=lambda budget: budget.title)
+def test_the_code_stays_within_its_budget(budget):
+    assert budget.measure() <= budget.limit
 
 
 def test_every_module_says_what_it_is_for():

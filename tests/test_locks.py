@@ -11,9 +11,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-import lock_files
-import wheels
-from dockerfile import Workshop, stages
+from support.deployment import lock_files, wheels
+from support.deployment.dockerfile import Workshop, stages
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import lock_files
+from support.deployment import lock_files
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))

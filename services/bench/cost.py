@@ -21,15 +21,15 @@ from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.report import fixed, table
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
-from slipstream.core.profile import Profile
+from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.draft.build import DraftModel
-from slipstream.models.cache import KvCache
-from slipstream.models.causal import CausalModel
-from slipstream.models.rows import Part
+from slipstream.models.kv.cache import KvCache
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
 
 MAX_ROWS = 128
 DRAFTED = 5

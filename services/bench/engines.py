@@ -20,8 +20,8 @@ from slipstream.client import Client, ClientSession
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.options import SpeculationOptions
-from slipstream.core.results import Timings
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.results import Timings
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import SHIPPED, Drafter, DraftModel
 from slipstream.models.loading import LoadedModel, load_target_parts

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.models.causal import CausalModel
-from slipstream.models.rows import Part
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
 
 _CHUNK = 256
 """Tokens of a text that are read together."""

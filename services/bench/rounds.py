@@ -21,9 +21,9 @@ from slipstream.bench.report import (
 from slipstream.bench.statistics import SpeculationCounts, differences, positions, quotient
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.model_info import ModelInfo
-from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.results import Result, Timings
+from slipstream.core.request.model_info import ModelInfo
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.results import Result, Timings
 from slipstream.core.timing import Clock
 
 EMBEDDED = "embedded"

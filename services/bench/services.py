@@ -31,7 +31,7 @@ class LocalServices:
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self._loop.run_forever, name="services")
         self._line = DelayLine() if has_delay_line else None
-        self._stack = Stack(plan, say=_drop, detour=self._line)
+        self._stack = Stack(plan, on_line=_drop)
         self.address = ""
         """The router's, once it serves."""
 
@@ -62,9 +62,12 @@ class LocalServices:
         return sum(map(processor_s, self.pids))
 
     async def _start(self) -> str:
-        if self._line is not None:
-            await self._line.start()
-        return await self._stack.start()
+        if self._line is None:
+            return await self._stack.start()
+        await self._line.start()
+        address = await self._stack.start("--advertised-address", self._line.address)
+        self._line.lead_to(self._stack.engines["target"])
+        return address
 
     async def _stop(self) -> None:
         try:

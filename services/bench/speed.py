@@ -24,12 +24,12 @@ from slipstream.bench.speed_figures import (
     divergences,
     method_figures,
 )
-from slipstream.core.keyed_noise import Purpose
-from slipstream.core.laws import LawContext
-from slipstream.core.noise import gumbel
 from slipstream.core.types import SamplingParams
-from slipstream.models.causal import CausalModel
-from slipstream.models.rows import Part
+from slipstream.core.verify.keyed_noise import Purpose
+from slipstream.core.verify.laws import LawContext
+from slipstream.core.verify.noise import gumbel
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 Outputs = Mapping[str, Sequence[Output]]

@@ -9,8 +9,8 @@ from rich.table import Table
 from slipstream.bench.methods import Method
 from slipstream.bench.report import Figures, fixed, number, table, table_of
 from slipstream.bench.statistics import SpeculationCounts, differences, quotient
-from slipstream.core.results import Timings
-from slipstream.core.stats import SpeculationStats
+from slipstream.core.request.results import Timings
+from slipstream.core.request.stats import SpeculationStats
 
 Key = tuple[int | str, int]
 """Question and turn."""

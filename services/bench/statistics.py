@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.core.stats import SpeculationStats
+from slipstream.core.request.stats import SpeculationStats
 
 PERCENTS = (50, 90, 95, 99)
 CONFIDENCE = 0.95

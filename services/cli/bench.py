@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from slipstream.bench.methods import GRAMMAR, Method, parse_methods, with_references
-from slipstream.cli.bench_flags import (
+from slipstream.cli.benchmarks.bench_flags import (
     ModelFlags,
     Numerics,
     OutputFlags,
-    PromptFlags,
+    QuestionFlags,
     machine_facts,
     plan_facts,
 )
-from slipstream.cli.bench_peers import peers
-from slipstream.cli.bench_rounds import rounds
-from slipstream.cli.bench_serve import serve
+from slipstream.cli.benchmarks.bench_peers import peers
+from slipstream.cli.benchmarks.bench_rounds import rounds
+from slipstream.cli.benchmarks.bench_serve import serve
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars, step_bar
 from slipstream.cli.report import figures_console, show_lines
@@ -36,7 +36,7 @@ app.command()(peers)
 app.command()(serve)
 
 
-class Turns(StrEnum):
+class TurnChoice(StrEnum):
     """Part of a conversation to run."""
 
     FIRST = "first"
@@ -44,7 +44,7 @@ class Turns(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunFlags:
+class SpeedFlags:
     """Methods, and how they are run."""
 
     methods: str = option(
@@ -59,7 +59,9 @@ class RunFlags:
     seed: int = option(0, "Seed of every method, for temperatures above 0.")
     warmup: int = option(1, "Short unmeasured replies of each method first.")
     repeats: int = option(1, "Runs over all prompts.")
-    turns: Turns = option(Turns.FIRST, "first: one request a prompt; all: the whole conversation.")
+    turns: TurnChoice = option(
+        TurnChoice.FIRST, "first: one request a prompt; all: the whole conversation."
+    )
 
     def sampling(self) -> SamplingParams:
         """Return how tokens are drawn. Raises `InvalidRequest` for a value out of range."""
@@ -105,7 +107,7 @@ def _group() -> None:
 
 @app.command()
 @with_flags
-def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: OutputFlags) -> None:
+def speed(prompts: QuestionFlags, run: SpeedFlags, models: ModelFlags, output: OutputFlags) -> None:
     """Speed of methods on the same prompts, against the fastest plain decoding.
 
     All methods run in this process, prompt by prompt in turn. ratio is tokens per second over
@@ -125,7 +127,7 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
         run.max_new_tokens,
         run.repeats,
         run.warmup,
-        run.turns is Turns.ALL,
+        run.turns is TurnChoice.ALL,
     )
     engines = _engines(methods, sampling, models)
     with step_bar(plan.num_conversations) as advance:
@@ -147,7 +149,7 @@ def speed(prompts: PromptFlags, run: RunFlags, models: ModelFlags, output: Outpu
 
 @app.command()
 @with_flags
-def quality(flags: QualityFlags, prompts: PromptFlags, output: OutputFlags) -> None:
+def quality(flags: QualityFlags, prompts: QuestionFlags, output: OutputFlags) -> None:
     """Distance of a target's next-token distributions from those of a reference.
 
     By default a target in blocks of a GGUF file, whose tokens are rounded to 8 bits for each
@@ -158,8 +160,8 @@ def quality(flags: QualityFlags, prompts: PromptFlags, output: OutputFlags) -> N
         raise InvalidRequest(f"num_tokens is {flags.num_tokens}, but must be at least 1")
     questions = prompts.questions()
     from slipstream.bench.quality import compare, cut
-    from slipstream.models.causal import CausalModel
     from slipstream.models.loading import load_model
+    from slipstream.models.target.causal import CausalModel
     from slipstream.models.tokenizer import text_tokenizer
 
     loaded = load_model(flags.target, dtype=flags.dtype)
@@ -196,7 +198,7 @@ def cost(costs: CostFlags, models: ModelFlags, output: OutputFlags) -> None:
 
     plan = CostPlan(costs.row_counts(), costs.context, costs.rounds)
     engines = _engines((), SamplingParams(), models)
-    text = "\n".join(turn for question in PromptFlags().questions() for turn in question.turns)
+    text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
     has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
     figures_console().print(cost_table(measured))
@@ -226,7 +228,7 @@ def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
     return (method.model for method in methods if method.model is not None)
 
 
-def _run_facts(run: RunFlags, plan: "SpeedPlan") -> dict[str, Any]:
+def _run_facts(run: SpeedFlags, plan: "SpeedPlan") -> dict[str, Any]:
     kept = ("max_new_tokens", "temperature", "seed", "repeats", "warmup")
     return {**plan_facts(run, len(plan.questions), *kept), "turns": run.turns.value}
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from slipstream.cli.bench_flags import Numerics, PromptFlags, command_line
+from slipstream.cli.benchmarks.bench_flags import Numerics, QuestionFlags, command_line
 from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars, step_bar
 from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.profile import Profile
-from slipstream.core.request import NO_DRAFTER
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 from slipstream.options import option, required
 
@@ -82,7 +82,7 @@ class TuningFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class FileFlags:
+class ProfileFlags:
     """Files to write."""
 
     out: Path = required(
@@ -120,7 +120,7 @@ class FileFlags:
 @app.command()
 @with_flags
 def calibrate(
-    files: FileFlags, models: PairFlags, prompts: PromptFlags, tuning: TuningFlags
+    files: ProfileFlags, models: PairFlags, prompts: QuestionFlags, tuning: TuningFlags
 ) -> None:
     """Find the fastest way to draft for a pair of models on this machine.
 
@@ -220,7 +220,7 @@ def _show(result: "Calibrated") -> None:
     console.print(f"chosen: {result.best.name}", markup=False, soft_wrap=True)
 
 
-def _write(result: "Calibrated", files: FileFlags, device: str, prompts: PromptFlags) -> None:
+def _write(result: "Calibrated", files: ProfileFlags, device: str, prompts: QuestionFlags) -> None:
     from slipstream.bench.calibrate.report import save_sweep, sweep_values
     from slipstream.bench.environment import environment
     from slipstream.bench.harness import write_json

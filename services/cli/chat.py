@@ -16,8 +16,8 @@ from slipstream.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.core.prompt import Message, Prompt
-    from slipstream.core.results import Chunk
+    from slipstream.core.request.prompt import Message, Prompt
+    from slipstream.core.request.results import Chunk
 
 HELP = "/reset begins a new conversation, /quit ends."
 System = Annotated[str | None, typer.Option(help="System message of the conversation.")]

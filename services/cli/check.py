@@ -15,14 +15,14 @@ from slipstream.cli.engine import remote_options
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import RouterFlags
 from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
-from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.server_info import ReplicaRole, ReplicaState
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.options import option
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.core.results import Result
-    from slipstream.core.server_info import ServerInfo
+    from slipstream.core.request.results import Result
+    from slipstream.core.request.server_info import ServerInfo
 
 # Repeats itself, so that any draft, also one that copies the text, has accepted tokens.
 PROMPT = "one two three four five six one two three four five six one two three four"

@@ -12,22 +12,22 @@ from slipstream.cli.engine import open_client, open_embedded
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import PlaceFlags, RequestFlags
 from slipstream.cli.report import (
-    Comparison,
     OriginMarks,
+    PlainComparison,
     logprob_lines,
     result_object,
     stats_line,
 )
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
-from slipstream.core.logprobs import MAX_LOGPROBS
-from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.results import collected
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.results import collected
+from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.client import Client
-    from slipstream.core.prompt import Prompt
-    from slipstream.core.results import Result
+    from slipstream.core.request.prompt import Prompt
+    from slipstream.core.request.results import Result
 
 _WARM_UP_TOKENS = 8
 
@@ -57,7 +57,7 @@ class PromptFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFlags:
+class PrintFlags:
     """Contents and form of what is printed."""
 
     compare: bool = option(False, "Decode plainly too; compare tokens and speed.")
@@ -83,7 +83,7 @@ class OutputFlags:
 
 @with_flags
 def generate(
-    flags: PromptFlags, place: PlaceFlags, request: RequestFlags, output: OutputFlags
+    flags: PromptFlags, place: PlaceFlags, request: RequestFlags, output: PrintFlags
 ) -> None:
     """Generate text, drafted by one model and verified by another."""
     output.check()
@@ -103,12 +103,12 @@ def generate(
         result = _stream(client, prompt, options, output)
         comparison = None
         if output.compare:
-            comparison = Comparison(result, *_plain(client, prompt, options, place))
+            comparison = PlainComparison(result, *_plain(client, prompt, options, place))
     _report(result, comparison, output)
 
 
 def _stream(
-    client: "Client", prompt: "Prompt", options: dict[str, Any], output: OutputFlags
+    client: "Client", prompt: "Prompt", options: dict[str, Any], output: PrintFlags
 ) -> "Result":
     """Generate, showing text as it becomes final."""
     chunks, marks, shows_text = [], OriginMarks(sys.stdout), not output.as_json
@@ -142,7 +142,7 @@ def _plain(
         return plain, fast.generate(prompt, **plainly)
 
 
-def _report(result: "Result", comparison: Comparison | None, output: OutputFlags) -> None:
+def _report(result: "Result", comparison: PlainComparison | None, output: PrintFlags) -> None:
     if output.as_json:
         typer.echo(json.dumps(result_object(result, comparison)))
         return

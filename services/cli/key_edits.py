@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipstream.cli.files import write_whole
 from slipstream.core.errors import InvalidRequest
-from slipstream.router.key_file import Entry, parse_keys, render
+from slipstream.router.access import Entry, parse_keys, render
 
 _NO_KEYS = "[keys]\n"
 """A file without keys; routers ignore one that is empty, which may be half written."""

@@ -42,12 +42,12 @@ def new(
     The file has the token's SHA-256. Routers read it within a second.
     """
     from slipstream.cli.key_edits import add_key
-    from slipstream.router.key_file import Entry, check_name
-    from slipstream.state.quotas import Limits
+    from slipstream.router.access import Entry, check_name
+    from slipstream.state.quotas import QuotaLimits
 
     token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     digest = hashlib.sha256(token.encode()).hexdigest()
-    limits = Limits(requests_per_minute, tokens_per_minute, max_concurrent)
+    limits = QuotaLimits(requests_per_minute, tokens_per_minute, max_concurrent)
     add_key(file, Entry(check_name(name), digest, limits, _day(expires)))
     typer.echo(token)
 
@@ -55,7 +55,7 @@ def new(
 @app.command("list")
 def list_(file: File) -> None:
     """Show the keys and their limits."""
-    from slipstream.router.key_file import read_keys
+    from slipstream.router.access import read_keys
 
     today = datetime.now(UTC).date()
     for entry in read_keys(file):

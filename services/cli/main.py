@@ -28,8 +28,16 @@ _COMMANDS = {
     "simulate": ("size", "run_simulation"),
 }
 """Commands, each with its module and its function there."""
-_GROUPS = ("serve", "models", "certs", "keys")
+_GROUPS = ("models", "certs", "keys")
 """Modules with commands of their own."""
+_SERVE = "serve"
+_SERVICES = {
+    "target": ("target", "Verify what drafts propose; holds the model."),
+    "draft": ("draft", "Propose tokens for a target to verify."),
+    "router": ("router", "Run requests on drafts and targets. Loads no model."),
+    "http": ("gateway", "Serve OpenAI's HTTP API for a router. Loads no model."),
+}
+"""Services, each with its package."""
 
 # Modules of these commands load torch: they are imported only when the commands are called.
 _LATER = {
@@ -67,9 +75,11 @@ def app_of(words: Sequence[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    named = [name for name in words[:1] if name in (*_COMMANDS, *_GROUPS)]
-    for name in named or (*_COMMANDS, *_GROUPS):
-        if name in _GROUPS:
+    known = (*_COMMANDS, _SERVE, *_GROUPS)
+    for name in [name for name in words[:1] if name in known] or known:
+        if name == _SERVE:
+            app.add_typer(_serve_group(), name=_SERVE)
+        elif name in _GROUPS:
             app.add_typer(import_module(f"slipstream.cli.{name}").app, name=name)
         else:
             module, function = _COMMANDS[name]
@@ -85,6 +95,25 @@ def __getattr__(name: str) -> typer.Typer:
     if name != "app":
         raise AttributeError(f"module {__name__} has no attribute {name}")
     return app_of(())
+
+
+def _serve_group() -> typer.Typer:
+    """Return `slipstream serve`: one of the services in this process, with its own flags."""
+    text = "Run a service: target, draft, router or http."
+    group = typer.Typer(help=text, no_args_is_help=True)
+    group.callback(help=text)(lambda: None)
+    for role in _SERVICES:
+        _mount_service(group, role)
+    return group
+
+
+def _mount_service(group: typer.Typer, role: str) -> None:
+    package, text = _SERVICES[role]
+
+    @group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)
+    def serve(context: typer.Context) -> None:
+        # Imported when it is called, so that a router never loads torch.
+        raise typer.Exit(import_module(f"slipstream.{package}.__main__").main(context.args))
 
 
 def _mount_later(app: typer.Typer, name: str, module: str, text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.options import option, options_of
 

@@ -107,7 +107,7 @@ def up(
     router = ["--address", f"{host}:{port}", "--grace-s", f"{models.grace_s:g}"]
     router += [] if plan.config is None else ["--config", plan.config]
     router += ["--drafter", models.draft] if plan.draft is None else []
-    stack = RayStack(plan, Place(address, application.name), router=router, say=show)
+    stack = RayStack(plan, Place(address, application.name), router=router, on_line=show)
     stack.connect()
     try:
         asyncio.run(run_until_signal(stack))
@@ -123,7 +123,7 @@ def config(models: StackFlags, pools: PoolFlags, application: ApplicationFlags) 
     Routers are started apart, with the same --store-url, and with registry: for both pools.
     """
     _check_installed()
-    from slipstream.cluster.serve_config import serve_config
+    from slipstream.cluster.plan import serve_config
 
     if application.store_url is None:
         raise InvalidRequest(

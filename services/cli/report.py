@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.core.origins import Origins, TokenOrigin
+from slipstream.core.request.origins import Origins, TokenOrigin
 
 if TYPE_CHECKING:
-    from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
-    from slipstream.core.results import RequestStats, Result
+    from slipstream.core.request.results import RequestStats, Result
+    from slipstream.core.text.logprobs import Logprobs, TokenLogprob, TopLogprob
 
 WIDTH_OF_FILES = 240
 _UNKNOWN = "-"
@@ -34,7 +34,7 @@ _IDENTITIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PlainComparison:
     """A result beside plain decoding of the same request: its tokens, and its speed."""
 
     result: "Result"
@@ -85,7 +85,7 @@ def stats_line(stats: "RequestStats") -> str:
     return ", ".join(parts)
 
 
-def result_object(result: "Result", comparison: Comparison | None) -> dict[str, Any]:
+def result_object(result: "Result", comparison: PlainComparison | None) -> dict[str, Any]:
     """Return a finished request as JSON values."""
     values: dict[str, Any] = {
         "text": result.text,

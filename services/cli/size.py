@@ -15,7 +15,7 @@ from slipstream.options import option
 from slipstream.sizing.formula import KNEE, Pools, drafts_needed, estimate, mean_round
 from slipstream.sizing.recording import DeviceTimes, RandomRounds, Recording, recording_of
 from slipstream.sizing.simulator import SimFleet, SimLoad, SimResult, simulate
-from slipstream.telemetry.read_traces import read_spans
+from slipstream.telemetry.traces import read_spans
 
 _FREE_TOKENS, _MOST_TOKENS = 32, 256
 """Tokens that a round verifies in the time of one, and the most that are known."""

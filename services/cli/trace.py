@@ -56,14 +56,13 @@ def trace(flags: TraceFlags) -> None:
     if flags.json:
         typer.echo(json.dumps(_json_values(found), indent=2, allow_nan=False))
     elif flags.html is None:
-        from slipstream.cli.trace_waterfall import trace_console
+        from slipstream.cli.traces.trace_waterfall import trace_console
 
         show(found, trace_console())
 
 
 def _found(flags: TraceFlags) -> "Trace":
-    from slipstream.telemetry.read_traces import read_spans
-    from slipstream.telemetry.traces import last_trace, trace_of
+    from slipstream.telemetry.traces import last_trace, read_spans, trace_of
 
     directory, wanted = flags.dir or traces_dir(), flags.request_id
     if not directory.is_dir():
@@ -88,8 +87,8 @@ def page(trace: "Trace") -> str:
     """
     from jinja2 import Environment, PackageLoader
 
-    from slipstream.cli.trace_summary import summary
-    from slipstream.cli.trace_waterfall import axis_ms, rows, value_text
+    from slipstream.cli.traces.trace_summary import summary
+    from slipstream.cli.traces.trace_waterfall import axis_ms, rows, value_text
     from slipstream.telemetry.traces import REQUEST_ID
 
     templates = Environment(
@@ -114,8 +113,8 @@ def show(trace: "Trace", console: "Console") -> None:
     """Print waterfall and summary."""
     from rich.text import Text
 
-    from slipstream.cli.trace_summary import summary
-    from slipstream.cli.trace_waterfall import waterfall
+    from slipstream.cli.traces.trace_summary import summary
+    from slipstream.cli.traces.trace_waterfall import waterfall
 
     console.print(waterfall(trace, console))
     found = summary(trace)
@@ -130,15 +129,14 @@ def show(trace: "Trace", console: "Console") -> None:
 
 
 def _json_values(trace: "Trace") -> dict[str, Any]:
-    from slipstream.cli.trace_summary import summary
-    from slipstream.telemetry.explained import orphans
+    from slipstream.cli.traces.trace_summary import summary
 
     found = summary(trace)
     values: dict[str, Any] = _plain(
         {
             "trace_id": trace.request.trace_id,
             "request_span": trace.request.span_id,
-            "orphans": [span.span_id for span in orphans(trace)],
+            "orphans": [span.span_id for span in trace.orphans()],
             **asdict(found),
             "facts": dict(found.facts),
             "spans": [asdict(span) for span in trace.spans],

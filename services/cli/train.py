@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli.train_data import data
-from slipstream.cli.train_decision import decision
-from slipstream.cli.train_glide import glide
+from slipstream.cli.training.train_data import data
+from slipstream.cli.training.train_decision import decision
+from slipstream.cli.training.train_glide import glide
 from slipstream.core.errors import TrainingError
 
 if TYPE_CHECKING:
-    from slipstream.models.kept_tokenizer import NumberedTokenizer
+    from slipstream.models.tokenizer import NumberedTokenizer
     from slipstream.train.data import Document
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
@@ -40,7 +40,7 @@ def export_hf(
     out: Annotated[Path, typer.Option(help="Directory for the checkpoint; must not exist.")],
 ) -> None:
     """Write a draft without cross-attention as a checkpoint that transformers loads."""
-    from slipstream.models.glide_export import export_hf as export
+    from slipstream.models.glide.glide_export import export_hf as export
 
     export(weights, target, out)
     typer.echo(out)
@@ -57,7 +57,7 @@ def coverage(
     heldout: Annotated[int, typer.Option(help="Prompts held out.", min=1)] = 60,
 ) -> None:
     """Print which share of held-out answers heads of several sizes can name."""
-    from slipstream.models.glide_target import target_parts
+    from slipstream.models.glide.target_parts import target_parts
     from slipstream.models.loading import load_target_parts
     from slipstream.models.tokenizer import text_tokenizer
     from slipstream.text.prompts import encode_prompt

@@ -108,7 +108,7 @@ def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Tra
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
-    asyncio.run(run_until_signal(Stack(plan, say=show), hint=_hint(directory)))
+    asyncio.run(run_until_signal(Stack(plan, on_line=show), hint=_hint(directory)))
 
 
 def traces_directory(given: str | None, config: Path | None) -> Path | None:

@@ -7,14 +7,21 @@ from slipstream.client.client import AsyncClient, Client
 from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core import errors
-from slipstream.core.logprobs import TokenLogprob, TopLogprob
-from slipstream.core.model_info import ModelInfo
-from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.origins import TokenOrigin
-from slipstream.core.prompt import Prompt
-from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Result, Timings
-from slipstream.core.server_info import ServerInfo
-from slipstream.core.stats import SpeculationStats
+from slipstream.core.request.model_info import ModelInfo
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.origins import TokenOrigin
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.results import (
+    Chunk,
+    Continuity,
+    PromptInfo,
+    RequestStats,
+    Result,
+    Timings,
+)
+from slipstream.core.request.server_info import ServerInfo
+from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.types import FinishReason, SamplingParams, Shape, StopPolicy, Verification
 
 if TYPE_CHECKING:

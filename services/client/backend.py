@@ -17,11 +17,11 @@ from slipstream.client.call import (
     make_generation,
 )
 from slipstream.core.inline import finished
-from slipstream.core.model_info import ModelInfo
-from slipstream.core.prompt import Prompt
-from slipstream.core.request import SessionRef, check_name
-from slipstream.core.results import Chunk, Result
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.request.model_info import ModelInfo
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.request import SessionRef, check_name
+from slipstream.core.request.results import Chunk, Result
+from slipstream.core.request.server_info import ServerInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from slipstream.client.call import (
 from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core.inline import finished
-from slipstream.core.model_info import ModelInfo
-from slipstream.core.prompt import Prompt
-from slipstream.core.request import Generation
-from slipstream.core.results import Result
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.request.model_info import ModelInfo
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Result
+from slipstream.core.request.server_info import ServerInfo
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls
@@ -32,7 +32,7 @@ DEFAULT_TIMEOUT_S = 600.0
 """Time limit of requests to a router: no call waits for ever."""
 
 
-class _Client:
+class _ClientBase:
     """Clients for asyncio and for threads: how they are made, and what they share."""
 
     _is_blocking: ClassVar[bool]
@@ -123,7 +123,7 @@ class _Client:
         return AsyncChunkStream(source, request_id=call.request_id, telemetry=call.telemetry)
 
 
-class AsyncClient(_Client):
+class AsyncClient(_ClientBase):
     """Generates text with a draft and a target: `AsyncClient(address)`, or `.embedded(...)`.
 
     Belongs to one event loop. Any number of its requests may run at once; on embedded engines they
@@ -210,7 +210,7 @@ class AsyncClient(_Client):
         await self.aclose()
 
 
-class Client(_Client):
+class Client(_ClientBase):
     """Generates text with a draft and a target: `Client(address)`, or `Client.embedded(...)`.
 
     A client of a router may be shared by threads; an embedded one is for one thread at a time.

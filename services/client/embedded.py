@@ -13,14 +13,14 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.client.stream import AsyncChunkStream
 from slipstream.core.errors import InvalidRequest, ModelNotFound, SessionClosed, SessionNotFound
 from slipstream.core.inline import finished
-from slipstream.core.model_info import Limits, ModelInfo, drafter_infos, verification_infos
-from slipstream.core.prompt import Prompt, checked_prompt
-from slipstream.core.results import Chunk, Result, collected
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
+from slipstream.core.request.prompt import Prompt, checked_prompt
+from slipstream.core.request.results import Chunk, Result, collected
+from slipstream.core.request.server_info import ServerInfo
 from slipstream.draft.build import Drafter
-from slipstream.state.claims import Claims, KeepRules, session_of
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds
+from slipstream.state.session_leases import KeepRules, SessionLeases, session_of
 from slipstream.text.prompts import encode_prompt
 
 _FOR_EVER_S = 1e9
@@ -44,7 +44,7 @@ class Embedded:
             Bounds(lease_s=_FOR_EVER_S), time.monotonic, next_fence=count(1).__next__
         )
         rules = KeepRules(session_ttl_s=_FOR_EVER_S, request_ttl_s=_AGAIN_S)
-        self._claims = Claims(store, rules, next_fence=lambda: 0)
+        self._leases = SessionLeases(store, rules, next_fence=lambda: 0)
         self._is_closed = False
         self.address: str | None = None
 
@@ -81,7 +81,7 @@ class Embedded:
         session_id = session_of(generation, "")
         session = self._sessions.get(session_id) or self._new_session(session_id)
         session.require_idle()
-        taken = finished(self._claims.take(generation, "", self.engine.model_id))
+        taken = finished(self._leases.acquire(generation, "", self.engine.model_id))
         answer = session.turn(call, taken, is_last=generation.session is None)
         if generation.session is not None:  # now that its first turn is none to refuse
             self._sessions[session_id] = session
@@ -124,7 +124,7 @@ class Embedded:
         if session is not None:
             await session.release()
             with suppress(SessionNotFound):
-                await self._claims.delete(session_id, "")
+                await self._leases.delete(session_id, "")
 
     async def pause(self, seconds: float) -> None:
         """See `Backend.pause`."""

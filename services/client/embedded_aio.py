@@ -17,12 +17,12 @@ from slipstream.client.embedded_session import Answer, EnginePorts
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import Cancelled
 from slipstream.core.ports import Draft
-from slipstream.core.results import Chunk
+from slipstream.core.request.results import Chunk
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
 from slipstream.draft.engine import LocalDraft
 from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget, BatchLimits
+from slipstream.target.batcher import BatchedTarget
 
 
 class AsyncEmbedded(Embedded):
@@ -31,7 +31,7 @@ class AsyncEmbedded(Embedded):
     def __init__(self, engine: Engine, drafter: Drafter, thread: EngineThread) -> None:
         """Both were made on `thread`, and belong to it."""
         self._thread = thread
-        self._target = BatchedTarget(engine.target, thread, BatchLimits(engine.rows))
+        self._target = BatchedTarget(engine.target, thread, engine.budget)
         draft = _batched(drafter.draft, thread)
         super().__init__(engine, drafter, EnginePorts(draft, self._target, self._target.park))
         self._running: set[_BatchedStream] = set()

@@ -11,22 +11,19 @@ from functools import partial
 
 from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
+from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import SessionBusy
 from slipstream.core.inline import finished
-from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.ports import Draft, Target
-from slipstream.core.request import DraftFacts, Generation
-from slipstream.core.results import Chunk
+from slipstream.core.request.request import DraftFacts, Generation
+from slipstream.core.request.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
 from slipstream.draft.build import Drafter
-from slipstream.router.attempt import Failures, InUse
-from slipstream.router.breaker import BreakerLimits, Breakers
-from slipstream.router.failover_draft import FailoverDraft
-from slipstream.state.claims import Taken
+from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.router.replicas.failover_draft import FailoverDraft
 from slipstream.state.record import Opening
-from slipstream.state.replay import replayed
-from slipstream.state.turn import turn_request
+from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 _AT_ONCE = BreakerLimits(failures=1)
@@ -98,7 +95,7 @@ class EmbeddedSession:
         if self._answer is not None:
             raise SessionBusy(f"session {self.session_id} is busy with another request")
 
-    def turn(self, call: ClientCall, taken: Taken, *, is_last: bool = False) -> Answer:
+    def turn(self, call: ClientCall, taken: AcquiredSession, *, is_last: bool = False) -> Answer:
         """Run one request. Bad input raises here, before the first chunk is asked for.
 
         The caches are freed with the end of the last turn, and parked with that of any other.

@@ -1,20 +1,20 @@
-"""A target and a draft in this process, built from names. The place where models meet the loop."""
+"""A target and a draft in this process, built from names."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram_sources import NgramSources
-from slipstream.core.request import ModelFacts
+from slipstream.core.request.request import ModelFacts
 from slipstream.draft.build import Drafter, DraftModel, DraftTarget, build_drafter, load_draft_model
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.dtypes import dtype_name
-from slipstream.models.glide_target import TargetParts, has_rotary, target_parts
-from slipstream.models.invariance import Numerics
+from slipstream.models.glide.target_parts import TargetParts, has_rotary, target_parts
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
+from slipstream.models.numerics.invariance import Numerics
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
@@ -33,8 +33,6 @@ class EngineOptions:
     kv_memory: str = AUTO
     max_cached_bytes: int | None = None
     """Part of that kept for prompts that begin alike; None is all of it."""
-    free_rows: int | None = None
-    """Tokens that a round may verify; None is what pays, as it is measured."""
     ngrams: str = AUTO_NGRAMS
     """The n-gram store: auto is the package's for the tokenizer, none is none, else a file."""
 
@@ -54,16 +52,13 @@ class Engine:
         self.model_id = loaded.model_id
         self.tokenizer_hash = loaded.tokenizer_hash
         self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
-        self._loaded = loaded
         self.dtype = dtype_name(loaded.model.dtype)
         self.parts = _parts(loaded)
         limits = TargetLimits(
-            kv_memory=options.kv_memory,
-            max_cached_bytes=options.max_cached_bytes,
-            free_rows=options.free_rows,
+            kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
-        self.model, self.target, self.rows = built.model, built.target, built.rows
+        self.model, self.target, self.budget = built.model, built.target, built.budget
         self.facts: ModelFacts = built.facts
         store = store_named(options.ngrams, loaded.tokenizer_hash, vocab_size=self.facts.vocab_size)
         self.sources = NgramSources(store)

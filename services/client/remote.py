@@ -20,14 +20,14 @@ from slipstream.core.errors import (
     SessionTaken,
     Unavailable,
 )
-from slipstream.core.model_info import ModelInfo
-from slipstream.core.prompt import Prompt
-from slipstream.core.results import Chunk, Result
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.request.model_info import ModelInfo
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.results import Chunk, Result
+from slipstream.core.request.server_info import ServerInfo
 from slipstream.rpc.channel import metadata
-from slipstream.rpc.convert_generation import generation_to_pb, prompt_to_pb
-from slipstream.rpc.convert_info import model_info_from_pb, server_info_from_pb
-from slipstream.rpc.convert_results import chunk_from_pb, result_from_pb
+from slipstream.rpc.conversion.convert_generation import generation_to_pb, prompt_to_pb
+from slipstream.rpc.conversion.convert_info import model_info_from_pb, server_info_from_pb
+from slipstream.rpc.conversion.convert_results import chunk_from_pb, result_from_pb
 from slipstream.rpc.status import error_from, is_named
 from slipstream.rpc.v1 import generation_pb2 as pb
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from slipstream.client.call import ClientCall
-from slipstream.core.results import Chunk
+from slipstream.core.request.results import Chunk
 
 SHORTEST_TIMEOUT_S = 0.001
 

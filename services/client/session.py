@@ -17,9 +17,9 @@ from slipstream.core.errors import (
     SessionExists,
     SessionNotFound,
 )
-from slipstream.core.prompt import Prompt
-from slipstream.core.request import SessionRef
-from slipstream.core.results import Chunk, Result, collected
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.request import SessionRef
+from slipstream.core.request.results import Chunk, Result, collected
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
-class _Session:
+class _SessionBase:
     """One session as its client sees it: begun by its first turn, or by another client before."""
 
     def __init__(self, context: ClientContext, session_id: str | None) -> None:
@@ -51,7 +51,7 @@ class _Session:
         context = self._context
         call = context.call(prompt, options, is_stream=is_stream, session=self._ref())
         return AsyncChunkStream(
-            _Turn(self, call),
+            _SessionTurn(self, call),
             request_id=call.request_id,
             telemetry=call.telemetry,
             on_start=self._begin,
@@ -91,10 +91,10 @@ class _Session:
         return isinstance(error, SessionBusy) and not self._running()
 
 
-class _Turn:
+class _SessionTurn:
     """See `ChunkSource`: the turn of a session, sent again where that may help."""
 
-    def __init__(self, session: _Session, call: ClientCall) -> None:
+    def __init__(self, session: _SessionBase, call: ClientCall) -> None:
         self._session = session
         self._call = call
         self._source: ChunkSource | None = None
@@ -135,7 +135,7 @@ class _Turn:
         return await self._source.start()
 
 
-class AsyncClientSession(_Session):
+class AsyncClientSession(_SessionBase):
     """Turns of one conversation. Close it, or use it as a context, to free its caches."""
 
     async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Result:
@@ -164,7 +164,7 @@ class AsyncClientSession(_Session):
         await self.aclose()
 
 
-class ClientSession(_Session):
+class ClientSession(_SessionBase):
     """Turns of one conversation. Close it, or use it as a context, to free its caches."""
 
     generate = blocking(AsyncClientSession.generate)

@@ -6,7 +6,7 @@ from typing import Self
 from slipstream.client.backend import ChunkSource
 from slipstream.client.call import NO_TELEMETRY, RequestTelemetry, named
 from slipstream.core.inline import finished
-from slipstream.core.results import Chunk
+from slipstream.core.request.results import Chunk
 
 
 class AsyncChunkStream:

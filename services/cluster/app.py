@@ -1,30 +1,38 @@
 """The pools as an application of Ray Serve: `import_path: slipstream.cluster.app:build`."""
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from slipstream.cluster.directory import Directory
 from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
-from slipstream.cluster.replica import DIRECTORY, Replica
+from slipstream.cluster.scaling import LOAD, TARGETS_WAIT, WAITING
+from slipstream.cluster.service import Gauges, Service, ServicePorts
 
+DIRECTORY = "Directory"
+EVERY_S = 1.0
+HEALTH_PERIOD_S = 2.0
+HEALTH_TIMEOUT_S = 10.0
+_ANSWER_S = 5.0
 _POLICIES = {
     "target": "slipstream.cluster.scaling:wanted_targets",
     "draft": "slipstream.cluster.scaling:wanted_drafts",
 }
-HEALTH_PERIOD_S = 2.0
-HEALTH_TIMEOUT_S = 10.0
 _NO_CALLS_S = 0.1
 """How long Serve waits for its own calls to a replica to end, again and again: there are none."""
 _PUSH_S = 10.0
 """How often replicas report at most; more often where the look-back time is short."""
+_LOG = logging.getLogger("ray.serve")
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """The pools of `args`, which `plan_from` reads. Raises `InvalidRequest`."""
+    """Return the pools of `args`, which `plan_from` reads. Raises `InvalidRequest`."""
     plan = plan_from(args)
     pools = [_pool(role, plan) for role in plan.pools()]
     directory: Any = serve.deployment(Directory)
@@ -32,14 +40,14 @@ def build(args: Mapping[str, Any]) -> Application:
         name=DIRECTORY,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=1000,
-        logging_config={"enable_access_log": False},  # a line a second and replica says nothing
+        logging_config={"enable_access_log": False},  # it would have a line a second and replica
     ).bind(*pools)
     return app
 
 
 def _pool(role: str, plan: ClusterPlan) -> Application:
     pool = plan.pools()[role]
-    deployment: Any = serve.deployment(Replica)
+    deployment: Any = serve.deployment(PoolReplica)
     app: Application = deployment.options(
         name=role.capitalize(),
         ray_actor_options={
@@ -52,7 +60,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
         graceful_shutdown_wait_loop_s=_NO_CALLS_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-    ).bind(role, plan.arguments())
+    ).bind(role, plan)
     return app
 
 
@@ -67,3 +75,65 @@ def _scaling(role: str, pool: PoolPlan) -> AutoscalingConfig:
         downscale_delay_s=pool.downscale_delay_s,
         policy=AutoscalingPolicy(policy_function=_POLICIES[role]),
     )
+
+
+class PoolReplica:
+    """A replica of a pool: one service, announced to the directory.
+
+    Methods are those that Serve calls, on one event loop. Rounds go straight to the service's port.
+    """
+
+    def __init__(self, role: str, plan: ClusterPlan) -> None:
+        """Return once the service is ready."""
+        self._role = role
+        self._plan = plan
+        pool = plan.pools()[role]
+        host = plan.host or _node_address()
+        host = f"[{host}]" if ":" in host else host
+        ports = ServicePorts(host, pool.port, pool.metrics_port)
+        self._service = Service(role, plan.flags(role), ports)
+        self._gauges = Gauges()
+        self._targets_wait = 0.0
+        self._announcing = asyncio.get_running_loop().create_task(self._announce())
+
+    async def check_health(self) -> None:
+        """Raise when the service does not report that it serves."""
+        await asyncio.to_thread(self._service.check)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what the pool's policy goes by."""
+        return {
+            LOAD: self._gauges.load,
+            WAITING: self._gauges.num_waiting,
+            TARGETS_WAIT: self._targets_wait,
+        }
+
+    def __del__(self) -> None:
+        """Stop the service for Serve: what runs may finish, and nothing new comes."""
+        if hasattr(self, "_service"):
+            self._service.stop(self._plan.grace_s)
+
+    async def _announce(self) -> None:
+        name = serve.get_replica_context().app_name
+        directory = serve.get_deployment_handle(DIRECTORY, name)
+        problem = ""
+        while True:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    self._gauges = await asyncio.to_thread(self._service.gauges)
+                    self._targets_wait = await directory.announce.remote(
+                        self._role, self._service.address, self._gauges.draft_wait
+                    )
+                problem = ""
+            except Exception as error:  # whatever it is, it must not end this
+                if str(error) != problem:
+                    _LOG.warning("the replica can't announce itself: %s", error)
+                problem = str(error)
+            await asyncio.sleep(EVERY_S)
+
+
+def _node_address() -> str:
+    """Return the address at which the cluster knows this node; others may lead elsewhere."""
+    here = ray.get_runtime_context().get_node_id()
+    (address,) = (node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+    return str(address)

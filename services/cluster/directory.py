@@ -1,16 +1,20 @@
-"""Where the replicas of both pools are, and what they say of themselves: one deployment of both.
+"""The replicas of both pools and their load, and the files in which a router reads where they are.
 
-Whoever is silent for a while is gone. No round passes here, and nothing is lost with it: replicas
-say it all again within a second. Knows neither Ray nor services.
+A replica that is silent for a while is gone. No round passes here, and nothing is lost with it:
+replicas announce themselves again within a second. Needs no Ray.
 """
 
+import os
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 TTL_S = 5.0
-"""How long a replica is listed after it has said something."""
+"""How long a replica is listed after it has announced itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,47 +23,80 @@ class Listing:
 
     addresses: dict[str, tuple[str, ...]]
     is_whole: bool
-    """Whether everybody has had the time to say that he is there."""
+    """Whether every replica has had the time to announce itself."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Announced:
     role: str
     draft_wait: float
     at_s: float
 
 
 class Directory:
-    """For one event loop."""
+    """The replicas of both pools, as a deployment of Serve. For one event loop."""
 
     def __init__(self, *pools: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """`pools` are deployments, which belong to this one's application by that."""
+        """`pools` are deployments, which become part of this one's application by that."""
         self._pools = pools
         self._clock = clock
         self._began_s = clock()
-        self._said: dict[str, _Said] = {}
+        self._known: dict[str, _Announced] = {}
 
     async def announce(self, role: str, address: str, draft_wait: float) -> float:
-        """A replica is there. The answer is the mean share of time that targets wait for drafts."""
-        self._said[address] = _Said(role, draft_wait, self._clock())
-        waits = [said.draft_wait for said in self._live().values() if said.role == "target"]
+        """List a replica; return the mean share of time in which targets wait for drafts."""
+        self._known[address] = _Announced(role, draft_wait, self._clock())
+        waits = [at.draft_wait for at in self._live().values() if at.role == "target"]
         return sum(waits) / len(waits) if waits else 0.0
 
     async def listing(self) -> Listing:
-        """Who is there."""
+        """Return the replicas that are there."""
         live = self._live()
         found = {
-            role: tuple(sorted(at for at, said in live.items() if said.role == role))
+            role: tuple(sorted(address for address, at in live.items() if at.role == role))
             for role in ("target", "draft")
         }
         return Listing(found, self._clock() - self._began_s >= TTL_S)
 
     async def __call__(self, _request: Any = None) -> dict[str, int]:
-        """How many there are, for whoever asks over HTTP."""
+        """Return how many there are, over HTTP."""
         listing = await self.listing()
         return {f"{role}s": len(found) for role, found in listing.addresses.items()}
 
-    def _live(self) -> dict[str, _Said]:
+    def _live(self) -> dict[str, _Announced]:
         now = self._clock()
-        self._said = {at: said for at, said in self._said.items() if now - said.at_s < TTL_S}
-        return self._said
+        self._known = {address: at for address, at in self._known.items() if now - at.at_s < TTL_S}
+        return self._known
+
+
+class AddressFiles:
+    """Addresses of replicas for one router: one file per role, an address a line."""
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        """Make a directory with a file for each role, empty at first."""
+        self._place = Path(tempfile.mkdtemp(prefix="slipstream-"))
+        self._known: dict[str, frozenset[str]] = {}
+        for role in roles:
+            self._write(role, frozenset())
+
+    def path(self, role: str) -> Path:
+        """Return the file of a role."""
+        return self._place / role
+
+    def update(self, listing: Listing) -> None:
+        """Write the addresses. As long as a listing is not whole, none is removed."""
+        for role, known in list(self._known.items()):
+            found = frozenset(listing.addresses.get(role, ()))
+            wanted = found if listing.is_whole else known | found
+            if wanted != known:
+                self._write(role, wanted)
+
+    def remove(self) -> None:
+        """Remove the directory. May be repeated."""
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    def _write(self, role: str, addresses: frozenset[str]) -> None:
+        new = self._place / f"{role}.new"
+        new.write_text("".join(f"{at}\n" for at in sorted(addresses)), encoding="utf-8")
+        os.replace(new, self.path(role))  # a reader never gets half a file
+        self._known[role] = addresses

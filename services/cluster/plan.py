@@ -1,14 +1,19 @@
-"""What the pools on Ray are to be: values, out of the arguments of a Serve configuration and back.
+"""Plans of the pools on Ray: values, from the arguments of a Serve configuration and back.
 
-Knows the options of services by name only: each service checks its own. Knows no Ray.
+Each service checks its own options. Needs no Ray.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+import yaml
+
 from slipstream.core.errors import InvalidRequest
 
+NAME = "slipstream"
+"""Name of the application in a cluster."""
 Option = str | bool | int | float | Sequence[str]
 _OURS = (
     "address",
@@ -19,20 +24,21 @@ _OURS = (
     "metrics_address",
     "store_url",
 )
-"""Options of services that are given otherwise here."""
+"""Options of services that are set in other ways here."""
 _PORTS = ("port", "metrics_port")
 _POSITIVE = ("load_per_replica", "look_back_s")
 _NOT_NEGATIVE = ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s")
+_IMPORT_PATH = "slipstream.cluster.app:build"
 _SPARE_S = 15.0
 """How much longer than the grace of its service Ray waits for a replica that is to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """Replicas of one role: what each is told, what it takes, and how many there are."""
+    """Replicas of one role: their options, their resources, and how many there are."""
 
     options: Mapping[str, Option] = field(default_factory=dict)
-    """Of the service, by name, as in a table of its configuration file."""
+    """Options of the service, by name, as in a table of its configuration file."""
     min_replicas: int = 1
     max_replicas: int = 1
     num_cpus: float = 1.0
@@ -40,11 +46,11 @@ class PoolPlan:
     resources: Mapping[str, float] = field(default_factory=dict)
     """Others that a node must have, such as those of a worker group of its own."""
     port: int = 0
-    """Where each listens on its node; 0 takes any that is free."""
+    """Port of each on its node; 0 takes any that is free."""
     metrics_port: int = 0
-    """Where Prometheus reads its metrics there; 0 shows them to nobody but the pool."""
+    """Port at which Prometheus reads its metrics there; 0 shows them to the pool alone."""
     load_per_replica: float = 16.0
-    """Sessions, and what waits, that a replica should have; more of them ask for another one."""
+    """Sessions, and what waits, for one replica; with more of them another one starts."""
     look_back_s: float = 30.0
     """The time over which that is a mean."""
     upscale_delay_s: float = 30.0
@@ -79,13 +85,13 @@ class ClusterPlan:
 
     target: PoolPlan = field(default_factory=PoolPlan)
     draft: PoolPlan | None = field(default_factory=PoolPlan)
-    """None where nobody drafts but routers, by n-grams."""
+    """None where only routers draft, by n-grams."""
     grace_s: float = 30.0
-    """What requests have to finish when a replica is to stop."""
+    """Time for requests to finish when a replica is to stop."""
     store_url: str | None = None
     """Redis that replicas announce themselves in."""
     host: str | None = None
-    """Where replicas listen on every node; None for the address that its cluster knows it by."""
+    """Address to listen on, on every node; None for the one by which its cluster knows it."""
     config: str | None = None
     """Configuration file of the services, at the same path on every node."""
 
@@ -95,16 +101,16 @@ class ClusterPlan:
 
     @property
     def stopping_s(self) -> float:
-        """How long a replica may take to stop."""
+        """Longest time for a replica to stop."""
         return self.grace_s + _SPARE_S
 
     def pools(self) -> dict[str, PoolPlan]:
-        """Those that there are, by role."""
+        """Return the pools, by role."""
         pools = {"target": self.target}
         return pools if self.draft is None else {**pools, "draft": self.draft}
 
     def flags(self, role: str) -> tuple[str, ...]:
-        """What a service of the role is started with, but for its addresses."""
+        """Return the flags of a service of the role, but for its addresses."""
         pool = self.pools()[role]
         given: dict[str, Option] = {"grace_s": self.grace_s, **pool.options}
         for name in ("store_url", "config"):
@@ -115,7 +121,7 @@ class ClusterPlan:
         return tuple(flag for name, value in given.items() for flag in _flags(name, value))
 
     def arguments(self) -> dict[str, Any]:
-        """As `plan_from` reads it; what is as it would be anyway is left out."""
+        """Return what `plan_from` reads; defaults are left out."""
         values = _differences(self, ClusterPlan())
         for role in ("target", "draft"):
             pool = getattr(self, role)
@@ -124,7 +130,7 @@ class ClusterPlan:
 
 
 def plan_from(arguments: Mapping[str, Any]) -> ClusterPlan:
-    """The plan of a Serve application's `args`. Raises `InvalidRequest`."""
+    """Return the plan of a Serve application's `args`. Raises `InvalidRequest`."""
     values = dict(arguments)
     has_drafts = values.get("draft", {}) is not None
     for role in ("target", "draft") if has_drafts else ("target",):
@@ -139,7 +145,7 @@ def plan_from(arguments: Mapping[str, Any]) -> ClusterPlan:
 
 
 def _made(kind: Any, values: Mapping[str, Any], place: str) -> Any:
-    """A dataclass of these values, each of the type of its default."""
+    """Return a dataclass of these values, each of the type of its default."""
     usual = kind()
     for name, value in values.items():
         known = [at.name for at in fields(kind)]
@@ -171,3 +177,23 @@ def _flags(name: str, value: Option) -> tuple[str, ...]:
     if not isinstance(value, str | int | float):
         return (f"--{flag}", ",".join(map(str, value)))
     return (f"--{flag}", str(value))
+
+
+def serve_config(plan: ClusterPlan, *, name: str = NAME) -> str:
+    """Return the pools as a configuration file of Serve, for `serve deploy` and RayService.
+
+    Routers find what it deploys by the store that the plan names.
+    """
+    values: dict[str, Any] = {
+        "proxy_location": "Disabled",
+        "applications": [
+            {
+                "name": name,
+                "import_path": _IMPORT_PATH,
+                "route_prefix": None,
+                "args": json.loads(json.dumps(plan.arguments())),
+            }
+        ],
+    }
+    text: str = yaml.safe_dump(values, sort_keys=False)
+    return text

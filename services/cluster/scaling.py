@@ -1,8 +1,8 @@
-"""How many replicas a pool should have, by what its replicas say of themselves.
+"""Scaling policies of Ray Serve: how many replicas a pool should have, by their metrics.
 
-These are policies of Ray Serve, which keeps to bounds and delays by itself: `aggregated_metrics`
-are means over the look-back time, by metric and replica. Imports nothing of ours: Serve carries
-these functions to its controller as they are.
+Serve keeps to bounds and delays by itself. `aggregated_metrics` are means over the look-back time,
+by metric and replica. Imports nothing of ours: Serve carries these functions to its controller as
+they are.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ QUEUE, SHORT_QUEUE = 1.0, 0.25
 
 
 def wanted_targets(context: Any) -> tuple[float, dict[str, Any]]:
-    """As many as their sessions, and the verifications that wait, are to be spread over."""
+    """Return the number of targets over which sessions and waiting verifications are spread."""
     return _by_load(context), {}
 
 
 def wanted_drafts(context: Any) -> tuple[float, dict[str, Any]]:
-    """The same, unless targets say otherwise.
+    """Return the same for drafts, corrected by how long targets wait for them.
 
     While they hardly wait for drafts, more of these change nothing. While they wait much and
     proposals queue, there is one draft too few at this load.
@@ -40,9 +40,9 @@ def wanted_drafts(context: Any) -> tuple[float, dict[str, Any]]:
 
 def _by_load(context: Any) -> float:
     loads = context.aggregated_metrics.get(LOAD, {}).values()
-    if not loads:  # nobody has said anything yet
+    if not loads:  # no replica has reported yet
         return float(context.target_num_replicas)
-    # Of those that have just begun nothing is known yet, and they have nothing to do yet.
+    # Replicas that have just begun have not reported yet, and have no load yet.
     return float(sum(loads) / context.config.get_target_ongoing_requests())
 
 

@@ -1,4 +1,4 @@
-"""The pools on Ray, and a router as a process beside them, until told to stop.
+"""The pools on Ray, and a router as a process beside them, until they are stopped.
 
 Without Redis the router reads where replicas are in files, which follow the pools' directory.
 """
@@ -12,18 +12,15 @@ import ray
 from ray import serve
 
 from slipstream.cluster.app import build
-from slipstream.cluster.directory import Listing
-from slipstream.cluster.files import AddressFiles
-from slipstream.cluster.plan import ClusterPlan
+from slipstream.cluster.directory import AddressFiles, Listing
+from slipstream.cluster.plan import NAME, ClusterPlan
 from slipstream.config import set_default_variables
 from slipstream.core.errors import InvalidRequest, ServiceError
-from slipstream.local.child import Child, Say, start_child
+from slipstream.local.child import Child, OnLine, start_child
 
 FOLLOW_S = 1.0
-NAME = "slipstream"
-"""What the application is called in a cluster."""
 _ANSWER_S = 10.0
-_PATIENCE_S = 5.0
+_SPARE_S = 5.0
 """How much longer than its own grace the router gets before it is killed."""
 _OBJECT_STORE_BYTES = 128 << 20
 """Nothing of ours is kept there."""
@@ -31,16 +28,16 @@ _LOCAL = "127.0.0.1"
 _OUR_ERRORS = "slipstream.core.errors."
 _RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing leaves by itself
-    "RAY_worker_niceness": "0",  # a model that everybody waits for is nobody's background job
+    "RAY_worker_niceness": "0",  # requests wait for the models: they are no background jobs
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which cluster, and what the application is called there."""
+    """The cluster, and the name of the application there."""
 
     address: str | None = None
-    """Of a cluster's head, or auto for the one that this machine belongs to; None starts one."""
+    """Address of a cluster's head, or auto for this machine's cluster; None starts one."""
     name: str = NAME
 
     def __post_init__(self) -> None:
@@ -54,13 +51,15 @@ class Place:
 class RayStack:
     """`connect` in the main thread, `start`, `watch`, `stop`, then `disconnect`."""
 
-    def __init__(self, plan: ClusterPlan, place: Place, *, router: Sequence[str], say: Say) -> None:
+    def __init__(
+        self, plan: ClusterPlan, place: Place, *, router: Sequence[str], on_line: OnLine
+    ) -> None:
         """`router` are flags of the router, but for where replicas are."""
         is_ours = place.address is None
         self._plan = replace(plan, host=_LOCAL) if is_ours else plan
         self._place = place
         self._router_flags = router
-        self._say = say
+        self._on_line = on_line
         self._files = AddressFiles(list(plan.pools()))
         self._problem = ""
         self._directory: Any = None
@@ -70,9 +69,7 @@ class RayStack:
     def connect(self) -> None:
         """Join the cluster, or start one whose replicas only this machine reaches.
 
-        Ray handles signals from then on, until somebody else does.
-
-        Raises `ServiceError`.
+        Ray handles signals from then on. Raises `ServiceError`.
         """
         set_default_variables(_RAY_VARIABLES)
         options: dict[str, Any] = {"address": self._place.address}
@@ -88,7 +85,7 @@ class RayStack:
             raise ServiceError(f"there is no Ray cluster to use: {error}") from None
 
     async def start(self) -> str:
-        """Deploy the pools and start a router; its address once requests can be sent there.
+        """Deploy the pools and start a router; return its address once it can be used.
 
         Raises what `Child.ready` does, of a service in a pool too.
         """
@@ -97,7 +94,9 @@ class RayStack:
             await self._follow_once()
             self._following = asyncio.create_task(self._follow())
         flags = [*self._sources(), *self._router_flags]
-        self._router = await start_child("router", "slipstream.router", flags, say=self._say)
+        self._router = await start_child(
+            "router", "slipstream.router", flags, on_line=self._on_line
+        )
         return await self._router.ready()
 
     async def watch(self) -> None:
@@ -111,7 +110,7 @@ class RayStack:
         if self._following is not None:
             self._following.cancel()
         if self._router is not None:
-            await self._router.stop(0.0 if hurry else self._plan.grace_s + _PATIENCE_S)
+            await self._router.stop(0.0 if hurry else self._plan.grace_s + _SPARE_S)
         if not hurry:
             await asyncio.to_thread(self._remove)
 
@@ -134,7 +133,7 @@ class RayStack:
             raise (InvalidRequest if is_input else ServiceError)(text) from None
 
     def _reason(self) -> tuple[str, str]:
-        """The kind of error of a service of ours that did not start, and what it said."""
+        """Return the kind and text of the error of a service that did not start."""
         about = serve.status().applications.get(self._place.name)
         pools = about.deployments.values() if about is not None else ()
         lines = [line for pool in pools for line in pool.message.splitlines()]
@@ -162,17 +161,17 @@ class RayStack:
             await self._follow_once()
 
     async def _follow_once(self) -> None:
-        """Have the files say where replicas are. What can't be asked for changes nothing."""
+        """Update the files. A directory that does not answer changes nothing."""
         try:
-            listing = await asyncio.to_thread(self._ask)
+            listing = await asyncio.to_thread(self._listing)
         except Exception as error:  # Ray's are of many kinds
             if not self._problem:
-                self._say("pools", f"can't be listed, so the last list stays: {error}")
+                self._on_line("pools", f"can't be listed, so the last list stays: {error}")
             self._problem = str(error)
             return
         self._problem = ""
         self._files.update(listing)
 
-    def _ask(self) -> Listing:
+    def _listing(self) -> Listing:
         listing: Listing = self._directory.listing.remote().result(timeout_s=_ANSWER_S)
         return listing

@@ -4,6 +4,7 @@ The ports are asynchronous because engines may live elsewhere. An embedded engin
 for anything, so its coroutines can be driven by hand, inside a notebook's loop as well.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, TypeVar
 
@@ -36,3 +37,22 @@ def iterated(generator: AsyncGenerator[T, None]) -> Generator[T, None, None]:
 
 async def _next(generator: AsyncGenerator[T, None]) -> T:
     return await generator.__anext__()
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    """Wait until all tasks have ended; what they raised counts as seen.
+
+    Being cancelled does not end the wait: the caller is about to close what the tasks use. The
+    cancellation is raised once they have ended.
+    """
+    cancelled = None
+    while running := {task for task in tasks if not task.done()}:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+    if cancelled is not None:
+        raise cancelled

@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncGenerator
 
-from slipstream.core.lookup_draft import with_forced
-from slipstream.core.planner import Planner
+from slipstream.core.draft.ngram_draft import with_forced
+from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import Draft, Target
 from slipstream.core.round import Port, Round, RoundObserver, Unobserved, timed
 from slipstream.core.sequence import TokenSequence

@@ -39,7 +39,7 @@ class Target(Protocol):
         ...
 
 
-class Ports(Protocol):
+class RequestPorts(Protocol):
     """Both ports of a request."""
 
     @property

@@ -1,25 +1,45 @@
 """A running request: rounds in, chunks of text and statistics out."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Generic, TypeVar
 
-from slipstream.core.ending import Ending
-from slipstream.core.journal import Journal, NoJournal
-from slipstream.core.logprobs import TokenLogprob, with_texts
+from slipstream.core.journal import Ending, Journal, NoJournal
 from slipstream.core.loop import decode
-from slipstream.core.origins import TokenOrigin, origins_of
-from slipstream.core.planner import Planner
-from slipstream.core.ports import Ports
-from slipstream.core.request import Request
-from slipstream.core.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
+from slipstream.core.policy.planner import Planner
+from slipstream.core.ports import RequestPorts
+from slipstream.core.request.origins import TokenOrigin, origins_of
+from slipstream.core.request.request import Request
+from slipstream.core.request.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
+from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stats import Outcomes
-from slipstream.core.text import Piece, Speller, TextStream, joined
+from slipstream.core.text.logprobs import TokenLogprob, with_texts
+from slipstream.core.text.text import Piece, Speller, TextStream, joined
 from slipstream.core.timing import Clock, Spent
-from slipstream.core.trail import Trail
 from slipstream.core.types import FinishReason
+
+T = TypeVar("T")
+
+
+class Trail(Generic[T]):
+    """One item for each token; None for tokens of which nothing is known."""
+
+    def __init__(self, *, num_past: int, num_sent: int) -> None:
+        """`num_past` tokens were final before, of which nothing is known; `num_sent` were sent."""
+        self._items: list[T | None] = [None] * num_past
+        self._num_sent = num_sent
+
+    def add(self, items: Sequence[T | None]) -> None:
+        """Of tokens that follow those before."""
+        self._items += items
+
+    def send(self, num_tokens: int) -> tuple[T | None, ...]:
+        """Of the next tokens that are sent."""
+        start = self._num_sent
+        self._num_sent += num_tokens
+        return tuple(self._items[start : self._num_sent])
 
 
 class Run:
@@ -27,7 +47,7 @@ class Run:
 
     def __init__(
         self,
-        ports: Ports,
+        ports: RequestPorts,
         request: Request,
         *,
         text: Speller,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from slipstream.core.types import Session
+from slipstream.core.types import FinishReason, Session
 
 
 class TokenSequence:
@@ -56,7 +56,7 @@ class SyncedTokens:
         """
         same = self.num_same(sequence)
         self.tokens[same:] = sequence.tokens[same:]
-        self._sequence, self._num_read = sequence, len(sequence)
+        self._sequence, self._num_read = sequence, len(self.tokens)
         return same
 
 
@@ -70,3 +70,21 @@ def common_prefix(one: Sequence[int], other: Sequence[int], *, start: int = 0) -
     if one[start:end] == other[start:end]:
         return end
     return next((at for at in range(start, end) if one[at] != other[at]), end)
+
+
+def finish(
+    session: Session, num_output_tokens: int, tokens: Sequence[int]
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """The `tokens` of a round that survive, and why the request ends there, if it does.
+
+    `num_output_tokens` were final before them. The first stop token ends the request and is
+    kept; so does reaching `max_tokens`. Nothing after the end survives, the bonus token
+    included. A stop token in the last place allowed counts as a stop.
+    """
+    room = session.max_tokens - num_output_tokens
+    for index, token in enumerate(tokens[: max(room, 0)]):
+        if token in session.stop_token_ids:
+            return tuple(tokens[: index + 1]), FinishReason.STOP
+    if len(tokens) >= room:
+        return tuple(tokens[: max(room, 0)]), FinishReason.LENGTH
+    return tuple(tokens), None

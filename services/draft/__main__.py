@@ -4,15 +4,15 @@ import sys
 from collections.abc import Sequence
 
 from slipstream import __version__
-from slipstream.core.server_info import ReplicaRole
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.servicer import SERVICE, DraftServicer, register
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
-from slipstream.state.announcement import Announcement
-from slipstream.state.announcing import announced_in
-from slipstream.telemetry.sampling import sampled
+from slipstream.state.factory import announced_in
+from slipstream.state.registry import Announcement
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 

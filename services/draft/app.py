@@ -3,9 +3,9 @@
 import logging
 from pathlib import Path
 
+from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram_draft import NGRAM
-from slipstream.core.request import NO_DRAFTER
+from slipstream.core.request.request import NO_DRAFTER
 from slipstream.draft.build import VANILLA, Drafter, DraftTarget, build_drafter
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.describe import ForTarget, describe
@@ -14,8 +14,8 @@ from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.servicer import DraftServicer
 from slipstream.engine.thread import EngineThread
 from slipstream.models.cores import Cores, load_on
+from slipstream.models.glide.target_parts import load_parts
 from slipstream.models.loading import parse_device
-from slipstream.models.parts import load_parts
 from slipstream.rpc.protocol import new_incarnation
 from slipstream.telemetry.telemetry import Telemetry
 

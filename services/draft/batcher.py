@@ -20,8 +20,7 @@ from slipstream.core.types import Plan, Proposal
 from slipstream.draft.drafting import Drafting
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.growth import CHUNK
-from slipstream.engine.failures import FailedSteps
-from slipstream.engine.thread import Done, EngineThread
+from slipstream.engine.thread import Done, EngineThread, FailedSteps
 
 _LOG = logging.getLogger("slipstream.draft")
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram_draft import NGRAM, NgramDraft
-from slipstream.core.ngram_sources import NgramSources
 from slipstream.core.ports import Draft
-from slipstream.core.profile import Profile
-from slipstream.core.request import NO_DRAFTER, DraftFacts
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.checks import MAX_TOKENS
 from slipstream.draft.engine import NUM_PAGES, Feed, KvSource, LocalDraft
@@ -17,21 +17,21 @@ from slipstream.draft.memory import DraftMemory, Needs
 from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
 from slipstream.draft.slots import Score
 from slipstream.draft.trial import step_seconds
-from slipstream.models.causal import CausalModel
-from slipstream.models.causal_scorer import CausalScorer
-from slipstream.models.chaining import GlideChains
+from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.dtypes import dtype_name
-from slipstream.models.glide_config import WEIGHTS_NAME
-from slipstream.models.glide_loading import load_glide
-from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.glide_target import TargetParts
-from slipstream.models.graphs import Replay
-from slipstream.models.kv_layout import KEY_BLOCK
+from slipstream.models.glide.glide_chains import GlideChains
+from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.glide_weights import load_glide
+from slipstream.models.glide.target_parts import TargetParts
+from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loading import load_model, require_same_tokenizer
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
-from slipstream.models.weights_digest import kept_digest
+from slipstream.models.store.digests import kept_digest
+from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.causal_scorer import CausalScorer
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -148,7 +148,7 @@ class DraftModel:
         if not isinstance(scorer, GlideScorer) or scorer.layout.device.type != "cuda":
             return None
         num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
-        length = min(self.context_length or MAX_TOKENS, num_pages * KEY_BLOCK)
+        length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
         replay = Replay(scorer.layout.device)
         return GlideChains(scorer, replay, context_length=length, score=self.decision)
 

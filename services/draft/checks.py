@@ -1,8 +1,8 @@
 """What a request to a draft must be before any of it is used. Pure: no wire, no models."""
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong
-from slipstream.core.options import SpeculationOptions, check_combination
-from slipstream.core.request import DraftFacts
+from slipstream.core.request.options import SpeculationOptions, check_combination
+from slipstream.core.request.request import DraftFacts
 from slipstream.core.types import Plan, Session, Shape
 from slipstream.rpc.delta import Delta
 

@@ -9,13 +9,13 @@ from slipstream.draft.servicer import DraftSettings
 from slipstream.draft.sources import KvSources, usual_sources
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.options import check_bounds, group, option
-from slipstream.rpc.advertised import check_advertised
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
+from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
     ListenOptions,
-    PeerOptions,
+    PeerTlsOptions,
     ReplicaOptions,
     SessionOptions,
     TlsOptions,
@@ -64,8 +64,8 @@ class DraftConfig:
         " listens on a loopback address.",
     )
     tls: TlsOptions = group(TlsOptions, "tls_")
-    peer: PeerOptions = group(
-        PeerOptions,
+    peer: PeerTlsOptions = group(
+        PeerTlsOptions,
         "peer_",
         ca=option(None, "Dial targets with TLS, trusting this certificate."),
         cert=option(None, "Certificate to show to targets."),

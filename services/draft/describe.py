@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.profile import Profile
+from slipstream.core.request.profile import Profile
 from slipstream.draft.build import Drafter
-from slipstream.models.glide_target import TargetParts
-from slipstream.rpc import enums
+from slipstream.models.glide.target_parts import TargetParts
+from slipstream.rpc.conversion import enums
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 

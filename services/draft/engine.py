@@ -9,22 +9,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from slipstream.core import errors
-from slipstream.core.options import MAX_NODES
-from slipstream.core.prices import DEFAULT_STEP_COST
-from slipstream.core.profile import Profile
+from slipstream.core.policy.prices import DEFAULT_STEP_COST
+from slipstream.core.policy.stop import CONTEXT, Stop, make_stop
+from slipstream.core.request.options import MAX_NODES
+from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import SyncedTokens, TokenSequence
-from slipstream.core.stop import CONTEXT, Stop, make_stop
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
-from slipstream.draft.chains import grow_cape, grow_chain
 from slipstream.draft.drafting import Drafting
-from slipstream.draft.dynamic import grow_dynamic
 from slipstream.draft.following import Chains, followed_slots
+from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
 from slipstream.draft.growth import Grown, Growth, Prefix, Reach, Step
 from slipstream.draft.slots import Score, Slot, SlotReader, read_each
-from slipstream.draft.trees import grow_fork, grow_product
-from slipstream.engine.failures import internal_errors
-from slipstream.models.chaining import Follow
-from slipstream.models.pool import KvPool
+from slipstream.engine.thread import internal_errors
+from slipstream.models.glide.glide_chains import ChainRequest
+from slipstream.models.kv.pool import KvPool
 from slipstream.models.scorer import KvView, Scorer
 
 _GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Grown]] = {
@@ -123,8 +121,8 @@ class LocalDraft:
         sessions' keys and values are computed anew.
         """
         open_ = [(drafting, drafting.step) for drafting in draftings if drafting.step is not None]
-        chains = [pair for pair in open_ if isinstance(pair[1].ask, Follow)]
-        others = [pair for pair in open_ if not isinstance(pair[1].ask, Follow)]
+        chains = [pair for pair in open_ if isinstance(pair[1].ask, ChainRequest)]
+        others = [pair for pair in open_ if not isinstance(pair[1].ask, ChainRequest)]
         taken = self._take(chains, self._follow), self._take(others, self._score_each)
         return all(taken)
 
@@ -182,7 +180,7 @@ class LocalDraft:
         return True
 
     def _score_each(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
-        asks = [step.ask for step in steps if not isinstance(step.ask, Follow)]
+        asks = [step.ask for step in steps if not isinstance(step.ask, ChainRequest)]
         scores = self._scorer.score(asks)
         readings = [step.reading for step in steps if step.reading is not None]
         slots = iter(read_each(scores, readings))
@@ -190,7 +188,7 @@ class LocalDraft:
 
     def _follow(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
         assert self._chains is not None, "nobody else asks for it"
-        asks = [step.ask for step in steps if isinstance(step.ask, Follow)]
+        asks = [step.ask for step in steps if isinstance(step.ask, ChainRequest)]
         return followed_slots(self._chains, asks)
 
     def _refuse(self, open_: Sequence[tuple[Drafting, Step]]) -> bool:
@@ -199,7 +197,7 @@ class LocalDraft:
         for drafting, step in open_:
             try:
                 ask = step.ask
-                self._scorer.check(ask.sync if isinstance(ask, Follow) else ask)
+                self._scorer.check(ask.sync if isinstance(ask, ChainRequest) else ask)
             except errors.SlipstreamError as refusal:
                 drafting.fail(refusal)
                 num_refused += 1

@@ -15,14 +15,13 @@ from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.draft.channels import Channels
 from slipstream.draft.mirror import KvMirror
-from slipstream.rpc.kv import ENCODING, KvFormat, KvSource, frame_from_pb
+from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
 from slipstream.rpc.tracing import status_name, trace_to_pb
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
-from slipstream.telemetry.calls import Call, rpc_attributes
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import ClientSpan, Reply, rpc_attributes
 
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 FIRST_PAUSE_S = 0.05
@@ -43,7 +42,7 @@ class FeedAddress:
     """Where a session's keys and values are read: a replica, a session there, and its secret."""
 
     address: str
-    source: KvSource
+    source: KvStreamSource
     credential: str = field(repr=False)
 
     def is_same_cache(self, other: "FeedAddress | None") -> bool:
@@ -155,8 +154,8 @@ class KvFeed:
             start = self.mirror.count
             error: SlipstreamError
             try:
-                with _told(at.address, begun_by) as told:
-                    await self._stream(at, told)
+                with _client_span(at.address, begun_by) as span:
+                    await self._stream(at, span)
                 return
             except NoRoom as refusal:
                 error = refusal
@@ -180,25 +179,25 @@ class KvFeed:
         finally:
             self._is_pausing = False
 
-    async def _stream(self, at: FeedAddress, told: Call | None) -> None:
+    async def _stream(self, at: FeedAddress, span: ClientSpan | None) -> None:
         # Each try by the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
         num_before, num_snapshots = self.num_received_bytes, 0
         async with self._channels.to(at.address) as channel:
-            call = target_pb2_grpc.TargetServiceStub(channel).StreamKv(self._request(at, told))
+            call = target_pb2_grpc.TargetServiceStub(channel).StreamKv(self._request(at, span))
             try:
                 async for message in call:
                     self._take(message, at.source)
                     num_snapshots += 1
             finally:
                 call.cancel()
-                if told is not None:
+                if span is not None:
                     num_bytes = self.num_received_bytes - num_before
-                    told.say(
+                    span.set(
                         {"slipstream.kv.bytes": num_bytes, "slipstream.kv.snapshots": num_snapshots}
                     )
 
-    def _request(self, at: FeedAddress, told: Call | None) -> target_pb2.StreamKvRequest:
+    def _request(self, at: FeedAddress, span: ClientSpan | None) -> target_pb2.StreamKvRequest:
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
             session_id=at.source.session_id,
@@ -207,10 +206,10 @@ class KvFeed:
             layers=self._form.layers,
             start=self.mirror.count,
             encoding=ENCODING.to_pb(self._form.encoding),  # type: ignore[arg-type]
-            trace=trace_to_pb(told.carrier if told else None),
+            trace=trace_to_pb(span.carrier if span else None),
         )
 
-    def _take(self, message: target_pb2.StreamKvResponse, source: KvSource) -> None:
+    def _take(self, message: target_pb2.StreamKvResponse, source: KvStreamSource) -> None:
         """Hold a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
         frame = frame_from_pb(message, source, self._form)
         self.mirror.write(
@@ -224,9 +223,9 @@ def _names(at: FeedAddress) -> tuple[str, str]:
     return at.source.session_id, at.address
 
 
-def _told(address: str, begun_by: Reply | None) -> AbstractContextManager[Call | None]:
+def _client_span(address: str, begun_by: Reply | None) -> AbstractContextManager[ClientSpan | None]:
     """The span around a call, if whatever began it has one."""
     if begun_by is None:
         return nullcontext()
     attributes = rpc_attributes(STREAM_KV, address)
-    return begun_by.calling(STREAM_KV, attributes, status_of=status_name)
+    return begun_by.client_span(STREAM_KV, attributes, status_of=status_name)

@@ -16,12 +16,12 @@ from slipstream.draft.feed import FeedAddress, KvFeed
 from slipstream.draft.memory import ByteBudget
 from slipstream.draft.mirror import KvMirror
 from slipstream.draft.sources import KvSources
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.tensors import torch_dtype
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,30 +7,30 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from slipstream.core.stop import Stop
+from slipstream.core.policy.stop import Stop
 from slipstream.core.types import SamplingParams
 from slipstream.draft.slots import Slot, no_law
-from slipstream.models.chaining import Follow, Found
+from slipstream.models.glide.glide_chains import ChainPosition, ChainRequest
 
 
 class Chains(Protocol):
-    """What follows chains; see `models.chaining.GlideChains`."""
+    """What follows chains; see `models.glide.glide_chains.GlideChains`."""
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Whether such a chain can be followed."""
         ...
 
-    def follow(self, asks: Sequence[Follow]) -> list[list[Found]]:
+    def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         """The slots of each ask's chain."""
         ...
 
 
-def followed_slots(chains: Chains, asks: Sequence[Follow]) -> list[list[Slot] | Exception]:
+def followed_slots(chains: Chains, asks: Sequence[ChainRequest]) -> list[list[Slot] | Exception]:
     """The chains as slots, each as long as its policy let it be, or the error of one."""
     return [_slots(chain) for chain in chains.follow(asks)]
 
 
-def _slots(chain: Sequence[Found]) -> list[Slot] | Exception:
+def _slots(chain: Sequence[ChainPosition]) -> list[Slot] | Exception:
     if any(math.isnan(one.top_prob) for one in chain):
         return no_law()
     return [Slot(one.tokens, one.probs, one.top_prob, one.entropy, one.score) for one in chain]

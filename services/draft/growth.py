@@ -8,13 +8,13 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slipstream.core.profile import Profile
-from slipstream.core.stop import Stop, StopSignal
+from slipstream.core.policy.stop import Stop, StopSignal
+from slipstream.core.request.profile import Profile
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, SparseLaw, Verification
 from slipstream.draft.following import Chains
 from slipstream.draft.slots import Reading, Slot, SlotReader
-from slipstream.models.chaining import MAX_NEW_TOKENS, Follow
+from slipstream.models.glide.glide_chains import MAX_NEW_TOKENS, ChainRequest
 from slipstream.models.scorer import Ask, Grow, KvView, Sync
 
 T = TypeVar("T")
@@ -28,10 +28,10 @@ class Step:
     """What a session needs next: its model's scores, and how their rows are to be read.
 
     `num_tokens` is how many it computes. Without a `reading` no rows are scored, but for a
-    `Follow`, which brings its slots along.
+    `ChainRequest`, which brings its slots along.
     """
 
-    ask: Ask | Follow
+    ask: Ask | ChainRequest
     num_tokens: int
     reading: Reading | None
 
@@ -104,7 +104,7 @@ class Growth:
         candidates."""
         at, limit = self._prefix, self.limit(plan)
         done = yield from self._catch_up(MAX_NEW_TOKENS)
-        ask = Follow(
+        ask = ChainRequest(
             at.state,
             at.tokens,
             at.view,

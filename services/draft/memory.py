@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError, NoRoom
-from slipstream.core.options import MAX_NODES
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
+from slipstream.core.request.options import MAX_NODES
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
 from slipstream.models.memory import MemoryPlan, budget_bytes, shown
 
 IN_PROCESS = "0.25"
@@ -51,7 +51,7 @@ class DraftMemory:
                 f"a budget of {self.budget} is {shown(size)} for keys and values, but a page takes"
                 f" {shown(page_bytes)}"
             )
-        longest = round_up(needs.max_tokens + MAX_NODES, KEY_BLOCK) // KEY_BLOCK
+        longest = round_up(needs.max_tokens + MAX_NODES, BLOCK_SIZE) // BLOCK_SIZE
         count = min(size // page_bytes, self.max_sessions * longest)
         return MemoryPlan(needs.weight_bytes, count, page_bytes, needs.workspace_bytes)
 

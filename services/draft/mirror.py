@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.draft.memory import ByteBudget
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout, round_up
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
 from slipstream.models.scorer import KvView
 
 Fill = Callable[[Sequence[Tensor]], None]
@@ -119,7 +119,7 @@ class KvMirror:
 
     def _replace_buffers(self, num_slots: int) -> None:
         count, old = self._held
-        num_slots = round_up(num_slots, KEY_BLOCK)
+        num_slots = round_up(num_slots, BLOCK_SIZE)
         self._budget.take((num_slots - self._num_slots) * self._layout.bytes_per_token)
         new = self._new_buffers(num_slots)
         for source, into in zip(old, new, strict=True):

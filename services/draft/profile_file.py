@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.profile import Profile
-from slipstream.core.profile_values import profile_from_values, profile_values
+from slipstream.core.request.profile import Profile, profile_from_values, profile_values
 
 FORMAT_VERSION = 1
 PROFILE_NAME = "profile.json"

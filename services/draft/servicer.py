@@ -23,9 +23,9 @@ from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.supply import KvSupply
-from slipstream.draft.telling import Telling, tell, tell_load
+from slipstream.draft.telemetry import Telling, tell, tell_load
 from slipstream.engine.thread import Done, EngineThread
-from slipstream.rpc.convert import (
+from slipstream.rpc.conversion.convert import (
     delta_from_pb,
     plan_from_pb,
     proposal_to_pb,
@@ -40,7 +40,7 @@ from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.DraftService"

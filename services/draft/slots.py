@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from slipstream.core.candidates import (
+from slipstream.core.draft.candidates import (
     coupled,
     draw_with_replacement,
     draw_without_replacement,
@@ -22,8 +22,8 @@ from slipstream.core.candidates import (
     sparse_law,
 )
 from slipstream.core.errors import ModelError
-from slipstream.core.laws import LawContext
 from slipstream.core.types import NodeStats, Session, SparseLaw, Verification
+from slipstream.core.verify.laws import LawContext
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
 from slipstream.models.scorer import Scores
 

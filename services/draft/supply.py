@@ -9,9 +9,9 @@ from slipstream.draft.build import Drafter
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.feed import FeedAddress
 from slipstream.draft.feeds import FeedNeed, KvFeeds
-from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvSource
+from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvStreamSource
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 
 
 class KvSupply:
@@ -92,5 +92,5 @@ class KvSupply:
 def _feed_from_pb(message: draft_pb2.KvFeed) -> FeedAddress:
     if not (message.session_id and message.incarnation):
         raise InvalidRequest("the plan's feed lacks the session or the process to read from")
-    source = KvSource(message.session_id, message.incarnation)
+    source = KvStreamSource(message.session_id, message.incarnation)
     return FeedAddress(message.address, source, message.credential)

@@ -10,7 +10,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.draft.engine import Feed, KvSource, LocalDraft
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.machine import this_machine
 from slipstream.models.scorer import KvView, Scorer
 

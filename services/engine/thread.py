@@ -1,17 +1,24 @@
 """The one thread on which everything that touches an engine runs, in the order of arrival.
 
-Knows nothing of what runs on it. The event loop stays free while an engine computes.
+The event loop stays free while an engine computes. A step that fails is the engine's own error, and
+too many in a row end the process.
 """
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from slipstream.core.errors import InternalError
+
 T = TypeVar("T")
+MAX_FAILED_STEPS = 8
+"""Limit of failed steps in a row. A step that one request spoils is followed by others that
+succeed; where a device or its memory is lost, every step fails, and only a new process helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class EngineThread:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that have not begun."""
+        """Number of jobs that have not begun."""
         return self._num_waiting
 
     @property
@@ -63,7 +70,7 @@ class EngineThread:
                 self._count(-1)
 
     def call(self, job: Callable[[], T]) -> T:
-        """The result of a job, once it is there: for what comes before anything is served."""
+        """Run a job and block until it is done: for what comes before anything is served."""
         return self._pool.submit(job).result()
 
     def close(self) -> None:
@@ -71,26 +78,55 @@ class EngineThread:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _timed(self, job: Callable[[], T], asked: float) -> Done[T]:
-        self._count(-1)
-        began = self._begin()
+        with self._lock:
+            self._num_waiting -= 1
+            self._began = began = self._clock()
         try:
             value = job()
         finally:
-            engine_s = self._end(began)
+            with self._lock:
+                engine_s = self._clock() - began
+                self._busy_s += engine_s
+                self._began = None
         return Done(value, began - asked, engine_s)
-
-    def _begin(self) -> float:
-        with self._lock:
-            self._began = self._clock()
-            return self._began
-
-    def _end(self, began: float) -> float:
-        with self._lock:
-            engine_s = self._clock() - began
-            self._busy_s += engine_s
-            self._began = None
-            return engine_s
 
     def _count(self, change: int) -> None:
         with self._lock:
             self._num_waiting += change
+
+
+@contextmanager
+def internal_errors(engine: str) -> Iterator[None]:
+    """Raise `InternalError` from any error inside: a step's failure is the engine's own, and never
+    blamed on a caller."""
+    try:
+        yield
+    except InternalError:
+        raise
+    except Exception as error:
+        raise InternalError(
+            f"a step of the {engine} failed, through no fault of the request"
+        ) from error
+
+
+class FailedSteps:
+    """Counts the failed steps of one engine since the last that succeeded."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._count = 0
+        self._are_too_many = asyncio.Event()
+
+    def record(self, *, has_failed: bool) -> None:
+        """Count a step. On the event loop."""
+        self._count = self._count + 1 if has_failed else 0
+        if self._count >= MAX_FAILED_STEPS:
+            self._are_too_many.set()
+
+    async def too_many(self) -> str:
+        """Wait until too many have failed in a row; return a sentence about it."""
+        await self._are_too_many.wait()
+        return (
+            f"{MAX_FAILED_STEPS} steps of the {self._engine} in a row have failed, the limit:"
+            " the process ends, so that it is started anew"
+        )

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 import slipstream
 from slipstream.client import AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
-from slipstream.core.request import MAX_NAME_LENGTH, check_name
+from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
 from slipstream.gateway.body import ChatRequest, CompletionRequest, R, parameters, validated
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.errors import HttpError, http_error

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError, from_json
 
-from slipstream.core.logprobs import MAX_LOGPROBS
-from slipstream.core.options import Mode
-from slipstream.core.prompt import Prompt
+from slipstream.core.request.options import Mode
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream.gateway.errors import HttpError
 

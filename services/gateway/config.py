@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slipstream.client.connection import are_local, router_target
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
+from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.options import option
 from slipstream.rpc.certificates import read
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from slipstream.client import AsyncChunkStream, Chunk, FinishReason, RequestStats
-from slipstream.core.ended import ended
 from slipstream.core.errors import SlipstreamError
+from slipstream.core.inline import ended
 from slipstream.gateway.errors import HttpError, http_error
 from slipstream.gateway.responses import ApiFormat, Content, Envelope, Json, metrics, usage
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.client import FinishReason, RequestStats
-from slipstream.core.logprobs import Logprobs, TokenLogprob
+from slipstream.core.text.logprobs import Logprobs, TokenLogprob
 
 Json = dict[str, Any]
 

@@ -1,6 +1,6 @@
-"""One service as a child process: started, told of when it is ready, listened to, stopped.
+"""One service as a child process, `python -m MODULE`: started, waited for, stopped.
 
-Knows `python -m MODULE`, the line `ready HOST:PORT` and signals; not what the service does.
+It is ready once it writes the line `ready HOST:PORT`.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.exit_codes import BAD_INPUT
 from slipstream.parent_watch import watched_command
 
-Say = Callable[[str, str], None]
-"""Told the name of a child and a line that it wrote."""
+OnLine = Callable[[str, str], None]
+"""Called with the name of a child and a line that it wrote."""
 
 READY = "ready "
 ERROR = "error: "
@@ -25,10 +25,10 @@ _PIECE = 1 << 16
 class Child:
     """A running service. Made by `start_child`; does not outlive the thread that did so."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, say: Say) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, on_line: OnLine) -> None:
         self.name = name
         self._process = process
-        self._say = say
+        self._on_line = on_line
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_line = ""
         self._error = ""
@@ -40,47 +40,43 @@ class Child:
         return self._process.pid
 
     async def ready(self) -> str:
-        """The address it serves on, once it does.
+        """Return the address it serves on, once it does.
 
-        When it ends before, raises `InvalidRequest` if it was told what it can't use, otherwise
+        When it ends before, raises `InvalidRequest` for options that it can't use, otherwise
         `ServiceError`, with its last error line, or else how it ended.
         """
         either: set[asyncio.Future[Any]] = {self._address, self._running}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._address.done():
             return self._address.result()
-        reason = self._error or self._end()
-        is_input = self._process.returncode == BAD_INPUT
-        kind = InvalidRequest if is_input else ServiceError
+        code, reason = self._process.returncode or 0, self._error or self.exit_text()
+        if code > 0 and self._last_line and not self._error:  # such as the end of a traceback
+            reason = f"{reason} ({self._last_line})"
+        kind = InvalidRequest if code == BAD_INPUT else ServiceError
         raise kind(f"the {self.name} did not start: {reason}")
 
     async def ended(self) -> None:
-        """Wait until the process has ended and all that it wrote has been told."""
+        """Wait until the process has ended and all that it wrote was reported."""
         await asyncio.shield(self._running)
 
     def exit_text(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         code = self._process.returncode
         if code is not None and code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end, and kill it when it has not after the grace. Again is fine."""
+        """Send SIGTERM, and kill it when it has not ended after the grace. May be repeated."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
                 await self.ended()
         except TimeoutError:
-            self._say(self.name, f"has not ended within {grace_s:g} s and is killed")
-        finally:  # whoever lost patience with us has with the child, too
+            self._on_line(self.name, f"has not ended within {grace_s:g} s and is killed")
+        finally:  # also when this is cancelled
             self._signal(signal.SIGKILL)
         await self.ended()
-
-    def _end(self) -> str:
-        """How it ended, and its last line where that is why: the end of a traceback, say."""
-        by_itself = (self._process.returncode or 0) > 0 and self._last_line
-        return f"{self.exit_text()} ({self._last_line})" if by_itself else self.exit_text()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
@@ -102,11 +98,11 @@ class Child:
                 self._last_line = line
                 if line.startswith(ERROR):
                     self._error = line.removeprefix(ERROR)
-                self._say(self.name, line)
+                self._on_line(self.name, line)
 
 
 def show(name: str, line: str) -> None:
-    """A `Say`: what a child has written goes to standard error, behind its name."""
+    """Write a child's line to standard error, behind its name."""
     sys.stderr.write(f"{name:<7}| {line}\n")
     sys.stderr.flush()
 
@@ -116,12 +112,12 @@ async def start_child(
     module: str,
     flags: Sequence[str],
     *,
-    say: Say,
+    on_line: OnLine,
     defaults: Mapping[str, str] | None = None,
 ) -> Child:
-    """Start `python -m module flags` in a process group of its own, so that Ctrl-C is ours.
+    """Start `python -m module flags` in a process group of its own, so that Ctrl-C is not for it.
 
-    `defaults` are environment variables for the child where ours do not say otherwise.
+    `defaults` are environment variables for the child where ours do not set them.
     """
     command = [sys.executable, "-m", module, *flags]
     process = await asyncio.create_subprocess_exec(
@@ -131,11 +127,11 @@ async def start_child(
         stderr=asyncio.subprocess.PIPE,
         env=child_environment(defaults or {}),
     )
-    return Child(name, process, say)
+    return Child(name, process, on_line)
 
 
 async def lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines of text as they come; one that is very long comes in pieces."""
+    """Yield lines of text as they come; one that is very long comes in pieces."""
     rest = b""
     while piece := await stream.read(_PIECE):
         *whole, rest = (rest + piece).split(b"\n")

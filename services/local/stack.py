@@ -1,19 +1,18 @@
-"""Target, draft and router as processes on this machine, and what the end of one means to the rest.
+"""Target, draft and router as processes on this machine, and the HTTP front if it is wanted.
 
-Without a target, a router or the HTTP front that was wanted nothing goes on; a draft that is lost
-is started again, and meanwhile the router does without. Knows the flags that connect them; not what
-they load or say.
+The end of a draft is no problem: it is started again, and meanwhile the router does without. The
+end of another process ends all.
 """
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ServiceError
-from slipstream.local.child import Child, Say, start_child
-from slipstream.local.ports import require_free
+from slipstream.local.child import Child, OnLine, start_child
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -24,9 +23,9 @@ HTTP = "http"
 # and none moves: otherwise two that wait for each other meet on one core, for a time slice each.
 _TAKING_TURNS = {"GOMP_SPINCOUNT": "50000"}
 _STAYING = ("--pin-threads",)
-_PATIENCE_S = 15.0
-"""How much longer than its own grace a service gets before it is killed: it tells its last, to a
-collector that may not answer."""
+_SPARE_S = 15.0
+"""How much longer than its own grace a service gets before it is killed: it exports its last
+telemetry, to a collector that may not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +36,13 @@ class StackPlan:
     draft: tuple[str, ...] | None = ()
     router: tuple[str, ...] = ()
     port: int = 0
-    """The router's; 0 takes any that is free."""
+    """Port of the router; 0 takes any that is free."""
     grace_s: float = 30.0
-    """What requests in flight get when the services are to stop."""
+    """Time for requests in flight when the services are to stop."""
     takes_turns: bool = True
     """Whether draft and target each use all the cores of this machine."""
     http: tuple[str, ...] | None = None
-    """Of the HTTP front; None starts none."""
+    """Flags of the HTTP front; None starts none."""
     http_port: int = 0
 
     def __post_init__(self) -> None:
@@ -54,25 +53,12 @@ class StackPlan:
             raise InvalidRequest(f"grace_s is {self.grace_s:g}, but must be 0 to 3600")
 
     def traced(self, directory: Path) -> "StackPlan":
-        """The same with all requests traced, to files in a directory."""
+        """Return the plan with all requests traced, to files in a directory."""
         flags = ("--traces", f"file:{directory}", "--trace-ratio", "1")
         draft = None if self.draft is None else (*flags, *self.draft)
         http = None if self.http is None else (*flags, *self.http)
         target, router = (*flags, *self.target), (*flags, *self.router)
         return replace(self, target=target, draft=draft, router=router, http=http)
-
-
-class Detour(Protocol):
-    """Something between a draft and the target whose keys and values it reads."""
-
-    @property
-    def address(self) -> str:
-        """Where it listens."""
-        ...
-
-    def lead_to(self, address: str) -> None:
-        """Where what it is told goes from now on."""
-        ...
 
 
 class Stack:
@@ -81,10 +67,9 @@ class Stack:
     `start`, then `watch`; `stop` in any case.
     """
 
-    def __init__(self, plan: StackPlan, *, say: Say, detour: Detour | None = None) -> None:
+    def __init__(self, plan: StackPlan, *, on_line: OnLine) -> None:
         self._plan = plan
-        self._say = say
-        self._detour = detour
+        self._on_line = on_line
         self._children: dict[str, Child] = {}
         self.engines: dict[str, str] = {}
         """Addresses of target and draft, once they serve."""
@@ -95,16 +80,16 @@ class Stack:
         """The processes, by role."""
         return {role: child.pid for role, child in self._children.items()}
 
-    async def start(self) -> str:
-        """Start all; the router's address once requests can be sent there.
+    async def start(self, *target_flags: str) -> str:
+        """Start all, the target with more flags; return the router's address once it serves.
 
         Raises what `Child.ready` does for the first service that fails, whatever the others still
         load, and `ServiceError` for a port that is in use, before anything loads.
         """
-        require_free("router", self._plan.port)
+        _require_free("router", self._plan.port)
         if self._plan.http is not None:
-            require_free(HTTP, self._plan.http_port)
-        self.engines = await self._start_engines()
+            _require_free(HTTP, self._plan.http_port)
+        self.engines = await self._start_engines(target_flags)
         flags = [part for role, address in self.engines.items() for part in (f"--{role}s", address)]
         at = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", at, (*flags, *self._plan.router))
@@ -132,26 +117,22 @@ class Stack:
         """End from the front to the engines; each has the grace, unless in a hurry."""
         if self._launching is not None:
             await asyncio.wait({self._launching})
-        grace_s = 0.0 if hurry else self._plan.grace_s + _PATIENCE_S
+        grace_s = 0.0 if hurry else self._plan.grace_s + _SPARE_S
         for roles in ((HTTP,), ("router",), ("draft", "target")):
             children = [self._children[role] for role in roles if role in self._children]
             await asyncio.gather(*(child.stop(grace_s) for child in children))
 
-    async def _start_engines(self) -> dict[str, str]:
-        detour = self._detour
-        via = [] if detour is None else ["--advertised-address", detour.address]
-        children = [await self._launch("target", ANY_PORT, (*self._plan.target, *via))]
+    async def _start_engines(self, target_flags: Sequence[str]) -> dict[str, str]:
+        flags = (*self._plan.target, *target_flags)
+        children = [await self._launch("target", ANY_PORT, flags)]
         if self._plan.draft is not None:
             children.append(await self._launch("draft", ANY_PORT, self._plan.draft))
         found = await self._ready(*children)
-        addresses = {child.name: at for child, at in zip(children, found, strict=True)}
-        if detour is not None:
-            detour.lead_to(addresses["target"])
-        return addresses
+        return {child.name: at for child, at in zip(children, found, strict=True)}
 
     async def _ready(self, *children: Child) -> list[str]:
-        """Addresses of these, once all serve. The first that fails ends the wait, and so does the
-        end of a service that is needed."""
+        """Return the addresses of these, once all serve. The first that fails ends the wait, and
+        so does the end of a service that is needed."""
         ready = asyncio.gather(*(child.ready() for child in children))
         lost = asyncio.gather(*map(self._need, self._needed()))
         either: set[asyncio.Future[Any]] = {ready, lost}
@@ -166,7 +147,7 @@ class Stack:
             await asyncio.gather(ready, lost, return_exceptions=True)
 
     def _needed(self) -> list[Child]:
-        """The services without which nothing goes on, of those that have been started."""
+        """Return the started services whose end ends all."""
         return [child for role, child in self._children.items() if role != "draft"]
 
     async def _need(self, child: Child) -> None:
@@ -178,18 +159,18 @@ class Stack:
     async def _keep_draft(self) -> None:
         if self._plan.draft is None:
             return
-        address = await self._children["draft"].ready()  # where the router will look for it
+        address = await self._children["draft"].ready()  # the address that the router has
         pause_s = FIRST_PAUSE_S
         while True:
             await self._children["draft"].ended()
-            said = self._children["draft"].exit_text()
-            self._say("draft", f"{said}; it is started again in {pause_s:g} s")
+            ended = self._children["draft"].exit_text()
+            self._on_line("draft", f"{ended}; it is started again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             draft = await self._launch("draft", address, self._plan.draft)
             pause_s = FIRST_PAUSE_S if await _is_up(draft) else min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _launch(self, role: str, address: str, flags: Sequence[str]) -> Child:
-        """Start a service. Not to be interrupted: whoever stops us must know of the process."""
+        """Start a service, also when this is cancelled: `stop` must know of the process."""
         launching = asyncio.create_task(self._launched(role, address, flags))
         self._launching = launching
         return await asyncio.shield(launching)
@@ -203,7 +184,7 @@ class Stack:
             role,
             "slipstream.gateway" if role == HTTP else f"slipstream.{role}",
             [*common, *flags],
-            say=self._say,
+            on_line=self._on_line,
             defaults=_TAKING_TURNS if takes_turns else None,
         )
         self._children[role] = child
@@ -216,3 +197,16 @@ async def _is_up(child: Child) -> bool:
     except (InvalidRequest, ServiceError):
         return False
     return True
+
+
+def _require_free(role: str, port: int) -> None:
+    """Raise `ServiceError` for a port that the service `role` could not listen on; 0 is any."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ServiceError(
+                f"the {role} can't start: the address 127.0.0.1:{port} can't be listened on"
+                f" ({error.strerror})"
+            ) from None

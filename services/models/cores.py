@@ -1,4 +1,4 @@
-"""Which thread of a process computes, on which cores. Knows torch's thread pools, no engines."""
+"""The thread of a process that computes, and the cores of its pools."""
 
 import os
 import threading
@@ -20,8 +20,8 @@ _PARALLEL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """How many threads compute (None: torch's choice), and whether each stays on a core of its own,
-    from the `first` one on.
+    """Number of threads that compute (None: torch's choice), and whether each stays on a core of
+    its own, from the `first` one on.
 
     Staying pays where other processes use the same cores: two threads that wait for each other must
     never share one.
@@ -33,7 +33,7 @@ class Cores:
 
 
 def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: Cores) -> T:
-    """What `load` makes, on the thread where `call` runs it, which is the one to compute.
+    """Return what `load` makes, on the thread where `call` runs it, which is the one to compute.
 
     Every thread that computes in parallel gets a pool of its own. With more pool threads than
     cores OpenMP stops spinning, and a round of a small model takes 1.5 times as long. So one

@@ -1,8 +1,8 @@
-"""The decision model: from what a draft knows of a slot to the chance that its token is accepted.
+"""The decision model: the probability that a token is accepted, from a draft's state and scores.
 
 After DynaSD's "soft" model ("Improving Multi-Candidate Speculative Decoding"), which reads the
 state behind the draft's final norm. This one starts from the draft's confidence and learns what
-to correct. It reads a slot's law, never which token was taken. Knows nothing of thresholds.
+to correct. It reads a position's distribution, never which token was taken.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.glide_config import WEIGHTS_NAME
-from slipstream.models.glide_weights import read_tensors, write_tensors
+from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.glide.glide_weights import read_tensors, write_tensors
 
 DECISION_NAME = "decision.safetensors"
 NUM_STATS = 4
 GREEDY, SAMPLED = 0, 1
-"""Columns of the chances: at temperature 0, and above."""
+"""Columns of the probabilities: at temperature 0, and above."""
 LEAST = torch.finfo(torch.float32).min
 """Stands for the logarithm of 0 in an entropy, where 0 times -inf would be no number."""
 
@@ -31,10 +31,10 @@ _DRAFT_KEY = "draft"
 
 
 class DecisionModel(nn.Module):
-    """A logistic law of statistics and hidden state, corrected by a layer of `width` units.
+    """A logistic model of statistics and hidden state, corrected by a layer of `width` units.
 
     Untrained, it takes the draft's top-1 probability at its word. The first layer's last two rows
-    are the logistic law's, so that a draft step pays for three small products only.
+    are the logistic model's, so that a draft step pays for three small products only.
     """
 
     def __init__(self, hidden_size: int, width: int = 32) -> None:
@@ -52,7 +52,7 @@ class DecisionModel(nn.Module):
 
     @torch.no_grad()
     def set_base(self, weight: Tensor, bias: Tensor) -> None:
-        """Give the logistic law its weights [2, 4] of the statistics, and its bias [2]."""
+        """Set the logistic model's weights [2, 4] of the statistics, and its bias [2]."""
         self.stats.weight[self.width :] = weight
         self.hidden.bias[self.width :] = bias
 
@@ -73,8 +73,8 @@ class DecisionModel(nn.Module):
 
 
 def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[float, ...]:
-    """What the model is told of a slot: the log-odds of the likeliest token, the law's entropy in
-    nats, the log-ratio of the two likeliest, and the distance to the newest target key.
+    """Return the statistics of a position: log-odds of the likeliest token, entropy in nats,
+    the log-ratio of the two likeliest, and the distance to the newest target key.
 
     `log_probs` are those of the two likeliest tokens, at temperature 1. Beyond one in a million
     all odds are the same.

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.linear import PackedLinear
-from slipstream.models.machine import Measurements, this_machine
+from slipstream.models.machine import Measurements, best_seconds, this_machine
 from slipstream.models.native.library import has_kernels
-from slipstream.models.speed import best_seconds
+from slipstream.models.numerics.linears import PackedLinear
 
 _LOG = logging.getLogger("slipstream.models")
 
@@ -34,7 +33,7 @@ _COPIES = 4
 _CLEARLY = 1.1
 """How much faster float32 must be for twice the memory."""
 _SLOW = 1.5
-"""How many times slower in torch a dtype that was asked for may be before a warning says so. Native
+"""How many times slower in torch a configured dtype may be before a warning is logged. Native
 code multiplies either of `_CANDIDATES` as fast as memory allows."""
 
 

@@ -1,4 +1,4 @@
-"""From a name to a model in memory. Dtype and device are decided here only; no caches, no drafts.
+"""Loading of a model by its name. Dtype and device are decided here only.
 
 Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
 """
@@ -13,20 +13,18 @@ from typing import Any, Protocol
 import torch
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.architecture import eos_ids
 from slipstream.models.dtypes import AUTO, choose_dtype
-from slipstream.models.kept_tokenizer import NumberedTokenizer, keep, read_kept
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, has_kernels, kernels
 from slipstream.models.native.source import WeightSource
-from slipstream.models.quiet import quiet_transformers
-from slipstream.models.store.folder import gguf_in
-from slipstream.models.store.gguf import gguf_options, read_gguf_tokenizer
+from slipstream.models.store.folder import brief, gguf_in
+from slipstream.models.store.gguf import gguf_options, quiet_transformers, read_gguf_tokenizer
 from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
-from slipstream.models.store.hub import brief
-from slipstream.models.store.progress import Progress
 from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.store.wheel import Progress
+from slipstream.models.target.architecture import eos_ids
+from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -60,8 +58,7 @@ def load_model(
     num_ranks: int = 1,
 ) -> LoadedModel:
     """Load a model to serve, by alias, path or hub id: a source of weights for native code where
-    that computes it, without transformers; else as `load_target_parts` does, which says what is
-    raised."""
+    that computes it, without transformers; else as `load_target_parts` does, which lists errors."""
     choose_dtype(dtype, parse_device(device), native=has_kernels())
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
@@ -166,7 +163,7 @@ def _generation_eos(folder: Path) -> frozenset[int]:
 
 
 class Numbered(Protocol):
-    """What numbers its tokens in a known way; a hash of None is not compared."""
+    """Model with a known numbering of tokens; a hash of None is not compared."""
 
     @property
     def model_id(self) -> str:
@@ -174,9 +171,7 @@ class Numbered(Protocol):
         ...
 
     @property
-    def tokenizer_hash(self) -> str | None:
-        """See `LoadedModel.tokenizer_hash`."""
-        ...
+    def tokenizer_hash(self) -> str | None: ...
 
 
 def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
@@ -190,7 +185,7 @@ def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
 
 
 def parse_device(name: str) -> torch.device:
-    """Raises `InvalidRequest` for one that is not here."""
+    """Raise `InvalidRequest` for one that is not here."""
     if not _DEVICE.fullmatch(name):
         raise InvalidRequest(f"the device is {name!r}, but must be cpu, cuda or cuda:N")
     device = torch.device(name)
@@ -234,8 +229,8 @@ def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: 
 
 
 def check_ranks(path: Path, num_ranks: int) -> None:
-    """Raises `InvalidRequest` unless the model in a directory can be split so many ways."""
-    from slipstream.models.shards import require_split
+    """Raise `InvalidRequest` unless the model in a directory can be split so many ways."""
+    from slipstream.models.parallel.shards import require_split
 
     folder, gguf = find_sources(path)
     if gguf:
@@ -282,7 +277,7 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
 
 
 def require_same_vocabulary(path: Path, num_ids: int, vocab_size: int) -> None:
-    """Raises `ModelMismatch` for a tokenizer with ids past the model's."""
+    """Raise `ModelMismatch` for a tokenizer with ids past the model's."""
     if not 0 < num_ids <= vocab_size:
         raise ModelMismatch(
             f"the tokenizer in {path} goes up to id {num_ids - 1}, "

@@ -1,4 +1,4 @@
-"""What was measured of this machine, kept in the cache directory from one start to the next.
+"""Measurements of this machine, kept in the cache directory from one start to the next.
 
 There is one JSON file for each combination of processor, instruction set limits, threads and
 versions: what one of them changes has to be measured again. Every entry can be measured anew, so
@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,20 @@ import torch
 
 from slipstream import __version__
 from slipstream.config import instruction_limits, measurements_dir
+from slipstream.core.timing import Clock
 
 _LOG = logging.getLogger("slipstream.models")
 _CPUINFO = Path("/proc/cpuinfo")
-_TOLD = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
-"""Lines of /proc/cpuinfo that tell one kind of processor from another, on x86-64 and ARM."""
+_CPU_FIELDS = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
+"""Lines of /proc/cpuinfo that differ between kinds of processors, on x86-64 and ARM."""
+_PASSES = 6
 
 
 class Measurements:
     """Values by name, JSON all of them, in one file; in memory alone where `path` is None."""
 
     def __init__(self, path: Path | None, machine: Mapping[str, Any] | None = None) -> None:
-        """`machine` is what the file says it is of, for people to read."""
+        """`machine` describes the file's contents to its readers."""
         self._path = path
         self._machine = dict(machine or {})
         self._values = self._read()
@@ -98,11 +101,34 @@ def _measurements(num_threads: int) -> Measurements:
 
 @cache
 def _processor() -> str:
-    """The processor's name, and on the following lines what else tells it from others."""
+    """The processor's name, and on the following lines what else distinguishes it."""
     try:
         first = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return f"{platform.processor() or platform.machine()}"
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
-    name = told.get("model name", platform.machine())
-    return "\n".join([name, *(told[key] for key in _TOLD if key in told)])
+    found = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)
+    }
+    name = found.get("model name", platform.machine())
+    return "\n".join([name, *(found[key] for key in _CPU_FIELDS if key in found)])
+
+
+def best_seconds(
+    alternatives: Sequence[Callable[[], object]],
+    *,
+    passes: int = _PASSES,
+    clock: Clock = time.perf_counter,
+) -> list[float]:
+    """Return the shortest time of each alternative, in seconds.
+
+    They run in turn, `passes` times after a first one that warms up: what else the machine does
+    only ever adds to a time, and hardly to every one of them.
+    """
+    best = [float("inf")] * len(alternatives)
+    for number in range(passes + 1):
+        for index, run in enumerate(alternatives):
+            start = clock()
+            run()
+            if number:
+                best[index] = min(best[index], clock() - start)
+    return best

@@ -1,7 +1,4 @@
-"""How much memory keys and values get, and what else there is: accounted before anything is served.
-
-Knows devices and sizes; not who uses the memory.
-"""
+"""Memory for keys and values, weights and workspace: accounted before anything is served."""
 
 import os
 import re
@@ -11,7 +8,7 @@ from pathlib import Path
 import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.kv.pool import KvLayout
 
 AUTO = "auto"
 _AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
@@ -52,7 +49,7 @@ class MemoryPlan:
 
 
 def check_budget(budget: str) -> None:
-    """Raises `InvalidRequest` unless it is "auto", a share of what is free, or a size."""
+    """Raise `InvalidRequest` unless it is "auto", a share of what is free, or a size."""
     if budget != AUTO:
         _parse(budget)
 
@@ -91,7 +88,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def shown(size: int) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes as text."""
     for unit in ("GiB", "MiB", "KiB"):
         if size >= _UNITS[unit]:
             return f"{size / _UNITS[unit]:.1f} {unit}"
@@ -117,7 +114,7 @@ def _parse(budget: str) -> int | float:
 
 
 def _available() -> int:
-    """What Linux says is available without swapping; elsewhere all that the machine has."""
+    """Return what Linux has available without swapping; elsewhere all that the machine has."""
     meminfo = Path("/proc/meminfo")
     lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.is_file() else []
     for line in lines:
@@ -127,7 +124,7 @@ def _available() -> int:
 
 
 def _group_bytes() -> int:
-    """What the process's control group leaves, where there is a limit."""
+    """Return what the process's control group leaves, where there is a limit."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""What a drafter needs from a draft model: scores after a prefix, then after tree nodes."""
+"""The interface of draft models: scores after a prefix, then after tree nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.pool import KvPool
+from slipstream.models.kv.pool import KvLayout, KvPool
 
 
 @dataclass(slots=True)
@@ -33,7 +32,7 @@ class KvView:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Ask to hold exactly `tokens`, any tree dropped; scores [1] of the slot after the last token.
+    """Request to hold exactly `tokens`, any tree dropped; scores [1] behind the last.
 
     Where `is_scored` is False nothing is scored: a part of a long prefix, with more to come.
     """
@@ -51,7 +50,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """Ask to append tree nodes below earlier ones (-1: below the last token); their scores [R]."""
+    """Request to append tree nodes below earlier ones (-1: the last token); their scores [R]."""
 
     state: Any
     tokens: Sequence[int]
@@ -110,15 +109,15 @@ class Scorer(Protocol):
         ...
 
     def check(self, ask: Ask) -> None:
-        """Raises `InvalidRequest`, `CapacityError` or `ModelMismatch` for an ask that can't be."""
+        """Raise `InvalidRequest`, `CapacityError` or `ModelMismatch` for an impossible request."""
         ...
 
     def score(self, asks: Sequence[Ask]) -> Scores:
-        """What is asked, in one pass: the rows of every ask, ask by ask.
+        """Return the scores of all requests in order, in one pass.
 
-        No two asks are of one state, and all states are of one pool. A row may differ in the last
-        bit with who shares the pass: what is drafted decides only how far a round reaches. Raises
-        what `check` does of any ask, before anything is changed; after anything else no state of
+        No two are of one state, and all states are of one pool. A row may differ in the last
+        bit with the others of the pass: what is drafted decides only how far a round reaches.
+        Raises what `check` does, before anything is changed; after anything else no state of
         the pass is of use again.
         """
         ...
@@ -133,7 +132,7 @@ class Scorer(Protocol):
 
 
 def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:
-    """Raises `InvalidRequest` for nodes that don't fit below a tree with these `parents`."""
+    """Raise `InvalidRequest` for nodes that don't fit below a tree with these `parents`."""
     if not ask.tokens or len(ask.tokens) != len(ask.parents):
         raise InvalidRequest(
             f"{len(ask.tokens)} tokens with {len(ask.parents)} parents: give one parent per token,"

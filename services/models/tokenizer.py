@@ -1,16 +1,34 @@
-"""The parts of a transformers tokenizer that text needs, so that all processes read text alike."""
+"""Tokenizers of models: without transformers, and kept as plain files once it has read them.
 
+How a model's files become a tokenizer is transformers' business, release by release. What it made
+of the same files is read back without it: ids, templates and numbers are the same ones.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.core.errors import ModelMismatch
-from slipstream.text.tokenizer import TextTokenizer
+from slipstream.config import tokenizers_dir
+from slipstream.core.errors import ModelMismatch, SlipstreamError
+from slipstream.models.store.digests import weights_digest
+from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_LOG = logging.getLogger("slipstream.models")
+_SUFFIXES = {".json", ".jinja", ".txt", ".model"}
+_INDEX = ".safetensors.index.json"
+
 
 def text_tokenizer(tokenizer: Any) -> TextTokenizer:
-    """The same tokenizer without transformers; of several chat templates, the default one.
+    """Return a tokenizer without transformers; of several chat templates, the default one.
 
     One that is of this kind already is returned as it is. Raises `ModelMismatch` for a tokenizer
     that the `tokenizers` library can't stand in for.
@@ -44,3 +62,87 @@ def _chat_template(template: str | dict[str, str] | None) -> str:
     if isinstance(template, dict):
         template = template.get("default")
     return template or ""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedTokenizer:
+    """A tokenizer and its numbers. `text` is transformers' own object where texts can't be read
+    without it."""
+
+    text: TextTokenizer | Any
+    vocab_hash: str
+    num_ids: int
+    eos_token_id: int | None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "NumberedTokenizer":
+        """Return the numbers of a transformers tokenizer."""
+        vocab = tokenizer.get_vocab()
+        num_ids = 1 + max(vocab.values(), default=-1)
+        return cls(tokenizer, vocab_hash(vocab), num_ids, tokenizer.eos_token_id)
+
+
+def read_kept(folder: Path, gguf: Path | None) -> NumberedTokenizer | None:
+    """Return the tokenizer of a model's files as it was kept, None where it is not."""
+    try:
+        kept = json.loads(_path(folder, gguf).read_text(encoding="utf-8"))
+        text = TextTokenizer.from_parts(
+            kept["json"].encode(), kept["chat_template"], kept["special_tokens"]
+        )
+        eos = kept["eos_token_id"]
+        return NumberedTokenizer(
+            text, str(kept["vocab_hash"]), int(kept["num_ids"]), None if eos is None else int(eos)
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SlipstreamError):
+        return None
+
+
+def keep(tokenizer: Any, folder: Path, gguf: Path | None) -> NumberedTokenizer:
+    """Return a transformers tokenizer with its numbers, and keep it where texts can be read
+    without transformers."""
+    found = NumberedTokenizer.of(tokenizer)
+    try:
+        text = text_tokenizer(tokenizer)
+    except SlipstreamError:  # readers of texts raise it
+        return found
+    parts = text.parts()
+    kept = {
+        "json": parts.json.decode(),
+        "chat_template": parts.chat_template,
+        "special_tokens": dict(parts.special_tokens),
+        "vocab_hash": found.vocab_hash,
+        "num_ids": found.num_ids,
+        "eos_token_id": found.eos_token_id,
+    }
+    _write(_path(folder, gguf), json.dumps(kept, ensure_ascii=False))
+    return NumberedTokenizer(text, found.vocab_hash, found.num_ids, found.eos_token_id)
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        _LOG.debug("the tokenizer can't be kept in %s: %s", path, error)
+
+
+def _path(folder: Path, gguf: Path | None) -> Path:
+    """The file that a tokenizer is kept in: its name is a digest of all that it depends on."""
+    digest = hashlib.sha256(f"{version('transformers')} {version('tokenizers')}".encode())
+    if gguf is not None:
+        digest.update(weights_digest(gguf).encode())
+    else:
+        for path in _files(folder):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())
+    return tokenizers_dir() / f"{digest.hexdigest()}.json"
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a model directory that its tokenizer may depend on."""
+    found = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
+    for path in sorted(found):
+        if path.suffix in _SUFFIXES and not path.name.endswith(_INDEX) and path.is_file():
+            yield path

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from slipstream.core.draft.ngram import MAX_TOKEN_ID
+from slipstream.core.draft.ngram_sources import LATEST
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram import MAX_TOKEN_ID
-from slipstream.core.ngram_sources import LATEST
 
 SHORT, LONG = 3, 8
 """Lengths of the n-grams that texts are indexed by."""

@@ -60,7 +60,7 @@ class StoreHeader:
 
 
 class NgramFile:
-    """A `core.ngram_sources.NgramStore` in a file. Immutable; processes share its pages.
+    """A `core.draft.ngram_sources.NgramStore` in a file. Immutable; processes share its pages.
 
     Whatever a file holds, a lookup reads a bounded part of it.
     """
@@ -82,7 +82,7 @@ class NgramFile:
         return len(self._fingerprints)
 
     def after(self, latest: Sequence[int]) -> Sequence[tuple[int, float]]:
-        """See `core.ngram_sources.NgramStore.after`.
+        """See `core.draft.ngram_sources.NgramStore.after`.
 
         Longer contexts come first; what is left of their probability goes to shorter ones
         (interpolated absolute discounting, Chen and Goodman 1999, 3.4).

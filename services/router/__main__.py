@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slipstream.router.app import Router
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.process import run_service, say_ready, with_port
-from slipstream.telemetry.sampling import sampled
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 

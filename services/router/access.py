@@ -4,16 +4,127 @@ import hashlib
 import hmac
 import logging
 import os
+import re
 import stat
 import time
+import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
-from slipstream.router.key_file import Entry, read_keys
-from slipstream.state.quotas import Limits
+from slipstream.state.quotas import QuotaLimits
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LIMITS = tuple(at.name for at in fields(QuotaLimits))
+_KNOWN = ("sha256", *_LIMITS, "expires")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key as the file has it."""
+
+    name: str
+    sha256: str
+    """Of the token: 64 lower-case hexadecimal digits."""
+    limits: QuotaLimits = field(default_factory=QuotaLimits)
+    expires: date | None = None
+    """The first day, in UTC, on which it opens nothing."""
+
+
+def read_keys(path: Path) -> tuple[Entry, ...]:
+    """The keys of a file, none where it says so. Raises `InvalidRequest` for one that is broken."""
+    try:
+        return parse_keys(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is not UTF-8 text") from None
+
+
+def parse_keys(text: str, path: str) -> tuple[Entry, ...]:
+    """The keys that a text has; `path` is what its errors call it. Raises `InvalidRequest`."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{path} is not TOML ({str(error).splitlines()[0]})") from None
+    for name in tables:
+        if name != "keys":
+            raise InvalidRequest(f"{path} has {name!r}, but all there may be is tables [keys.NAME]")
+    keys = tables.get("keys")
+    if not isinstance(keys, dict):
+        raise InvalidRequest(f"{path} has no key in it: it needs a table [keys.NAME]")
+    entries = tuple(_entry(name, values, path) for name, values in keys.items())
+    _check_apart(entries, path)
+    return entries
+
+
+def check_name(name: str) -> str:
+    """The name of a key; `InvalidRequest` unless it is one."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"the key's name is {name[:80]!r}, but must be 1 to 64 letters, digits, - and _"
+        )
+    return name
+
+
+def render(entry: Entry) -> str:
+    """A key as it stands in a file."""
+    lines = [f"[keys.{entry.name}]", f'sha256 = "{entry.sha256}"']
+    lines += [f"{name} = {limit}" for name, limit in entry.limits.given().items()]
+    lines += [] if entry.expires is None else [f"expires = {entry.expires.isoformat()}"]
+    return "\n".join([*lines, ""])
+
+
+def _entry(name: str, values: Any, path: str) -> Entry:
+    place = f"[keys.{name}] of {path}"
+    try:
+        check_name(name)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"in {path} {error}") from None
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"{path} has the key {name!r} as a value, but it must be a table")
+    for found in values:
+        if found not in _KNOWN:
+            raise InvalidRequest(f"{place} has {found!r}, but known are {', '.join(_KNOWN)}")
+    try:
+        limits = QuotaLimits(**{limit: values[limit] for limit in _LIMITS if limit in values})
+    except InvalidRequest as error:
+        raise InvalidRequest(f"in {place} {error}") from None
+    return Entry(name, _digest(values.get("sha256"), place), limits, _day(values, place))
+
+
+def _digest(value: Any, place: str) -> str:
+    # What stands there instead may be the token itself, so it is counted and not shown.
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value.lower()):
+        what = f"a text of {len(value)} characters" if isinstance(value, str) else "no text"
+        raise InvalidRequest(
+            f"sha256 in {place} is {what}, but must be the 64 hexadecimal digits of a token's"
+            " SHA-256"
+        )
+    return value.lower()
+
+
+def _day(values: dict[str, Any], place: str) -> date | None:
+    value = values.get("expires")
+    if value is not None and type(value) is not date:  # a moment is a day, too, but more than that
+        raise InvalidRequest(f"expires in {place} is {str(value)!r}, but must be a day, 2027-01-31")
+    return value
+
+
+def _check_apart(entries: tuple[Entry, ...], path: str) -> None:
+    seen: dict[str, str] = {}
+    for entry in entries:
+        other = seen.setdefault(entry.sha256, entry.name)
+        if other != entry.name:
+            raise InvalidRequest(
+                f"{path} has one sha256 for the keys {other!r} and {entry.name!r}, so that nobody"
+                " could tell whose token it is"
+            )
+
 
 CHECK_S = 1.0
 """How often, at most, the file is looked at."""
@@ -28,7 +139,7 @@ class Key:
     """Who calls, and what that one may ask for. The name is empty where nobody needs a token."""
 
     name: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: QuotaLimits = field(default_factory=QuotaLimits)
 
 
 class Access:

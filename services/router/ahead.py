@@ -7,11 +7,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from slipstream.core.ended import ended
-from slipstream.core.ending import Ending
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.journal import Journal
-from slipstream.core.results import Chunk, Continuity
+from slipstream.core.inline import ended
+from slipstream.core.journal import Ending, Journal
+from slipstream.core.request.results import Chunk, Continuity
 
 
 class WriteBehind:

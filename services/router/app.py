@@ -10,30 +10,29 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 
-from slipstream.core.server_info import ReplicaRole, ReplicaState
+from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.access import Access
-from slipstream.router.admission import Admission
-from slipstream.router.breaker import Breakers
 from slipstream.router.config import RouterConfig
-from slipstream.router.fleet import DrafterDefaults, Fleet
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
-from slipstream.router.limits import KeyLimits
-from slipstream.router.pool import Pool
-from slipstream.router.probes import DraftProbe, TargetProbe
-from slipstream.router.replica import Hooks
+from slipstream.router.limits import Admission, KeyLimits
+from slipstream.router.replicas.breaker import Breakers
+from slipstream.router.replicas.discovery import Sources
+from slipstream.router.replicas.fleet import DrafterDefaults, Fleet
+from slipstream.router.replicas.pool import Pool
+from slipstream.router.replicas.probes import DraftProbe, TargetProbe
+from slipstream.router.replicas.replica import Hooks
 from slipstream.router.request_runner import RequestRunner, RouterState, Timeouts
 from slipstream.router.request_telemetry import RouterTelemetry
 from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream.router.shadow import Shadow
-from slipstream.router.sources import Sources
 from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
-from slipstream.state.claims import Claims
-from slipstream.state.opening import open_quotas, open_store
+from slipstream.state.factory import open_quotas, open_store
+from slipstream.state.session_leases import SessionLeases
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.telemetry import Telemetry
@@ -153,7 +152,7 @@ class Router:
 
     def _make_runner(self) -> RequestRunner:
         config = self._config
-        claims = Claims(self._store, config.keep_rules(), next_fence=self._next_fence)
+        claims = SessionLeases(self._store, config.keep_rules(), next_fence=self._next_fence)
         return RequestRunner(
             self._fleet,
             RouterState(claims, self._leases, NgramStores(config.ngrams), self._learner),

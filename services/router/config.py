@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.options import DRAFTERS
-from slipstream.core.request import NO_DRAFTER
+from slipstream.core.request.options import DRAFTERS
+from slipstream.core.request.request import NO_DRAFTER
 from slipstream.options import check_bounds, group, option
-from slipstream.router.heartbeat import Heartbeat
 from slipstream.router.learner import KEY, OFF, LearnOptions
+from slipstream.router.replicas.heartbeat import Heartbeat
 from slipstream.router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.interceptors import CallLimits
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
-from slipstream.rpc.service_options import ListenOptions, PeerOptions, TlsOptions
-from slipstream.state.claims import KeepRules
+from slipstream.rpc.service_options import ListenOptions, PeerTlsOptions, TlsOptions
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
+from slipstream.state.session_leases import KeepRules
 
 _LONGEST_QUEUE_S = 86400.0
 MAX_FIELDS = 10_000
@@ -139,7 +139,7 @@ class RouterConfig:
         "Longest time for requests on a connection of that age; more than any request takes.",
     )
     tls: TlsOptions = group(TlsOptions, "tls_")
-    peer: PeerOptions = group(PeerOptions, "peer_")
+    peer: PeerTlsOptions = group(PeerTlsOptions, "peer_")
     peer_target_name: str | None = option(
         None, "Name that targets' certificates must carry; unset, that of the address."
     )

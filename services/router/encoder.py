@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from slipstream.core.prompt import Prompt, are_ids
-from slipstream.core.request import Ask
-from slipstream.router.probes import TargetModel
+from slipstream.core.request.prompt import Prompt, are_ids
+from slipstream.core.request.request import Ask
+from slipstream.router.replicas.probes import DescribedTarget
 from slipstream.text.prompts import encode_prompt, encode_turn
 
 LONG_PROMPT = 4096
@@ -26,7 +26,7 @@ class PromptEncoder:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "encode")
 
     async def encode(
-        self, model: TargetModel, prompt: Prompt, ask: Ask, *, last_token: int | None = None
+        self, model: DescribedTarget, prompt: Prompt, ask: Ask, *, last_token: int | None = None
     ) -> tuple[int, ...]:
         """Token ids of a first turn, or of one behind `last_token`.
 

@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from slipstream.core.errors import NotBuilt, PromptTooLong
-from slipstream.core.prompt import check_num_messages
+from slipstream.core.request.prompt import check_num_messages
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 

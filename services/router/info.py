@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.core.model_info import (
+from slipstream.core.draft.ngram_draft import NGRAM
+from slipstream.core.request.model_info import (
     DrafterInfo,
     Limits,
     ModelInfo,
@@ -11,9 +12,8 @@ from slipstream.core.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.core.ngram_draft import NGRAM
-from slipstream.router.fleet import Fleet, Placed
-from slipstream.router.probes import DraftModel
+from slipstream.router.replicas.fleet import Fleet, Placed
+from slipstream.router.replicas.probes import DescribedDraft
 
 
 def model_info(fleet: Fleet, placed: Placed) -> ModelInfo:
@@ -35,7 +35,7 @@ def model_info(fleet: Fleet, placed: Placed) -> ModelInfo:
     )
 
 
-def _drafters(drafts: Sequence[tuple[DraftModel, bool]]) -> tuple[DrafterInfo, ...]:
+def _drafters(drafts: Sequence[tuple[DescribedDraft, bool]]) -> tuple[DrafterInfo, ...]:
     """One row per kind, counting those that are ready; n-gram lookup is the router's own."""
     elsewhere = [(model, is_ready) for model, is_ready in drafts if model.name != NGRAM.kind]
     rows = drafter_infos([model.facts for model, _ in elsewhere])

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from slipstream.core.draft.ngram import MAX_TOKEN_ID
+from slipstream.core.draft.ngram_sources import TextMemory
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram import MAX_TOKEN_ID
-from slipstream.core.ngram_sources import TextMemory
 from slipstream.ngrams.scopes import LearnedScopes
-from slipstream.router.probes import TargetModel
-from slipstream.state.opening import open_texts
+from slipstream.router.replicas.probes import DescribedTarget
+from slipstream.state.factory import open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.text_exchange import EVERY_S, MAX_TEXT_TOKENS, TextExchange
 from slipstream.telemetry import catalog
@@ -61,7 +61,7 @@ class TrafficLearner:
         self._num_received = 0
         self._num_refused = 0
 
-    def memory(self, model: TargetModel, owner: str) -> TextMemory | None:
+    def memory(self, model: DescribedTarget, owner: str) -> TextMemory | None:
         """Return what requests of an owner may copy from; None where nothing is learned."""
         if self._options.learn == OFF:
             return None
@@ -69,7 +69,7 @@ class TrafficLearner:
         self._follow(scope, model)
         return self._scopes.texts(scope)
 
-    def learn(self, model: TargetModel, owner: str, text: Sequence[int]) -> None:
+    def learn(self, model: DescribedTarget, owner: str, text: Sequence[int]) -> None:
         """Keep prompt and output of a request that has ended well, or their end."""
         if self._options.learn == OFF:
             return
@@ -116,7 +116,7 @@ class TrafficLearner:
         texts = open_texts(store, num_kept=num_kept, ttl_s=options.ttl_s)
         return None if texts is None else TextExchange(texts, self._receive, clock=clock)
 
-    def _follow(self, scope: str, model: TargetModel) -> None:
+    def _follow(self, scope: str, model: DescribedTarget) -> None:
         if self._exchange is not None:
             self._exchange.follow(scope, _vocab_size(model))
 
@@ -129,13 +129,13 @@ class TrafficLearner:
             self._scopes.expire()
             await asyncio.sleep(EVERY_S)
 
-    def _scope(self, model: TargetModel, owner: str) -> str:
+    def _scope(self, model: DescribedTarget, owner: str) -> str:
         """Return the name of a scope, which discloses neither the model nor the owner."""
         owner = owner if self._options.learn == KEY else ""
         parts = (self._options.learn, model.tokenizer_hash, _vocab_size(model), model.name, owner)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _vocab_size(model: TargetModel) -> int:
+def _vocab_size(model: DescribedTarget) -> int:
     """Return what the ids of a text must be below: a target refuses a tree with others."""
     return min(model.facts.vocab_size, MAX_TOKEN_ID + 1)

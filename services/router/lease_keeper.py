@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import Unavailable
-from slipstream.state.claims import Taken
 from slipstream.state.journal import StoreJournal
+from slipstream.state.session_leases import AcquiredSession
 
 BEAT_S = 0.5
 _LOG = logging.getLogger("slipstream.router")
@@ -54,7 +54,7 @@ class LeaseKeeper:
         self._late: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
 
-    async def acquired(self, acquiring: Coroutine[Any, Any, Taken]) -> Taken:
+    async def acquired(self, acquiring: Coroutine[Any, Any, AcquiredSession]) -> AcquiredSession:
         """Return the acquired session; a caller that leaves meanwhile leaves no lease behind."""
         task = asyncio.get_running_loop().create_task(acquiring)
         try:
@@ -104,7 +104,7 @@ class LeaseKeeper:
     def _forget_late(self, num_bytes: int) -> None:
         self._num_late_bytes -= num_bytes
 
-    async def _give_back(self, task: asyncio.Task[Taken]) -> None:
+    async def _give_back(self, task: asyncio.Task[AcquiredSession]) -> None:
         """Give back what nobody is there to use."""
         await asyncio.wait({task})
         if task.cancelled() or task.exception() is not None:

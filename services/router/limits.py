@@ -2,14 +2,15 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 
-from slipstream.core.request import Generation
-from slipstream.core.results import Chunk
+from slipstream.core.errors import CapacityError, Unavailable
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Chunk
 from slipstream.router.access import Key
-from slipstream.state.claims import request_name
 from slipstream.state.quotas import Quotas, Ticket
+from slipstream.state.session_leases import request_name
 
 LONGEST_S = 600.0
 """For how long a request that says nothing more counts as running, at most."""
@@ -96,3 +97,32 @@ class KeyLimits:
 def _num_tokens(chunk: Chunk) -> int:
     prompt = 0 if chunk.prompt is None else chunk.prompt.num_prompt_tokens
     return prompt + len(chunk.token_ids)
+
+
+class Admission:
+    """The door of the router."""
+
+    def __init__(self, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self.num_requests = 0
+        self.is_draining = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request would be let in."""
+        return not self.is_draining and self.num_requests < self._max_requests
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one request. Raises `Unavailable` while draining, `CapacityError` if full."""
+        if self.is_draining:
+            raise Unavailable("the router is about to stop")
+        if self.num_requests >= self._max_requests:
+            raise CapacityError(
+                f"{self.num_requests} requests are running, the limit; try again later"
+            )
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1

@@ -8,29 +8,31 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import Unavailable
 from slipstream.core.journal import Journal
-from slipstream.core.ngram_sources import NgramSources
-from slipstream.core.request import DraftFacts, Generation, Request
-from slipstream.core.results import Chunk, RequestStats
+from slipstream.core.request.request import DraftFacts, Generation, Request
+from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores
-from slipstream.router.admission import Admission
 from slipstream.router.ahead import WriteBehind, one_ahead
 from slipstream.router.encoder import PromptEncoder
-from slipstream.router.fleet import Fleet, Placed, Wanted
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
-from slipstream.router.probes import TargetModel
-from slipstream.router.request_replicas import ReplicaOptions, RequestReplicas, free_parked
+from slipstream.router.limits import Admission
+from slipstream.router.replicas.fleet import Fleet, Placed, Wanted
+from slipstream.router.replicas.probes import DescribedTarget
+from slipstream.router.replicas.request_replicas import (
+    RequestReplicaOptions,
+    RequestReplicas,
+    free_parked,
+)
 from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Answered, Shadow
 from slipstream.rpc.exchange import CallOptions
-from slipstream.state.claims import Claims, check_received
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
-from slipstream.state.replay import replayed
-from slipstream.state.turn import turn_request
+from slipstream.state.session_leases import SessionLeases, check_received, replayed, turn_request
 from slipstream.text.tokenizer import TextTokenizer
 
 INVARIANT = "invariant"
@@ -57,14 +59,14 @@ class Timeouts:
 class RouterState:
     """Sessions, their leases, and the n-grams that requests copy from."""
 
-    claims: Claims
+    claims: SessionLeases
     leases: LeaseKeeper
     stores: NgramStores
     learner: TrafficLearner
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _RunningRequest:
     """A request that holds its session's lease."""
 
     asked: Generation
@@ -108,7 +110,7 @@ class RequestRunner:
             recorder.record_id(asked.ask.request_id)
             recorder.span.ends(ENTER)
             with recorder.span.stage("acquire"):
-                taking = self._state.claims.take(asked, owner, self._model(asked))
+                taking = self._state.claims.acquire(asked, owner, self._model(asked))
                 taken = await self._state.leases.acquired(taking)
             recorder.span.begins("between")
             recorder.record_session(taken.record.session_id)
@@ -116,7 +118,7 @@ class RequestRunner:
                 decode = self._tokenizer(taken.record).decode
                 yield await asyncio.to_thread(replayed, asked, taken.record, decode)
                 return
-            work = _Job(asked, taken.record, taken.journal, remaining, recorder)
+            work = _RunningRequest(asked, taken.record, taken.journal, remaining, recorder)
             async with aclosing(self._run(work)) as chunks:
                 async for chunk in chunks:
                     yield chunk
@@ -139,7 +141,7 @@ class RequestRunner:
         """Encode nothing more."""
         self._encoder.close()
 
-    async def _run(self, job: _Job) -> AsyncGenerator[Chunk, None]:
+    async def _run(self, job: _RunningRequest) -> AsyncGenerator[Chunk, None]:
         asked, record, journal, recorder = job.asked, job.record, job.journal, job.recorder
         async with AsyncExitStack() as stack:
             lease = await stack.enter_async_context(self._state.leases.kept(journal))
@@ -225,7 +227,7 @@ class RequestRunner:
         store = state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
         return NgramSources(store, state.learner.memory(model, record.owner))
 
-    def _replicas(self, placed: Placed, kind: str, job: _Job) -> RequestReplicas:
+    def _replicas(self, placed: Placed, kind: str, job: _RunningRequest) -> RequestReplicas:
         limits, record, remaining = self._timeouts, job.record, job.remaining
         target = CallOptions(
             record.fence,
@@ -235,7 +237,7 @@ class RequestRunner:
             queue_s=limits.target_queue_s,
         )
         draft = CallOptions(record.fence, limits.draft_round_s, limits.draft_token_s, remaining)
-        options = ReplicaOptions(
+        options = RequestReplicaOptions(
             target,
             draft,
             kind,
@@ -259,7 +261,7 @@ def _wanted(record: Record) -> Wanted:
     return Wanted(record.model, record.tokenizer_hash, record.target, arithmetic)
 
 
-def _opening(request: Request, model: TargetModel) -> Opening:
+def _opening(request: Request, model: DescribedTarget) -> Opening:
     return Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
 
 

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.request import Generation, Request
-from slipstream.core.results import Chunk, RequestStats
+from slipstream.core.request.request import Generation, Request
+from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
-from slipstream.telemetry.failures import CANCELLED, GIVEN_UP
 from slipstream.telemetry.genai import (
     input_content,
     operation_attributes,
@@ -23,6 +22,7 @@ from slipstream.telemetry.metric import Attributes, Instruments
 from slipstream.telemetry.request_span import RequestSpan, request_span
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundTracer
+from slipstream.telemetry.spans import CANCELLED, GIVEN_UP
 from slipstream.telemetry.telemetry import Telemetry
 
 ENTER = "enter"
@@ -172,7 +172,7 @@ class RouterTelemetry:
 
     def export(self) -> None:
         """Export the counts of rounds."""
-        self._rounds.tell()
+        self._rounds.publish()
 
 
 def _carrier(metadata: Metadata | None) -> Carrier | None:

@@ -8,21 +8,20 @@ from typing import Any
 
 import slipstream
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request import Ask, Generation, SessionRef, check_name
-from slipstream.core.results import Chunk, collected
-from slipstream.core.server_info import ServerInfo
+from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
+from slipstream.core.request.results import Chunk, collected
+from slipstream.core.request.server_info import ServerInfo
 from slipstream.router.access import Access, Key
-from slipstream.router.admission import Admission
 from slipstream.router.fields import refuse_too_many, refuse_unknown
-from slipstream.router.fleet import Fleet
 from slipstream.router.info import model_info
-from slipstream.router.limits import KeyLimits
+from slipstream.router.limits import Admission, KeyLimits
+from slipstream.router.replicas.fleet import Fleet
 from slipstream.router.request_runner import RequestRunner
 from slipstream.router.request_telemetry import RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Shadow
-from slipstream.rpc.convert_generation import generation_from_pb, prompt_from_pb
-from slipstream.rpc.convert_info import model_info_to_pb, server_info_to_pb
-from slipstream.rpc.convert_results import chunk_to_pb, result_to_pb
+from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
+from slipstream.rpc.conversion.convert_info import model_info_to_pb, server_info_to_pb
+from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc

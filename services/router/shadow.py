@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SlipstreamError
 from slipstream.core.ports import Target
-from slipstream.core.request import Request
+from slipstream.core.request.request import Request
+from slipstream.core.request.server_info import ShadowInfo
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.server_info import ShadowInfo
 from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream.router.admission import Admission
-from slipstream.router.fleet import Fleet, Wanted
+from slipstream.router.limits import Admission
+from slipstream.router.replicas.fleet import Fleet, Wanted
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_target import RemoteTarget
 

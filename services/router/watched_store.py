@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.state.record import Claim, Grant, Lease, News, Record
+from slipstream.state.record import Claim, Grant, Record, SessionUpdate, StoreLease
 from slipstream.state.store import SessionStore
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
@@ -37,15 +37,15 @@ class WatchedStore:
         """See `SessionStore`."""
         return await self._watched("acquire", self._store.acquire(claim))
 
-    async def append(self, lease: Lease, news: News) -> None:
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """See `SessionStore`."""
-        await self._watched("append", self._store.append(lease, news))
+        await self._watched("append", self._store.append(lease, update))
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: StoreLease) -> None:
         """See `SessionStore`."""
         await self._watched("renew", self._store.renew(lease))
 
-    async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
+    async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
         """See `SessionStore`."""
         await self._watched("release", self._store.release(lease, target=target, draft=draft))
 

@@ -5,13 +5,15 @@ A lost peer is found within 15 seconds by keepalive, on idle connections too.
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.certificates import Reloaded, Stamp
+from slipstream.rpc.exchange import MAX_ANSWER_BYTES, parsed
 from slipstream.rpc.security import ClientTls
 
 KEEPALIVE_S = 10
@@ -131,3 +133,24 @@ def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
         ("grpc.dns_min_time_between_resolutions_ms", LONGEST_WAIT_MS),
         ("grpc.use_local_subchannel_pool", 1),
     ]
+
+
+M = TypeVar("M", bound=Message)
+
+
+async def call_unary(
+    channel: grpc.aio.Channel,
+    method: str,
+    request: Message,
+    kind: type[M],
+    *,
+    timeout_s: float | None = None,
+    max_bytes: int = MAX_ANSWER_BYTES,
+) -> M:
+    """Return the answer. Raises `grpc.aio.AioRpcError`, and `InternalError` for other bytes.
+
+    The answer is parsed here: gRPC gives None for bytes that are no message, and logs a traceback.
+    """
+    call: Any = channel.unary_unary(method)
+    answer: bytes = await call(request.SerializeToString(), timeout=timeout_s)
+    return parsed(kind, answer, "it", max_bytes=max_bytes)

@@ -19,7 +19,7 @@ from slipstream.core.errors import (
     SlipstreamError,
     Unavailable,
 )
-from slipstream.rpc.callers import Callers
+from slipstream.rpc.security import Callers
 from slipstream.rpc.status import pushback_of, status_of
 from slipstream.rpc.wire import check_num_fields
 

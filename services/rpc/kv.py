@@ -9,7 +9,7 @@ from enum import StrEnum
 import google_crc32c
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.enums import WireEnum
+from slipstream.rpc.conversion.enums import WireEnum
 from slipstream.rpc.v1 import common_pb2, target_pb2
 
 MAX_PAYLOAD_BYTES = 120 * 1024
@@ -82,7 +82,7 @@ class KvFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class KvSource:
+class KvStreamSource:
     """Whose keys and values they are: a session of one process."""
 
     session_id: str
@@ -98,7 +98,9 @@ class KvFrame:
     payload: bytes
 
 
-def frame_to_pb(source: KvSource, form: KvFormat, frame: KvFrame) -> target_pb2.StreamKvResponse:
+def frame_to_pb(
+    source: KvStreamSource, form: KvFormat, frame: KvFrame
+) -> target_pb2.StreamKvResponse:
     """The message, with its checksum."""
     return target_pb2.StreamKvResponse(
         session_id=source.session_id,
@@ -116,7 +118,7 @@ def frame_to_pb(source: KvSource, form: KvFormat, frame: KvFrame) -> target_pb2.
 
 
 def frame_from_pb(
-    message: target_pb2.StreamKvResponse, source: KvSource, form: KvFormat
+    message: target_pb2.StreamKvResponse, source: KvStreamSource, form: KvFormat
 ) -> KvFrame:
     """The slice, once everything about it is as it was agreed on.
 

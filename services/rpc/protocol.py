@@ -3,7 +3,8 @@
 import secrets
 from dataclasses import dataclass
 
-from slipstream.core.errors import HandshakeError
+from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.rpc.channel import check_address
 from slipstream.rpc.v1 import common_pb2
 
 PROTOCOL_VERSION = 1
@@ -48,3 +49,24 @@ def require_agreement(side: str, expectations: list[Expectation]) -> None:
 def _brief(value: object) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:12]}..."
+
+
+_ANY_HOST = ("", "0.0.0.0", "[::]")
+
+
+def check_advertised(address: str, advertised: str | None, *, reader: str) -> None:
+    """Raises `InvalidRequest` unless a `reader` can dial `advertised`, or else `address`."""
+    if advertised is not None:
+        check_address(advertised)
+        if _host(advertised) in _ANY_HOST:
+            raise InvalidRequest(
+                f"advertised_address is {advertised}, which no {reader} can dial: name a host"
+            )
+    elif _host(address) in _ANY_HOST:
+        raise InvalidRequest(
+            f"address is {address}, which no {reader} can dial: set advertised_address, too"
+        )
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

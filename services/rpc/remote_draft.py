@@ -1,6 +1,6 @@
 """A draft elsewhere, behind the same port as one in this process, for one request of a session.
 
-Its answers are untrusted: their form is checked here, and by `core.proposal_check` whether a
+Its answers are untrusted: their form is checked here, and by `core.verify.port_checks` whether a
 proposal can be verified.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.rpc.convert import (
+from slipstream.rpc.conversion.convert import (
     delta_to_pb,
     plan_to_pb,
     proposal_from_pb,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, ReplyTiming, Session, Verdict
-from slipstream.core.verdict_check import check_verdict
-from slipstream.rpc.convert import (
+from slipstream.core.verify.port_checks import check_verdict
+from slipstream.rpc.conversion.convert import (
     session_to_pb,
     timing_from_pb,
     verdict_from_pb,

@@ -16,10 +16,9 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
-from slipstream.rpc.callers import Callers
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import CallLimits, Calls, ErrorsToStatuses
-from slipstream.rpc.security import ServerTls
+from slipstream.rpc.security import Callers, ServerTls
 
 HEALTH = "grpc.health.v1.Health"
 LIVE = "live"

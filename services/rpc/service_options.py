@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.options import check_bounds, option
-from slipstream.rpc.callers import named_callers
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
 from slipstream.rpc.leases import LeaseLimits
-from slipstream.rpc.security import ServerTls, peer_tls, server_tls
+from slipstream.rpc.security import ServerTls, named_callers, peer_tls, server_tls
 from slipstream.rpc.server import ServerOptions, stream_limit
 
 
@@ -35,7 +34,7 @@ class TlsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerOptions:
+class PeerTlsOptions:
     """TLS of a service's own calls to replicas."""
 
     ca: Path | None = option(None, "Dial replicas with TLS, trusting this certificate.")

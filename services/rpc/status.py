@@ -14,8 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from slipstream.core import errors
-from slipstream.core.errors import SlipstreamError
-from slipstream.core.printable import printable
+from slipstream.core.errors import SlipstreamError, printable
 
 DOMAIN = "slipstream"
 PUSHBACK = "grpc-retry-pushback-ms"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 
-from slipstream.engine.gathering import Gathering
+from slipstream.engine.batch_window import BatchWindow
 from slipstream.sizing.recording import DeviceTimes
 from slipstream.target.schedule import Schedule, StepBudget
 from slipstream.target.time_spent import Activity, TimeSpent
@@ -69,7 +69,7 @@ class SimTarget:
         self._seconds = cache(times.curve().seconds)
         budget = StepBudget(max_tokens, seconds=self._seconds)
         self._schedule: Schedule[SimJob] = Schedule(budget)
-        self._gathering: Gathering[int] = Gathering()
+        self._gathering: BatchWindow[int] = BatchWindow()
         self._arrivals: list[SimJob] = []
         self._is_stepping = False
         self._timer = 0

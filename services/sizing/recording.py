@@ -13,8 +13,8 @@ from itertools import pairwise
 from statistics import StatisticsError, linear_regression, median
 from typing import Any
 
-from slipstream.core.cost_curve import CostCurve
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.telemetry.traces import Span, SpanKind
 
 _MOST_TOKENS = 256

@@ -1,7 +1,8 @@
-"""One request's journal in a store: what is final is kept before it is told, if the store answers.
+"""The journal of one request in a store: what is final is kept before it is sent, if the store
+answers.
 
-While the store does not answer, the request goes on without, and what was not kept is kept as soon
-as possible. Knows no engine and starts no task: whoever runs the request has it tended.
+While the store does not answer, the request goes on without it, and what was not kept is kept as
+soon as possible. Starts no task: the caller has it tended.
 """
 
 import logging
@@ -9,17 +10,17 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.core.ending import Ending
 from slipstream.core.errors import SessionError, SessionTaken, SlipstreamError, Unavailable
-from slipstream.core.results import Continuity
-from slipstream.state.record import Claim, Grant, Lease, News, Opening
+from slipstream.core.journal import Ending
+from slipstream.core.request.results import Continuity
+from slipstream.state.record import Claim, Grant, Opening, SessionUpdate, StoreLease
 from slipstream.state.store import SessionStore
 
 _LOG = logging.getLogger("slipstream.state")
 
 
 class StoreJournal:
-    """See `core.journal.Journal`. `close` it in any case, and again until it says True."""
+    """See `core.journal.Journal`. `close` it in any case, and again until it returns True."""
 
     def __init__(self, store: SessionStore, claim: Claim, grant: Grant | None) -> None:
         """`grant` None: the store did not answer the claim, but may later."""
@@ -28,7 +29,7 @@ class StoreJournal:
         model = claim.model if record is None else record.model
         self._claim = replace(claim, model=model, create=True)
         """To begin the session anew, should the store lose it."""
-        self._lease: Lease | None = None if grant is None else grant.lease
+        self._lease: StoreLease | None = None if grant is None else grant.lease
         self._tokens = array("I", () if record is None else record.tokens)
         self._num_kept = len(self._tokens)
         self._ahead = array("I")
@@ -44,7 +45,7 @@ class StoreJournal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something was told that is not kept."""
+        """Whether something was sent that is not kept."""
         return self._is_behind
 
     @property
@@ -53,12 +54,12 @@ class StoreJournal:
         return self._tokens.itemsize * len(self._tokens)
 
     def open(self, tokens: Sequence[int], opening: Opening) -> None:
-        """What the request's output follows: the session's tokens, those of its prompt included."""
+        """Set what the request's output follows: the session's tokens, its prompt included."""
         self._tokens = array("I", tokens) + self._tokens[len(tokens) :]
         self._opening = opening
 
     async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
-        """See `core.journal.Journal.keep`. What can't be kept now is remembered here."""
+        """See `core.journal.Journal.keep`. What can't be kept now is kept later."""
         if self._error is not None:
             raise self._error
         self._tokens.extend(tokens)
@@ -76,7 +77,7 @@ class StoreJournal:
             self._num_unkept += len(tokens)
 
     def lost_target(self) -> None:
-        """A target was lost, and another one goes on."""
+        """Record that a target was lost, and another one goes on."""
         self._num_target_losses += 1
 
     def continuity(self) -> Continuity:
@@ -91,23 +92,23 @@ class StoreJournal:
         """Renew the lease, or keep what could not be kept so far.
 
         Raises `Unavailable` while the store does not answer. That the session was taken over is
-        for `keep` to say.
+        raised by `keep`.
         """
         try:
             if not self._is_behind and self._lease is not None:
                 return await self._store.renew(self._lease)
-            if self._has_news:
+            if self._has_unkept:
                 await self._write()
-            if self._is_behind and self._opening is not None and not self._has_news:
+            if self._is_behind and self._opening is not None and not self._has_unkept:
                 _LOG.info("session %s is kept again", self._claim.session_id)
                 self._is_behind = False
         except SessionError as error:
             self._error = error
 
     async def close(self, *, target: str | None, draft: str | None) -> bool:
-        """Give the session back, its keys being at these addresses; whether that was done.
+        """Release the session, its keys being at these addresses; return whether that was done.
 
-        False: the store does not answer, and there is something that it must learn. Try again.
+        False: the store does not answer, and something is not kept yet. Try again.
         The lease of another attempt at the request stays from now on.
         """
         self._claim = replace(self._claim, takes_over=False)
@@ -117,17 +118,17 @@ class StoreJournal:
             if self._lease is not None:
                 await self._store.release(self._lease, target=target, draft=draft)
         except Unavailable:
-            return self._lease is None and not self._has_news
+            return self._lease is None and not self._has_unkept
         return True
 
     @property
-    def _has_news(self) -> bool:
+    def _has_unkept(self) -> bool:
         if self._opening is None or self._error is not None or self._is_all_kept:
             return False
         return self._num_kept < len(self._tokens) or self._ending is not None
 
     async def _write(self) -> None:
-        """Keep all that is not kept. A store that has lost some of it is told again."""
+        """Keep all that is not kept, again where the store has lost some of it."""
         if self._is_all_kept:
             return
         try:
@@ -143,16 +144,18 @@ class StoreJournal:
     async def _append(self) -> None:
         if self._lease is None or self._num_kept > len(self._tokens):  # all there is, is kept
             return
-        news, ending = tuple(self._tokens[self._num_kept :]), self._ending
+        update, ending = tuple(self._tokens[self._num_kept :]), self._ending
         opening = None if self._is_opened else self._opening
-        await self._store.append(self._lease, News(self._num_kept, news, opening, ending))
-        self._num_kept += len(news)
+        await self._store.append(
+            self._lease, SessionUpdate(self._num_kept, update, opening, ending)
+        )
+        self._num_kept += len(update)
         self._is_opened = True
         if ending is self._ending:
             self._ending = None
 
     async def _claim_again(self) -> None:
-        """The lease anew, and what the store has by now."""
+        """Acquire the lease anew, and what the store has by now."""
         try:
             grant = await self._store.acquire(self._claim)
         except SessionError as error:
@@ -164,7 +167,7 @@ class StoreJournal:
         self._is_opened = bool(grant.record.turn.num_prompt_tokens)
 
     def _check_ahead(self) -> None:
-        """A request that ran without the store comes to what another router kept of it before."""
+        """Compare a request that ran without the store with what another router kept of it."""
         num_common = min(len(self._ahead), len(self._tokens))
         if self._ahead[:num_common] != self._tokens[:num_common]:
             name = self._claim.session_id

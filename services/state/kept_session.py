@@ -1,9 +1,10 @@
-"""One session in memory: what is kept of it, who may go on with it, and what it takes."""
+"""A session in memory: what is kept of it, who may go on with it, and when it is forgotten."""
 
+import heapq
 from array import array
 from dataclasses import dataclass, field, replace
 
-from slipstream.state.record import Claim, News, Record, Turn
+from slipstream.state.record import Claim, Record, SessionUpdate, StoredTurn
 
 _OVERHEAD_BYTES = 2048
 """Names, times and the objects around them."""
@@ -14,53 +15,53 @@ class KeptSession:
     """A session, until when it is remembered, and until when it is busy."""
 
     record: Record
-    """All but the tokens."""
+    """The record without the tokens."""
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     holder: str = ""
     """The attempt that has the newest lease."""
     expires_at: float = 0.0
     leased_until: float = 0.0
-    """0 once the lease was given back."""
+    """0 once the lease was released."""
     past: tuple[str, ...] = ()
     """Ids of earlier requests, the oldest first."""
     counted_bytes: int = 0
-    """What the store has counted for the session."""
+    """Bytes that the store has counted for the session."""
 
     def whole(self) -> Record:
-        """The record with all tokens."""
+        """Return the record with all tokens."""
         return replace(self.record, tokens=tuple(self.tokens))
 
     def hold(self, lease_s: float, ttl_s: float, *, now: float) -> None:
-        """Be busy for a while. Without tokens it is remembered for no longer."""
+        """Keep it busy for a while. Without tokens it is remembered for no longer."""
         self.leased_until = now + lease_s
         self.expires_at = self.leased_until
         if self.tokens:
             self.touch(ttl_s, now=now)
 
     def touch(self, ttl_s: float, *, now: float) -> None:
-        """Be remembered from now on."""
+        """Remember it from now on."""
         self.expires_at = max(now + ttl_s, self.leased_until)
 
     def is_busy(self, now: float) -> bool:
-        """Whether a request runs: its lease has not run out, and it has not ended."""
+        """Return whether a request runs: its lease has not run out, and it has not ended."""
         return self.leased_until > now and self.record.turn.ending is None
 
     def num_bytes(self) -> int:
-        """What the session takes."""
+        """Return the memory that it takes."""
         turn = self.record.turn
         texts = (turn.params, turn.ending or "", *self.past)
         return _OVERHEAD_BYTES + 4 * len(self.tokens) + sum(map(len, texts))
 
     def is_again(self, claim: Claim) -> bool:
-        """Whether the session's newest request asks once more."""
+        """Return whether the session's newest request claims it once more."""
         turn = self.record.turn
-        said = (self.record.owner, turn.request_id, turn.digest)
-        return said == (claim.owner, claim.request_id, claim.digest)
+        known = (self.record.owner, turn.request_id, turn.digest)
+        return known == (claim.owner, claim.request_id, claim.digest)
 
     def is_held_from(self, claim: Claim) -> bool:
-        """Whether another attempt has the lease, and this one of the same request may not have it.
+        """Return whether another attempt at the same request has the lease, and keeps it.
 
-        The lease counts until it is given back: one that ran out may be in use again.
+        The lease counts until it is released: one that ran out may be in use again.
         """
         if not self.leased_until or self.holder == claim.holder:
             return False
@@ -69,7 +70,7 @@ class KeptSession:
         return not claim.takes_over or (bool(dash) and is_newer)
 
     def refusal(self, claim: Claim, now: float) -> str | None:
-        """Why another request may not run; None when it may."""
+        """Return why another request may not run; None when it may."""
         record = self.record
         if record.owner != claim.owner:
             return "owner"
@@ -82,35 +83,74 @@ class KeptSession:
         return "busy" if self.is_busy(now) else None
 
     def begin(self, claim: Claim, *, max_past: int) -> None:
-        """Let another request run."""
+        """Begin another request."""
         request_id = self.record.turn.request_id
         past = (*self.past, request_id) if request_id else self.past
         self.past = past[max(0, len(past) - max_past) :]
-        self.record = replace(self.record, turn=Turn(claim.request_id, claim.digest))
+        self.record = replace(self.record, turn=StoredTurn(claim.request_id, claim.digest))
 
-    def misfit(self, news: News) -> str | None:
-        """Why news do not go on from what is kept; None when they do."""
-        num_kept, turn, opening = len(self.tokens), self.record.turn, news.opening
-        if news.start > num_kept:
+    def misfit(self, update: SessionUpdate) -> str | None:
+        """Return why an update does not go on from what is kept; None when it does."""
+        num_kept, turn, opening = len(self.tokens), self.record.turn, update.opening
+        if update.start > num_kept:
             return "gap"
-        end = news.start + len(news.tokens)
-        if tuple(self.tokens[news.start : end]) != news.tokens[: num_kept - news.start]:
+        end = update.start + len(update.tokens)
+        if tuple(self.tokens[update.start : end]) != update.tokens[: num_kept - update.start]:
             return "differs"
         if opening and turn.num_prompt_tokens not in (0, opening.num_prompt_tokens):
             return "differs"
-        if turn.ending is not None and (end > num_kept or news.ending not in (None, turn.ending)):
+        if turn.ending is not None and (end > num_kept or update.ending not in (None, turn.ending)):
             return "differs"
         return None
 
-    def add(self, news: News) -> None:
-        """Keep news that fit."""
-        record, turn, opening = self.record, self.record.turn, news.opening
-        if news.ending is not None:
-            turn = replace(turn, ending=news.ending)
+    def add(self, update: SessionUpdate) -> None:
+        """Keep an update that fits."""
+        record, turn, opening = self.record, self.record.turn, update.opening
+        if update.ending is not None:
+            turn = replace(turn, ending=update.ending)
         if opening is not None:
             num_tokens, params = opening.num_prompt_tokens, opening.params
             turn = replace(turn, num_prompt_tokens=num_tokens, params=params)
             arithmetic = opening.arithmetic or None
             record = replace(record, tokenizer_hash=opening.tokenizer_hash, arithmetic=arithmetic)
-        self.tokens.extend(news.tokens[len(self.tokens) - news.start :])
+        self.tokens.extend(update.tokens[len(self.tokens) - update.start :])
         self.record = replace(record, turn=turn)
+
+
+_SLACK = 64
+
+
+class Expiries:
+    """Names by a time each, the earliest first; putting a name again replaces its time."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str]] = []
+        self._newest: dict[str, tuple[float, int, str]] = {}
+        """The entries of the heap that still count."""
+        self._num_put = 0
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self._newest)
+
+    def put(self, name: str, at: float) -> None:
+        """Set the name's time. Costs a logarithm."""
+        self._num_put += 1
+        entry = (at, self._num_put, name)
+        self._newest[name] = entry
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._newest) + _SLACK:
+            self._heap = sorted(self._newest.values())
+
+    def discard(self, name: str) -> None:
+        """Forget the name."""
+        self._newest.pop(name, None)
+
+    def first(self) -> tuple[float, str] | None:
+        """Return the earliest time and its name; None when there are no names."""
+        while self._heap:
+            entry = self._heap[0]
+            if self._newest.get(entry[2]) == entry:
+                return entry[0], entry[2]
+            heapq.heappop(self._heap)
+        return None

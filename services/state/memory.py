@@ -1,21 +1,28 @@
 """Sessions in the memory of one process: the default, and the model of what Redis does.
 
-Nothing here ever waits, so that code without an event loop can use it as well.
+No operation ever waits, so that code without an event loop can use it as well.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from slipstream.core.timing import Clock
-from slipstream.state.expiries import Expiries
-from slipstream.state.kept_session import KeptSession
-from slipstream.state.record import Bounds, Claim, Grant, Lease, News, Record, Turn
-from slipstream.state.refusals import check_claim, check_news, claim_refused, session_refused
+from slipstream.state.kept_session import Expiries, KeptSession
+from slipstream.state.record import (
+    Bounds,
+    Claim,
+    Grant,
+    Record,
+    SessionUpdate,
+    StoredTurn,
+    StoreLease,
+)
+from slipstream.state.store import check_claim, check_update, claim_refused, session_refused
 
 
 @dataclass(slots=True)
 class _Share:
-    """The sessions of one owner."""
+    """Sessions of one owner."""
 
     expiries: Expiries = field(default_factory=Expiries)
     num_sessions: int = 0
@@ -25,8 +32,8 @@ class _Share:
 class MemoryStore:
     """Sessions that end with the process.
 
-    Where there are too many, or they take too much, the owner who has most loses an idle one. An
-    owner who has no more than an equal share loses none.
+    Where there are too many, or they take too much memory, the owner with the most loses an idle
+    one. An owner with no more than an equal share loses none.
     """
 
     def __init__(self, bounds: Bounds, clock: Clock, *, next_fence: Callable[[], int]) -> None:
@@ -64,26 +71,26 @@ class MemoryStore:
         kept.hold(self._bounds.lease_s, claim.ttl_s, now=now)
         self._count(kept)
         self._make_room(now)
-        return Grant(kept.whole(), Lease(claim.session_id, kept.record.fence, claim.ttl_s))
+        return Grant(kept.whole(), StoreLease(claim.session_id, kept.record.fence, claim.ttl_s))
 
-    async def append(self, lease: Lease, news: News) -> None:
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """See `SessionStore`."""
-        check_news(news, self._bounds)
+        check_update(update, self._bounds)
         now = self._clock()
         kept = self._held(lease, now)
-        if (why := kept.misfit(news)) is not None:
+        if (why := kept.misfit(update)) is not None:
             raise session_refused(why, lease.session_id)
-        kept.add(news)
+        kept.add(update)
         kept.hold(self._bounds.lease_s, lease.ttl_s, now=now)
         self._count(kept)
         self._make_room(now)
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: StoreLease) -> None:
         """See `SessionStore`."""
         now = self._clock()
         self._held(lease, now).hold(self._bounds.lease_s, lease.ttl_s, now=now)
 
-    async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
+    async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
         """See `SessionStore`."""
         now = self._clock()
         self._forget_old(now)
@@ -125,13 +132,13 @@ class MemoryStore:
     def _begun(self, claim: Claim) -> KeptSession:
         if not claim.create or not claim.model:
             raise claim_refused("absent", claim)
-        turn = Turn(claim.request_id, claim.digest)
+        turn = StoredTurn(claim.request_id, claim.digest)
         kept = KeptSession(Record(claim.session_id, claim.owner, claim.model, 0, turn))
         self._all[claim.session_id] = kept
         self._shares.setdefault(claim.owner, _Share()).num_sessions += 1
         return kept
 
-    def _held(self, lease: Lease, now: float) -> KeptSession:
+    def _held(self, lease: StoreLease, now: float) -> KeptSession:
         self._forget_old(now)
         kept = self._all.get(lease.session_id)
         if kept is None or kept.record.fence < lease.fence:
@@ -141,14 +148,14 @@ class MemoryStore:
         return kept
 
     def _count(self, kept: KeptSession, num_bytes: int | None = None) -> None:
-        """Count what the session takes by now."""
+        """Count the memory that the session takes by now."""
         num_bytes = kept.num_bytes() if num_bytes is None else num_bytes
         self._shares[kept.record.owner].num_bytes += num_bytes - kept.counted_bytes
         self._num_bytes += num_bytes - kept.counted_bytes
         kept.counted_bytes = num_bytes
 
     def _expire(self, kept: KeptSession, at: float) -> None:
-        """Look at the session at that time; it is forgotten then or later."""
+        """Have the session checked at that time; it is forgotten then or later."""
         self._expiries.put(kept.record.session_id, at)
         self._shares[kept.record.owner].expiries.put(kept.record.session_id, at)
 
@@ -167,7 +174,7 @@ class MemoryStore:
             self._settle(first[1], now)
 
     def _settle(self, session_id: str, now: float) -> None:
-        """Forget the session, or say when that will be."""
+        """Forget the session, or set when that will be."""
         kept = self._all[session_id]
         if kept.expires_at <= now:
             self._forget(session_id)
@@ -175,7 +182,7 @@ class MemoryStore:
             self._expire(kept, kept.expires_at)
 
     def _make_room(self, now: float) -> None:
-        """Forget idle sessions while there are too many, each of the owner who has most."""
+        """Forget idle sessions while there are too many, each of the owner with the most."""
         bounds = self._bounds
         while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_bytes:
             if len(self._all) > bounds.max_sessions:
@@ -188,7 +195,7 @@ class MemoryStore:
                 return
 
     def _forget_one(self, share: _Share, now: float) -> bool:
-        """Forget the idle session of an owner that would be forgotten first, if there is one."""
+        """Forget the idle session of an owner that would expire first, if there is one."""
         busy, is_found = [], False
         while not is_found and (first := share.expiries.first()) is not None:
             at, session_id = first

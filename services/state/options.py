@@ -1,15 +1,127 @@
-"""How a store is reached: the values of a service's `store_*` options, checked.
+"""The `store_*` options of a service, checked, and the servers that its URL names.
 
-Reads the password's file and nothing else; dials nothing.
+Reads the password's file; opens no connection.
 """
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import option
-from slipstream.state.address import Address, parse_address
+
+DEFAULT_PORT = 6379
+DEFAULT_SENTINEL_PORT = 26379
+FORMS = (
+    "redis://HOST:PORT/DB, unix:///PATH?db=DB, redis+sentinel://HOST:PORT,HOST:PORT/MASTER/DB or"
+    " redis+cluster://HOST:PORT,HOST:PORT (rediss instead of redis for TLS)"
+)
+
+
+class Topology(Enum):
+    """The relation of the servers to each other."""
+
+    SINGLE = "single"
+    UNIX = "unix"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Servers of Redis: `nodes` are hosts and ports, of sentinels for a master with a name."""
+
+    topology: Topology
+    is_tls: bool = False
+    nodes: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    """Path of a Unix socket."""
+    master: str = ""
+    """Name of the master among sentinels."""
+    db: int = 0
+
+    def __str__(self) -> str:
+        if self.topology is Topology.UNIX:
+            return self.path
+        nodes = ", ".join(f"{host}:{port}" for host, port in self.nodes)
+        return f"{self.master} of {nodes}" if self.master else nodes
+
+
+_SCHEMES = {
+    "redis": (Topology.SINGLE, False),
+    "rediss": (Topology.SINGLE, True),
+    "unix": (Topology.UNIX, False),
+    "redis+sentinel": (Topology.SENTINEL, False),
+    "rediss+sentinel": (Topology.SENTINEL, True),
+    "redis+cluster": (Topology.CLUSTER, False),
+    "rediss+cluster": (Topology.CLUSTER, True),
+}
+
+
+def parse_address(url: str) -> Address:
+    """Return the servers that a URL names. Raises `InvalidRequest`, also for a password inside.
+
+    Errors repeat nothing that might be a secret.
+    """
+    if "@" in url:
+        raise InvalidRequest(
+            "store_url holds a user or password, which does not belong there: give store_user, and"
+            " the password as a file (store_password_file) or in the environment (store_password)"
+        )
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _refusal("can't be read") from None
+    if parts.scheme not in _SCHEMES:
+        raise _refusal(f"begins with {parts.scheme!r}")
+    topology, is_tls = _SCHEMES[parts.scheme]
+    if topology is Topology.UNIX:
+        return _unix(parts)
+    return _servers(topology, parts, is_tls=is_tls)
+
+
+def _servers(topology: Topology, parts: SplitResult, *, is_tls: bool) -> Address:
+    if parts.query or parts.fragment:
+        raise _refusal("ends in a query")
+    words = [unquote(word) for word in parts.path.split("/") if word]
+    port = DEFAULT_SENTINEL_PORT if topology is Topology.SENTINEL else DEFAULT_PORT
+    nodes = tuple(_node(text, port) for text in parts.netloc.split(","))
+    if topology is Topology.SINGLE and len(nodes) > 1:
+        raise InvalidRequest("store_url names several servers, which redis+sentinel or +cluster do")
+    if topology is Topology.SENTINEL and not words:
+        raise _refusal("names no master")
+    master = words.pop(0) if topology is Topology.SENTINEL else ""
+    if len(words) > (0 if topology is Topology.CLUSTER else 1):
+        raise _refusal(f"has {'/'.join(words)!r} left over")
+    return Address(topology, is_tls, nodes, master=master, db=_db(words[0]) if words else 0)
+
+
+def _refusal(what: str) -> InvalidRequest:
+    return InvalidRequest(f"store_url {what}, but must be {FORMS}")
+
+
+def _unix(parts: SplitResult) -> Address:
+    query = dict(parse_qsl(parts.query))
+    if parts.netloc or not parts.path or parts.fragment or not query.keys() <= {"db"}:
+        raise _refusal("is not the path of a socket")
+    return Address(Topology.UNIX, path=unquote(parts.path), db=_db(query.get("db", "0")))
+
+
+def _node(text: str, default_port: int) -> tuple[str, int]:
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
+    port = default_port if found is None or found[2] is None else int(found[2])
+    if found is None or not 0 < port < 1 << 16:
+        raise _refusal(f"names the server {text!r}")
+    return found[1].strip("[]"), port
+
+
+def _db(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text):
+        raise _refusal(f"has the database {text!r}")
+    return int(text)
+
 
 DEFAULT_PREFIX = "slipstream"
 DEFAULT_TIMEOUT_S = 0.1

@@ -1,4 +1,4 @@
-"""What keys may ask for: requests and tokens per minute, and how many requests at once.
+"""Quotas of API keys: requests and tokens per minute, and how many requests at once.
 
 Requests and tokens are buckets that fill evenly: a minute's worth at most. A request takes one
 from the first and needs the second to be above zero; tokens are charged as they become known, and
@@ -8,25 +8,25 @@ process that died are not counted for ever.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest, LimitExceeded
 
 MINUTE_S = 60.0
 RUNNING_RETRY_S = 1.0
-"""When to try again where requests that run are in the way; nobody knows when they end."""
+"""When to try again while too many requests run: it is not known when they end."""
 _ENOUGH = 1 - 1e-9
-"""Of a request; what is rounded off must not cost another wait."""
+"""Part of a request that counts as one: rounding must not cost another wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Of a key. None is no limit."""
+class QuotaLimits:
+    """Limits of an API key. None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Of prompts and outputs together."""
+    """Tokens of prompts and outputs together."""
     max_concurrent: int | None = None
 
     def __post_init__(self) -> None:
@@ -35,32 +35,31 @@ class Limits:
                 raise InvalidRequest(f"{name} is {limit!r}, but must be a whole number above 0")
 
     def given(self) -> dict[str, int]:
-        """Those that there are, by name."""
-        named = {at.name: getattr(self, at.name) for at in fields(self)}
-        return {name: limit for name, limit in named.items() if limit is not None}
+        """Return the limits that there are, by name."""
+        return {name: limit for name, limit in asdict(self).items() if limit is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One attempt at one request of one key.
+    """One attempt at one request of one API key.
 
     A request that is tried again while the first attempt counts as running takes its place: it is
     not held up by what is used up, though it is charged, up to a minute's requests in debt.
     """
 
     key: str
-    limits: Limits
+    limits: QuotaLimits
     request: str
-    """Names the request among all of the key; equal only where the same one is sent again."""
+    """Name of the request among all of the key; equal only where the same one is sent again."""
     attempt: str
     """Unique to the attempt."""
 
 
 class Quotas(Protocol):
-    """Counts what keys use. `ttl_s` is for how long a request counts that says nothing more."""
+    """Counts what API keys use. A request that is not charged again counts for `ttl_s`."""
 
     async def take(self, ticket: Ticket, *, ttl_s: float) -> None:
-        """Let a request in. Raises `LimitExceeded`, and has then taken nothing."""
+        """Admit a request. Raises `LimitExceeded`, and has then taken nothing."""
         ...
 
     async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
@@ -72,12 +71,12 @@ class Quotas(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """End connections. Again is fine."""
+        """End connections. May be repeated."""
         ...
 
 
 def refusal(ticket: Ticket, limit: str, wait_s: float) -> LimitExceeded:
-    """The error for a limit, by name, that is used up."""
+    """Return the error for a limit, by name, that is used up."""
     wait_s = math.ceil(wait_s * 1000) / 1000
     most = getattr(ticket.limits, limit)
     what = {
@@ -93,12 +92,13 @@ def refusal(ticket: Ticket, limit: str, wait_s: float) -> LimitExceeded:
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is left of a minute's worth; None of it known is all of it."""
+    """What is left of a minute's worth; None for all of it."""
 
     level: float | None = None
     at_s: float = 0.0
 
-    def filled(self, limit: int, now_s: float) -> float:
+    def fill(self, limit: int, now_s: float) -> float:
+        """Fill it for the time that passed; return its level."""
         level = limit if self.level is None else self.level
         passed_s = max(0.0, now_s - self.at_s)
         self.level = min(float(limit), level + passed_s * limit / MINUTE_S)
@@ -106,27 +106,23 @@ class _Bucket:
         return self.level
 
     def lower(self, amount: float) -> None:
+        """Take an amount from a filled bucket."""
         assert self.level is not None
         self.level -= amount
 
 
 @dataclass(slots=True)
 class _Account:
-    """Of one key."""
+    """What one API key uses."""
 
     requests: _Bucket = field(default_factory=_Bucket)
     tokens: _Bucket = field(default_factory=_Bucket)
     running: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Per request its attempt, and until when it counts."""
 
-    def expire(self, now_s: float) -> None:
-        gone = [name for name, (_, until_s) in self.running.items() if until_s <= now_s]
-        for name in gone:
-            del self.running[name]
-
 
 class MemoryQuotas:
-    """Of one process."""
+    """Quotas of one process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -167,23 +163,23 @@ class MemoryQuotas:
 
     def _account(self, ticket: Ticket, now_s: float) -> _Account:
         account = self._accounts.setdefault(ticket.key, _Account())
-        account.expire(now_s)
+        account.running = {name: at for name, at in account.running.items() if at[1] > now_s}
         return account
 
 
 def _waits(ticket: Ticket, account: _Account, now_s: float) -> list[tuple[str, float]]:
-    """What is used up, and when there is some again."""
+    """Return the limits that are used up, and in how many seconds there is some again."""
     limits, waits = ticket.limits, []
     goes_on = ticket.request in account.running
     if (most := limits.requests_per_minute) is not None:
         needed = _ENOUGH - most if goes_on else _ENOUGH
-        level = account.requests.filled(most, now_s)
+        level = account.requests.fill(most, now_s)
         if level < needed:
             waits.append(("requests_per_minute", (needed - level) * MINUTE_S / most))
     if goes_on:
         return waits
     if (most := limits.tokens_per_minute) is not None:
-        level = account.tokens.filled(most, now_s)
+        level = account.tokens.fill(most, now_s)
         if level <= 0:
             waits.append(("tokens_per_minute", (1 - level) * MINUTE_S / most))
     if (most := limits.max_concurrent) is not None and len(account.running) >= most:
@@ -194,5 +190,5 @@ def _waits(ticket: Ticket, account: _Account, now_s: float) -> list[tuple[str, f
 def _pay(ticket: Ticket, account: _Account, num_tokens: int, now_s: float) -> None:
     most = ticket.limits.tokens_per_minute
     if most is not None:
-        account.tokens.filled(most, now_s)
+        account.tokens.fill(most, now_s)
         account.tokens.lower(num_tokens)

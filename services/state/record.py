@@ -1,12 +1,9 @@
-"""What is remembered of a session, and what a request says when it wants to run on it.
-
-Plain values; knows neither where they are kept nor what engines make of them.
-"""
+"""Values of stored sessions: claims, leases, records and updates. They depend on no store."""
 
 import json
 from dataclasses import asdict, dataclass
 
-from slipstream.core.request import Request
+from slipstream.core.request.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,35 +14,35 @@ class Claim:
     request_id: str
     """Unique within the session."""
     digest: str
-    """Of all that the request says; the same request again has the same."""
+    """Digest of the whole request; the same request again has the same."""
     owner: str
-    """The key that asks; a session belongs to the one that began it."""
+    """API key of the caller; a session belongs to the one that began it."""
     holder: str
     """The attempt, as PROCESS-NUMBER: of a process's attempts, the one with the higher number is
     newer."""
     model: str
-    """The model asked for; empty for that of the session, which must then exist."""
+    """The requested model; empty for that of the session, which must then exist."""
     create: bool
     """Whether the session may be begun."""
     ttl_s: float
     """How long the session is remembered from its last use on."""
     is_alone: bool = False
-    """A request on its own: nobody but itself can come back to the session."""
+    """Whether it is a request on its own: only itself can come back to the session."""
     takes_over: bool = True
     """Whether the lease of another attempt at the request ends, unless that one is newer and of the
     same process. Otherwise there must be none that was not given back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StoredTurn:
     """The newest request of a session."""
 
     request_id: str
     digest: str
     num_prompt_tokens: int = 0
-    """Of the session's tokens, those before this request's output; 0 until any of that is kept."""
+    """Tokens of the session before this request's output; 0 until any of that is kept."""
     params: str = ""
-    """How it samples, as JSON: for whoever looks into the store."""
+    """How it samples, as JSON, for people who look into the store."""
     ending: str | None = None
     """How it ended, as JSON; None while it has not."""
 
@@ -58,11 +55,11 @@ class Record:
     owner: str
     model: str
     fence: int
-    """Of the newest lease; grows with every one."""
-    turn: Turn
+    """Fence of the newest lease; grows with every one."""
+    turn: StoredTurn
     tokens: tuple[int, ...] = ()
     tokenizer_hash: str | None = None
-    """Of the numbering that the tokens are of."""
+    """Hash of the tokenizer that the tokens are of."""
     arithmetic: str | None = None
     """Weights, element type and numerics that the tokens come of; None for any."""
     target: str | None = None
@@ -71,13 +68,13 @@ class Record:
 
     @property
     def output(self) -> tuple[int, ...]:
-        """What is final of the newest request's output."""
+        """Final tokens of the newest request's output."""
         start = self.turn.num_prompt_tokens
         return self.tokens[start:] if start else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class StoreLease:
     """The right to write to a session, until another one has a higher fence."""
 
     session_id: str
@@ -87,15 +84,15 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The answer to a claim. Without a lease the request has ended, and the record says how."""
+    """The answer to a claim. Without a lease the request has ended as the record has it."""
 
     record: Record
-    lease: Lease | None
+    lease: StoreLease | None
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What is told of a request with its first tokens, which begin with those of its prompt."""
+    """What is kept of a request with its first tokens, which begin with those of its prompt."""
 
     num_prompt_tokens: int
     params: str
@@ -105,7 +102,7 @@ class Opening:
 
     @classmethod
     def of(cls, request: Request, tokenizer_hash: str, *, arithmetic: str = "") -> "Opening":
-        """What is told of a request that is about to run."""
+        """Return the opening of a request that is about to run."""
         session = request.session
         params = {
             "sampling": asdict(session.sampling),
@@ -117,9 +114,9 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What became final: the session's tokens from position `start` on, `start` being how many it
-    had; and, with the last of them, how the request ended."""
+class SessionUpdate:
+    """What became final: the session's tokens from position `start` on and, with the last of them,
+    how the request ended."""
 
     start: int
     tokens: tuple[int, ...]
@@ -129,17 +126,17 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a store keeps, at most."""
+    """Limits of what a store keeps."""
 
     lease_s: float = 15.0
-    """How long a session stays busy for others when its holder says nothing."""
+    """How long a session stays busy for others when its holder does not renew."""
     max_sessions: int = 10_000
-    """In memory; an idle one of the owner who has most goes first."""
+    """Most sessions in memory; an idle one of the owner with the most goes first."""
     max_bytes: int = 256 << 20
-    """Likewise, of all together."""
+    """Most bytes of all together, likewise."""
     max_tokens: int = 1 << 20
-    """Of a session."""
+    """Most tokens of a session."""
     max_text_bytes: int = 1 << 18
-    """Of a request's parameters, and of how it ended."""
+    """Most bytes of a request's parameters, and of how it ended."""
     max_past: int = 64
     """Earlier requests of a session whose ids are remembered."""

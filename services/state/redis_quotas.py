@@ -1,20 +1,22 @@
-"""What keys may ask for, counted in Redis for all routers; by each router for itself without it.
+"""Quotas of API keys, counted in Redis for all routers; by each router for itself without it.
 
-One script does everything, so that it is atomic; times are those of Redis. Imports `redis`: to be
-imported itself only where one is configured.
+One script does everything, so that it is atomic; times are those of Redis.
 """
 
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream.core.errors import Unavailable
-from slipstream.state.calls import Calls, Script
 from slipstream.state.quotas import RUNNING_RETRY_S, MemoryQuotas, Ticket, refusal
+from slipstream.state.scripts import Script
+
+if TYPE_CHECKING:
+    from slipstream.state.redis_client import RedisClient
 
 PAUSE_S = 1.0
-"""How long Redis is left alone after it has not answered."""
+"""How long Redis is not used after it has not answered."""
 _LOG = logging.getLogger("slipstream.state")
 
 # KEYS: buckets (a hash), requests that run (a sorted set, by when they count no more), and their
@@ -95,11 +97,11 @@ return {}
 
 
 class RedisQuotas:
-    """Of all routers that share a Redis. While it does not answer, each counts alone."""
+    """Quotas of all routers that share a Redis. While it does not answer, each counts alone."""
 
-    def __init__(self, calls: Calls, *, prefix: str, clock: Callable[[], float]) -> None:
-        """`calls` are closed with this."""
-        self._calls = calls
+    def __init__(self, redis: "RedisClient", *, prefix: str, clock: Callable[[], float]) -> None:
+        """`redis` is closed with this."""
+        self._redis = redis
         self._prefix = prefix
         self._clock = clock
         self._alone = MemoryQuotas(clock)
@@ -128,12 +130,12 @@ class RedisQuotas:
 
     async def aclose(self) -> None:
         """See `Quotas.aclose`."""
-        await self._calls.aclose()
+        await self._redis.aclose()
 
     async def _ask(
         self, operation: str, ticket: Ticket, ttl_s: float, num_tokens: int
     ) -> list[Any] | None:
-        """What the script says; None where Redis does not answer, or did not a moment ago."""
+        """Return the script's answer; None if Redis does not answer, or did not a moment ago."""
         if self._paused_until_s is not None and self._clock() < self._paused_until_s:
             return None
         limits = ticket.limits
@@ -143,25 +145,18 @@ class RedisQuotas:
             *(limits.max_concurrent or 0, round(RUNNING_RETRY_S * 1000)),
         ]
         try:
-            answer: list[Any] = await self._calls.run(_SCRIPT, self._keys(ticket.key), arguments)
+            answer: list[Any] = await self._redis.run(_SCRIPT, self._keys(ticket.key), arguments)
         except Unavailable as error:
-            self._lost(error)
+            if self._paused_until_s is None:
+                _LOG.warning("limits are counted by this router alone: %s", error)
+            self._paused_until_s = self._clock() + PAUSE_S
             return None
-        self._found()
-        return answer
-
-    def _keys(self, key: str) -> list[str]:
-        # What stands in braces decides the place in a cluster: one for all three.
-        return [
-            f"{self._prefix}:quota:{{{key}}}:{part}" for part in ("left", "running", "attempts")
-        ]
-
-    def _lost(self, error: Unavailable) -> None:
-        if self._paused_until_s is None:
-            _LOG.warning("limits are counted by this router alone: %s", error)
-        self._paused_until_s = self._clock() + PAUSE_S
-
-    def _found(self) -> None:
         if self._paused_until_s is not None:
             _LOG.info("limits are counted by all routers together again")
             self._paused_until_s = None
+        return answer
+
+    def _keys(self, key: str) -> list[str]:
+        # The braces decide the place in a cluster: one for all three.
+        name = f"{self._prefix}:quota:{{{key}}}"
+        return [f"{name}:{part}" for part in ("left", "running", "attempts")]

@@ -3,25 +3,32 @@
 Each operation is one script there; see `scripts` for what is kept.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slipstream.core.request import SessionRef
-from slipstream.state.calls import Calls
-from slipstream.state.options import StoreOptions
-from slipstream.state.packing import packed, unpacked
-from slipstream.state.record import Bounds, Claim, Grant, Lease, News, Record, Turn
-from slipstream.state.refusals import check_claim, check_news, claim_refused, session_refused
-from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW
+from slipstream.core.request.request import SessionRef
+from slipstream.state.record import (
+    Bounds,
+    Claim,
+    Grant,
+    Record,
+    SessionUpdate,
+    StoredTurn,
+    StoreLease,
+)
+from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW, packed, unpacked
+from slipstream.state.store import check_claim, check_update, claim_refused, session_refused
+
+if TYPE_CHECKING:
+    from slipstream.state.redis_client import RedisClient
 
 
 class RedisStore:
     """Sessions that outlive processes."""
 
-    def __init__(self, client: Any, options: StoreOptions, bounds: Bounds) -> None:
-        """`client` is what `connect` gives, and is closed with this."""
-        place = str(options.address())
-        self._calls = Calls(client, timeout_s=options.timeout_s, place=place)
-        self._prefix = options.prefix
+    def __init__(self, redis: "RedisClient", *, prefix: str, bounds: Bounds) -> None:
+        """`redis` is closed with this."""
+        self._redis = redis
+        self._prefix = prefix
         self._bounds = bounds
         self._lease_ms = _milliseconds(bounds.lease_s)
 
@@ -32,42 +39,42 @@ class RedisStore:
         times = (_milliseconds(claim.ttl_s), self._lease_ms, self._bounds.max_past)
         takes_over = "1" if claim.takes_over else ""
         args = (*names, "1" if claim.create else "", *times, takes_over)
-        reply = await self._calls.run(ACQUIRE, self._keys(claim.session_id), args)
+        reply = await self._redis.run(ACQUIRE, self._keys(claim.session_id), args)
         if reply[0]:
             model = reply[1].decode() if len(reply) > 1 else ""
             raise claim_refused(reply[0].decode(), claim, model=model)
         record = _record(claim.session_id, reply)
         is_leased = bool(reply[2])
-        lease = Lease(claim.session_id, record.fence, claim.ttl_s) if is_leased else None
+        lease = StoreLease(claim.session_id, record.fence, claim.ttl_s) if is_leased else None
         return Grant(record, lease)
 
-    async def append(self, lease: Lease, news: News) -> None:
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """See `SessionStore`."""
-        check_news(news, self._bounds)
+        check_update(update, self._bounds)
         opening = ("", "", "", "", "")
-        if news.opening is not None:
-            at = news.opening
+        if update.opening is not None:
+            at = update.opening
             facts = (at.params, at.tokenizer_hash, at.arithmetic)
             opening = ("1", str(at.num_prompt_tokens), *facts)
-        ending = ("", "") if news.ending is None else ("1", news.ending)
-        args = (*self._held(lease), news.start, packed(news.tokens), *opening, *ending)
-        _check(lease, await self._calls.run(APPEND, self._keys(lease.session_id), args))
+        ending = ("", "") if update.ending is None else ("1", update.ending)
+        args = (*self._held(lease), update.start, packed(update.tokens), *opening, *ending)
+        _check(lease, await self._redis.run(APPEND, self._keys(lease.session_id), args))
 
-    async def renew(self, lease: Lease) -> None:
+    async def renew(self, lease: StoreLease) -> None:
         """See `SessionStore`."""
         keys = self._keys(lease.session_id)
-        _check(lease, await self._calls.run(RENEW, keys, self._held(lease)))
+        _check(lease, await self._redis.run(RENEW, keys, self._held(lease)))
 
-    async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
+    async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
         """See `SessionStore`."""
         args = (*self._held(lease), target or "", draft or "")
-        await self._calls.run(RELEASE, self._keys(lease.session_id), args)
+        await self._redis.run(RELEASE, self._keys(lease.session_id), args)
 
     async def delete(self, session_id: str, owner: str) -> Record:
         """See `SessionStore`."""
         # Not twice: what a broken connection had deleted would not be there.
         keys = self._keys(session_id)
-        reply = await self._calls.run(DELETE, keys, (owner,), again=False)
+        reply = await self._redis.run(DELETE, keys, (owner,), again=False)
         if reply[0]:
             raise session_refused(reply[0].decode(), session_id)
         return _record(session_id, reply)
@@ -78,7 +85,7 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """See `SessionStore`."""
-        await self._calls.aclose()
+        await self._redis.aclose()
 
     def _keys(self, session_id: str) -> tuple[str, str]:
         # Ids become keys, and in a cluster what is in braces decides where both are.
@@ -86,7 +93,7 @@ class RedisStore:
         name = f"{self._prefix}:session:{{{session_id}}}"
         return name, f"{name}:tokens"
 
-    def _held(self, lease: Lease) -> tuple[int, int, int]:
+    def _held(self, lease: StoreLease) -> tuple[int, int, int]:
         return lease.fence, _milliseconds(lease.ttl_s), self._lease_ms
 
 
@@ -94,7 +101,7 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _check(lease: Lease, why: bytes) -> None:
+def _check(lease: StoreLease, why: bytes) -> None:
     if why:
         raise session_refused(why.decode(), lease.session_id)
 
@@ -109,7 +116,7 @@ def _record(session_id: str, reply: list[Any]) -> Record:
         owner,
         model,
         int(fence),
-        Turn(request_id, digest, int(prompt), params, ending),
+        StoredTurn(request_id, digest, int(prompt), params, ending),
         tokens=unpacked(tokens),
         tokenizer_hash=tokenizer,
         arithmetic=arithmetic or None,

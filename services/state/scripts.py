@@ -1,14 +1,43 @@
-"""What a session is in Redis, and the scripts that change it. `MemoryStore` is their model.
+"""Scripts of Redis, and those that change a session there. `MemoryStore` is their model.
 
 A session is a hash and its tokens, a string of four bytes each, little-endian. Both have one place
-in a cluster and expire at once. The hash's `count` says how many tokens there are: where that is
-not so, the server has evicted one of the two, and the session is not there. A session that was
+in a cluster and expire at once. The hash's `count` is the number of tokens: where it differs,
+the server has evicted one of the two, and the session is not there. A session that was
 deleted leaves its fence behind for a while, so that the next one's is above it.
 
 Servers from Redis 6.2 on run these: each script is atomic, and its effects are logged as one.
 """
 
-from slipstream.state.calls import Script
+import hashlib
+import struct
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script of Redis, known to servers by its digest."""
+
+    text: str
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "digest", digest)
+
+
+TOKEN_BYTES = 4
+"""Bytes of a token in a store, little-endian."""
+
+
+def packed(tokens: tuple[int, ...]) -> bytes:
+    """Return the bytes of tokens, each from 0 to 2**32 - 1."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def unpacked(data: bytes) -> tuple[int, ...]:
+    """Return the tokens of bytes."""
+    return struct.unpack(f"<{len(data) // TOKEN_BYTES}I", data)
+
 
 # KEYS: the hash, the tokens. Every script begins with this.
 _BEGIN = """

@@ -1,20 +1,34 @@
-"""Where sessions are remembered: one protocol, in memory or in Redis.
+"""The store of sessions: one protocol, in memory or in Redis, with the same checks and errors.
 
 Every operation is atomic. Writes carry the fence of a lease, and one that is not the newest is
 refused: two processes can never both go on with a session. Times are the store's own.
 A session without tokens is there only for as long as it is held.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
-from slipstream.state.record import Claim, Grant, Lease, News, Record
+from slipstream.core.errors import (
+    CapacityError,
+    InvalidRequest,
+    PermissionDenied,
+    RequestExists,
+    SessionBusy,
+    SessionExists,
+    SessionNotFound,
+    SessionOutOfSync,
+    SessionTaken,
+    SlipstreamError,
+)
+from slipstream.core.request.request import SessionRef
+from slipstream.state.record import Bounds, Claim, Grant, Record, SessionUpdate, StoreLease
 
 
 class SessionStore(Protocol):
-    """Sessions. A store that does not answer raises `Unavailable`, whatever is asked of it."""
+    """Sessions. A store that does not answer raises `Unavailable` in every operation."""
 
     async def acquire(self, claim: Claim) -> Grant:
-        """The right to run a request, and what there is of its session; or how it ended.
+        """Return a lease and the session, or the record of how the request ended.
 
         The request that is the session's newest goes on, also while another attempt runs it: that
         one loses its lease, as `Claim.takes_over` says. With another request the session must be
@@ -26,21 +40,21 @@ class SessionStore(Protocol):
         """
         ...
 
-    async def append(self, lease: Lease, news: News) -> None:
+    async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """Keep what became final, and renew the lease. What is kept already is not kept twice.
 
-        Raises `SessionTaken` when another lease is newer, `SessionOutOfSync` when `news` starts
+        Raises `SessionTaken` when another lease is newer, `SessionOutOfSync` when `update` starts
         above what is kept or is not what is kept there, or the store lost the session or lease
         (to acquire it again, with `create`, shows what is kept), `CapacityError` for too much.
         """
         ...
 
-    async def renew(self, lease: Lease) -> None:
-        """Go on holding the session. Raises `SessionTaken`, and `SessionOutOfSync` once lost."""
+    async def renew(self, lease: StoreLease) -> None:
+        """Renew the lease. Raises `SessionTaken`, and `SessionOutOfSync` once it is lost."""
         ...
 
-    async def release(self, lease: Lease, *, target: str | None, draft: str | None) -> None:
-        """Give the session back; the addresses say where its keys are kept.
+    async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
+        """Give the session back; its keys and values are parked at the addresses.
 
         One that has no tokens is forgotten, and so is the id of a request that kept nothing: it was
         refused, and may be corrected. Nothing happens when another lease is newer.
@@ -48,16 +62,75 @@ class SessionStore(Protocol):
         ...
 
     async def delete(self, session_id: str, owner: str) -> Record:
-        """Forget a session; what there was of it, under a fence above all that it had.
+        """Forget a session; return its record, under a fence above all that it had.
 
         Raises `SessionNotFound`, `SessionBusy` and `PermissionDenied`.
         """
         ...
 
     async def count(self) -> int | None:
-        """How many sessions are remembered; None where that is not known."""
+        """Return the number of sessions; None where it is not known."""
         ...
 
     async def aclose(self) -> None:
-        """End connections. Again is fine."""
+        """End connections. May be repeated."""
         ...
+
+
+_ERRORS: dict[str, Callable[[str], SlipstreamError]] = {
+    "absent": lambda name: SessionNotFound(f"there is no {name}"),
+    "exists": lambda name: SessionExists(f"{name} exists already"),
+    "busy": lambda name: SessionBusy(f"{name} is busy with another request"),
+    "owner": lambda name: PermissionDenied(f"{name} belongs to another key"),
+    "taken": lambda name: SessionTaken(f"{name} has been taken over by another request"),
+    "lost": lambda name: SessionOutOfSync(f"the store knows nothing of this lease of {name}"),
+    "gap": lambda name: SessionOutOfSync(f"tokens come above those that are kept of {name}"),
+    "differs": lambda name: SessionOutOfSync(f"what comes is not what is kept of {name}"),
+}
+
+
+def claim_refused(why: str, claim: Claim, *, model: str = "") -> SlipstreamError:
+    """Return the error of a claim; `model` is the session's."""
+    if why == "request":
+        return RequestExists(f"request id {claim.request_id!r} is that of another request")
+    name = f"request {claim.request_id!r}" if claim.is_alone else f"session {claim.session_id}"
+    if why == "model":
+        return InvalidRequest(f"{name} is with model {model}, not {claim.model}")
+    return _ERRORS[why](name)
+
+
+def session_refused(why: str, session_id: str) -> SlipstreamError:
+    """Return the error of an operation on a session."""
+    return _ERRORS[why](f"session {session_id}")
+
+
+def check_claim(claim: Claim) -> None:
+    """Raise `InvalidRequest` for names that are not in order: they become keys and lines."""
+    SessionRef(claim.session_id)
+    for name in (claim.request_id, claim.owner, claim.holder, claim.model, claim.digest):
+        if not (name.isascii() and name.isprintable()) and name:
+            raise InvalidRequest(f"{name[:80]!r} is not one line of printable ASCII characters")
+    if not claim.ttl_s > 0:
+        raise InvalidRequest(f"a session's ttl_s is {claim.ttl_s}, but must be above 0")
+
+
+def check_update(update: SessionUpdate, bounds: Bounds) -> None:
+    """Raise `CapacityError` for more than is kept of a session, `InvalidRequest` for nonsense."""
+    num_tokens = update.start + len(update.tokens)
+    if num_tokens > bounds.max_tokens:
+        raise CapacityError(
+            f"the session has {num_tokens} tokens, but at most {bounds.max_tokens} are kept"
+        )
+    ids = update.tokens
+    if update.start < 0 or (ids and not (min(ids) >= 0 and max(ids) < 1 << 32)):
+        raise InvalidRequest("a token's id or position is below 0 or above 32 bits")
+    if update.opening is not None and not 0 < update.opening.num_prompt_tokens <= num_tokens:
+        raise InvalidRequest(
+            f"a prompt of {update.opening.num_prompt_tokens} tokens opens a session of {num_tokens}"
+        )
+    for text in (update.ending, update.opening and update.opening.params):
+        if text and len(text.encode()) > bounds.max_text_bytes:
+            raise CapacityError(
+                f"a request's text has {len(text.encode())} bytes, but at most"
+                f" {bounds.max_text_bytes} are kept"
+            )

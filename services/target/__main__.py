@@ -8,25 +8,25 @@ from dataclasses import replace
 from typing import cast
 
 from slipstream import __version__
-from slipstream.core.server_info import ReplicaRole
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
 from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.dtypes import choose_dtype, dtype_name
-from slipstream.models.invariance import Numerics
 from slipstream.models.loading import load_model, parse_device
+from slipstream.models.numerics.invariance import Numerics
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
-from slipstream.state.announcement import Announcement
-from slipstream.state.announcing import announced_in
-from slipstream.target.batcher import BatchLimits
+from slipstream.state.factory import announced_in
+from slipstream.state.registry import Announcement
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
-from slipstream.target.tensor_parallel import TensorParallelDriver, rank_threads, start_workers
-from slipstream.telemetry.sampling import sampled
+from slipstream.target.tensor_parallel import WorkerProcesses, rank_threads, start_workers
+from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.target")
@@ -46,7 +46,7 @@ async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
 
 
 async def _serve_with(
-    driver: TensorParallelDriver | None, config: TargetConfig, telemetry: Telemetry
+    driver: WorkerProcesses | None, config: TargetConfig, telemetry: Telemetry
 ) -> None:
     servicer = _load(config, driver, telemetry)
     try:
@@ -88,7 +88,7 @@ def _lost(reason: str, is_input: bool) -> None:
 
 
 def _load(
-    config: TargetConfig, driver: TensorParallelDriver | None, telemetry: Telemetry
+    config: TargetConfig, driver: WorkerProcesses | None, telemetry: Telemetry
 ) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
         team = driver.join() if driver else None
@@ -108,15 +108,8 @@ def _load(
     )
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
-    batch = BatchLimits(built.rows, config.max_waiting)
-    return TargetServicer(
-        built.target,
-        about,
-        config.sessions.lease_limits(),
-        thread=thread,
-        batch=batch,
-        telemetry=telemetry,
-    )
+    target = BatchedTarget(built.target, thread, built.budget, max_waiting=config.max_waiting)
+    return TargetServicer(target, about, config.sessions.lease_limits(), telemetry)
 
 
 if __name__ == "__main__":

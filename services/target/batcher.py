@@ -1,7 +1,7 @@
 """Many sessions on one target: their verifications and prompts share its forwards.
 
 Lives on the event loop. The engine's thread computes one step after the other (`request_queue.py`),
-of what has come by then; `gathering.py` chooses when the next one starts.
+of what has come by then; `engine/batch_window.py` chooses when the next one starts.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass, field
 from functools import partial
 
 from slipstream.core import errors
@@ -17,9 +16,8 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Proposal, Session, Verdict
-from slipstream.engine.failures import FailedSteps
-from slipstream.engine.gathering import Gathering
-from slipstream.engine.thread import EngineThread
+from slipstream.engine.batch_window import BatchWindow
+from slipstream.engine.thread import EngineThread, FailedSteps
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammar_constraint import CompiledGrammar
 from slipstream.target.request import PendingRequest, TargetRequest, TargetStep
@@ -33,14 +31,6 @@ _SHORTEST_WAIT_S = 0.0005
 """Shortest timer: while the thread is busy, the clock of the gathering stands still."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """The tokens of a step, and how many requests may wait for memory."""
-
-    budget: StepBudget = field(default_factory=StepBudget)
-    max_waiting: int = 64
-
-
 class BatchedTarget:
     """`core.ports.Target` for any number of sessions at once. Belongs to one event loop."""
 
@@ -48,21 +38,21 @@ class BatchedTarget:
         self,
         engine: LocalTarget,
         thread: EngineThread,
-        limits: BatchLimits | None = None,
+        budget: StepBudget | None = None,
         *,
+        max_waiting: int = 64,
         clock: Clock = time.perf_counter,
-        on_step: Callable[[TargetStep], None] | None = None,
     ) -> None:
-        """`engine` belongs to `thread`. `on_step` gets every forward, on the event loop."""
-        limits = limits or BatchLimits()
-        self._engine = engine
-        self._thread = thread
+        """`engine` belongs to `thread`; up to `max_waiting` requests wait for memory."""
+        self.engine = engine
+        self.thread = thread
+        self.on_step: Callable[[TargetStep], None] | None = None
+        """Called with every forward, on the event loop."""
         self._clock = clock
-        self._on_step = on_step
-        self._budget = limits.budget
-        schedule: Schedule[TargetRequest] = Schedule(limits.budget)
-        self._queue = RequestQueue(engine, schedule, max_waiting=limits.max_waiting, clock=clock)
-        self._gathering: Gathering[str] = Gathering()
+        self._budget = budget or StepBudget()
+        schedule: Schedule[TargetRequest] = Schedule(self._budget)
+        self._queue = RequestQueue(engine, schedule, max_waiting=max_waiting, clock=clock)
+        self._window: BatchWindow[str] = BatchWindow()
         self._pending: dict[str, PendingRequest] = {}
         self._has_room = False
         self._news = asyncio.Event()
@@ -113,7 +103,7 @@ class BatchedTarget:
         pending = PendingRequest(request, max_queue_s, self._left)
         self._pending[session_id] = pending
         self._queue.add(request)
-        self._gathering.came(session_id, self._thread.idle_s)
+        self._window.came(session_id, self.thread.idle_s)
         self.spent.turn(self._activity())
         self._wake()
         return pending
@@ -123,7 +113,7 @@ class BatchedTarget:
 
         Raises `InvalidRequest` for one that can't be followed, `CapacityError` where too many wait.
         """
-        grammars, grammar = self._engine.grammars, session.grammar
+        grammars, grammar = self.engine.grammars, session.grammar
         if grammars is None or grammar is None:
             return None
         return await asyncio.wrap_future(grammars.compile(grammar))
@@ -135,11 +125,11 @@ class BatchedTarget:
 
     async def park(self, session_id: str) -> None:
         """See `LocalTarget.park`. What is under way of the session ends first."""
-        await self._leave(session_id, lambda: self._engine.park(session_id))
+        await self._leave(session_id, lambda: self.engine.park(session_id))
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Target.release`. What is under way of the session ends first."""
-        await self._leave(session_id, lambda: finished(self._engine.release(session_id)))
+        await self._leave(session_id, lambda: finished(self.engine.release(session_id)))
 
     async def close(self) -> None:
         """Refuse what comes, end what is under way, and wait for the step that runs."""
@@ -151,7 +141,7 @@ class BatchedTarget:
 
     async def _leave(self, session_id: str, job: Callable[[], None]) -> None:
         self._end(session_id, errors.SessionClosed(f"session {session_id} has ended"))
-        self._gathering.gone(session_id)
+        self._window.gone(session_id)
         self.spent.turn(self._activity())
 
         def leave() -> None:
@@ -159,7 +149,7 @@ class BatchedTarget:
             self._queue.leave(session_id)
 
         try:
-            await self._thread.run(leave)
+            await self.thread.run(leave)
         finally:
             self._has_room = True
             self._wake()
@@ -175,7 +165,7 @@ class BatchedTarget:
         if pending is None:
             return
         pending.request.is_dropped = True
-        self._gathering.gone(session_id)
+        self._window.gone(session_id)
         pending.end(error)
         self._wake()
 
@@ -220,7 +210,7 @@ class BatchedTarget:
         """Wait for the sessions that are about to come again."""
         loop = asyncio.get_running_loop()
         while self._has_work():
-            wait_s = self._gathering.wait_s(self._thread.idle_s)
+            wait_s = self._window.wait_s(self.thread.idle_s)
             if wait_s <= 0:
                 return
             self._news.clear()
@@ -230,12 +220,12 @@ class BatchedTarget:
 
     async def _step(self) -> None:
         has_room, self._has_room = self._has_room, False
-        self._gathering.started(self._thread.idle_s)
-        has_company = self._gathering.has_company
+        self._window.started(self.thread.idle_s)
+        has_company = self._window.has_company
         self._is_stepping = True
         self.spent.turn(Activity.BUSY)
         run = partial(self._queue.run, has_room=has_room, has_company=has_company)
-        self._settle((await self._thread.run(run)).value)
+        self._settle((await self.thread.run(run)).value)
 
     def _settle(self, step: TargetStep | None) -> None:
         """Hand out what is done. The gathering gets it before any session can come again."""
@@ -249,7 +239,7 @@ class BatchedTarget:
         if step is not None:
             self._count(step)
             back = [pending.session_id for pending in done if _comes_again(pending.request)]
-            self._gathering.stepped(back, self._thread.idle_s, seconds=step.seconds)
+            self._window.stepped(back, self.thread.idle_s, seconds=step.seconds)
         self.spent.turn(self._activity())
         for pending in done:
             del self._pending[pending.session_id]
@@ -260,14 +250,14 @@ class BatchedTarget:
         self.num_tokens += step.num_tokens
         self._last_tokens = step.num_tokens
         self.failed_steps.record(has_failed=step.has_failed)
-        if self._on_step is not None:
-            self._on_step(step)
+        if self.on_step is not None:
+            self.on_step(step)
 
     def _activity(self) -> Activity:
         """Return what the time is spent on at the moment."""
         if self._is_stepping:
             return Activity.BUSY
-        return Activity.WAITING if self._gathering.num_away else Activity.IDLE
+        return Activity.WAITING if self._window.num_away else Activity.IDLE
 
 
 def _comes_again(request: TargetRequest) -> bool:

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.core.logprobs import MAX_LOGPROBS
-from slipstream.core.request import ModelFacts
-from slipstream.models.causal import CausalModel
-from slipstream.models.invariance import Numerics
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.leading import Team
+from slipstream.core.request.request import ModelFacts
+from slipstream.core.text.logprobs import MAX_LOGPROBS
+from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.loading import LoadedModel
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
-from slipstream.models.ranks import ALONE
+from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.parallel.ranks import ALONE
+from slipstream.models.parallel.tensor_parallel import TensorParallelGroup
 from slipstream.models.store.digests import bytes_digest
+from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.target.engine import LocalTarget
 from slipstream.target.grammars import Grammars
@@ -44,7 +44,7 @@ class BuiltTarget:
     model: CausalModel
     facts: ModelFacts
     memory: MemoryPlan
-    rows: StepBudget
+    budget: StepBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def build_target(
     *,
     numerics: Numerics = "invariant",
     limits: TargetLimits | None = None,
-    team: Team | None = None,
+    team: TensorParallelGroup | None = None,
 ) -> BuiltTarget:
     """Build an engine that takes the loaded model over.
 
@@ -78,7 +78,7 @@ def build_target(
     limits = limits or TargetLimits()
     model = CausalModel(loaded.model, numerics=numerics, ranks=team.ranks if team else ALONE)
     if team:
-        model.lead(team.followers)
+        model.drive(team.workers)
     memory, plan = plan_memory(model, limits)
     max_tokens = min(limits.max_rows, _LEARN_TOKENS)
     name = f"costs of {loaded.path} {model.weight_bytes} {model.dtype} {numerics} {model.engine}"
@@ -103,7 +103,7 @@ def build_target(
 def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, MemoryPlan]:
     """Return the engine's pages, and the account of all its memory."""
     layout = model.layout
-    longest = round_up(model.context_length, KEY_BLOCK) // KEY_BLOCK
+    longest = round_up(model.context_length, BLOCK_SIZE) // BLOCK_SIZE
     workspace = model.workspace_bytes(limits.max_rows)
     count = num_pages(
         limits.kv_memory, layout, workspace_bytes=workspace, most=limits.max_sessions * longest

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.options import MAX_NODES
+from slipstream.core.request.options import MAX_NODES
 from slipstream.models.compute_options import ComputeOptions
-from slipstream.models.invariance import Numerics
+from slipstream.models.numerics.invariance import Numerics
 from slipstream.options import check_bounds, group, option
-from slipstream.rpc.advertised import check_advertised
+from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
     ListenOptions,

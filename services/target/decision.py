@@ -1,7 +1,7 @@
 """Decisions of a forward: how far each proposal is right, by tokens drawn or by logits.
 
-Requests that `core.draws` allows draw their tokens where the logits are; all others bring their
-logits. The rows of a request that is decided are its last pending token and its nodes.
+Requests that `core.verify.draws` allows draw their tokens where the logits are; all others bring
+their logits. The rows of a request that is decided are its last pending token and its nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,19 +10,18 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from slipstream.core.draws import draw_keys, fits_device, walk_drawn
 from slipstream.core.tree import EMPTY, ROOT
-from slipstream.core.verify import verify
-from slipstream.core.walk import Walk
-from slipstream.models.causal import CausalModel
-from slipstream.models.draws import Draw
-from slipstream.models.rows import Part
+from slipstream.core.verify.draws import draw_keys, fits_device, walk_drawn
+from slipstream.core.verify.verify import verify
+from slipstream.core.verify.walk import Walk
+from slipstream.models.target.batched_tokens import Draw, Part
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.request import TargetRequest
-from slipstream.target.schedule import Scheduled
+from slipstream.target.schedule import ScheduledRequest
 
 Decision = Callable[[], Walk]
-"""Raises what `core.verify` does."""
-Batch = Sequence[Scheduled[TargetRequest]]
+"""Raises what `core.verify.verify` does."""
+Batch = Sequence[ScheduledRequest[TargetRequest]]
 Slots = tuple[tuple[int, ...], ...]
 """KV slots of a forward's tokens, request by request."""
 
@@ -82,7 +81,7 @@ def _verify(request: TargetRequest, logits: Tensor) -> Walk:
     )
 
 
-def _part(at: Scheduled[TargetRequest]) -> Part:
+def _part(at: ScheduledRequest[TargetRequest]) -> Part:
     request, start = at.request, at.request.cache.count
     tree = request.proposal.tree if at.is_last else EMPTY
     return Part(request.cache, request.tokens[start : start + at.num_pending], tree)

@@ -2,10 +2,10 @@
 
 import logging
 
-from slipstream.models.kv_layout import KvLayout
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import LoadedModel
+from slipstream.models.store.digests import hub_commit, weights_digest
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.models.weights_digest import hub_commit, weights_digest
 from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.tensors import dtype_of

@@ -8,26 +8,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
-from slipstream.core.finish import finish
-from slipstream.core.offer import Offer
-from slipstream.core.proposal_check import check_proposal, check_tokens
-from slipstream.core.sequence import TokenSequence
+from slipstream.core.policy.row_costs import Offer
+from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict
-from slipstream.core.walk import Walk
-from slipstream.engine.failures import internal_errors
-from slipstream.models.cache import KvCache
-from slipstream.models.causal import CausalModel
+from slipstream.core.verify.port_checks import check_proposal, check_tokens
+from slipstream.core.verify.walk import Walk
+from slipstream.engine.thread import internal_errors
 from slipstream.models.cores import beside
-from slipstream.models.kv_layout import KEY_BLOCK, KvLayout
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import KvView
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.decision import Batch, Decision, forward
 from slipstream.target.grammars import Grammars, constraint_of
 from slipstream.target.kv_sender import KvSender
 from slipstream.target.memory import KvMemory
-from slipstream.target.meter import HarmlessMeter, Meter, StepTaken
+from slipstream.target.meter import HarmlessMeter, Meter, StepCost
 from slipstream.target.request import TargetRequest, TargetSession, check_request
-from slipstream.target.schedule import Scheduled
+from slipstream.target.schedule import ScheduledRequest
 
 MAX_CHUNK = 256
 """Pending tokens that a session alone processes at once."""
@@ -62,7 +61,7 @@ class LocalTarget:
         request = TargetRequest(sequence, proposal)
         self.begin(request)
         while not request.is_done:
-            self.step([Scheduled(request, min(request.num_pending, MAX_CHUNK))])
+            self.step([ScheduledRequest(request, min(request.num_pending, MAX_CHUNK))])
         return request.result()
 
     def begin(self, request: TargetRequest) -> None:
@@ -114,7 +113,7 @@ class LocalTarget:
         is_drafted = any(at.is_last and at.request.num_nodes for at in batch)
         waited_s, self._ended = began - self._ended, self._clock()
         seconds = self._ended - began
-        step = StepTaken(num_tokens, len(batch), num_keys, seconds, waited_s, is_drafted)
+        step = StepCost(num_tokens, len(batch), num_keys, seconds, waited_s, is_drafted)
         self._meter.record(step)
 
     def park(self, session_id: str) -> None:
@@ -153,11 +152,6 @@ class LocalTarget:
         cache = held.cache if held else None
         return cache.num_bytes if cache else 0
 
-    @property
-    def num_kv_bytes(self) -> int:
-        """Bytes of keys and values of all sessions, and of those kept. Any thread."""
-        return self.memory.pool.num_used_bytes
-
     def _room(self, sequence: TokenSequence, cache: KvCache | None, num_same: int) -> KvCache:
         """Return the session's cache, with room for all that its request may become.
 
@@ -186,7 +180,7 @@ class LocalTarget:
 
     def _decide(
         self,
-        at: Scheduled[TargetRequest],
+        at: ScheduledRequest[TargetRequest],
         slots: Sequence[int],
         decision: Decision,
         offer: Offer | None,
@@ -223,7 +217,7 @@ class LocalTarget:
         num_output = len(request.tokens) - session.num_prompt_tokens
         final, reason = finish(session, num_output, tokens)
         request.cache.keep([*pending, *(nodes[node] for node in walk.nodes[: len(final)])])
-        if request.cache.count // KEY_BLOCK > request.num_cached // KEY_BLOCK:
+        if request.cache.count // BLOCK_SIZE > request.num_cached // BLOCK_SIZE:
             self.memory.remember(request.cache, request.tokens)
         held.synced.tokens += final
         held.roots = walk.roots if reason is None else ()

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.core.grammar import Grammar
-from slipstream.core.options import MAX_NODES
+from slipstream.core.request.options import MAX_NODES
 from slipstream.core.sequence import common_prefix
+from slipstream.core.verify.grammar import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -63,7 +63,7 @@ class _LimitReached(Exception):
 
 
 class GrammarConstraint:
-    """`core.constraint.Constraint` by one grammar, for one thread at a time."""
+    """`core.verify.constraint.Constraint` by one grammar, for one thread at a time."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class GrammarConstraint:
         self._last: tuple[list[int], Tensor] | None = None
 
     def allowed(self, output: Sequence[int]) -> Tensor:
-        """See `core.constraint.Constraint.allowed`. Only stop tokens follow a stop token."""
+        """See `core.verify.constraint.Constraint.allowed`. Only stop tokens follow a stop token."""
         if self._last is not None and self._last[0] == output:
             return self._last[1]
         ids = self._retried(self._allowed, output)
@@ -91,8 +91,8 @@ class GrammarConstraint:
         return ids
 
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
-        """See `core.constraint.Constraint.forced`: in the tokens that such a text is cut into; no
-        more than a tree may have, and none where the grammar can't be followed."""
+        """See `Constraint.forced`: in the tokens that such a text is cut into, no more than a tree
+        may have, and none where the grammar can't be followed."""
         try:
             self.check(output)
         except (InvalidRequest, CapacityError):  # raised by `allowed` where it matters

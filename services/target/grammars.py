@@ -20,8 +20,8 @@ from slipstream.core.errors import (
     ModelMismatch,
     NotBuilt,
 )
-from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.target.grammar_constraint import (
     NO_WAY,
     CompiledGrammar,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest, SessionClosed, SessionOutOfSync
-from slipstream.models.cache import KvCache
+from slipstream.models.kv.cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from slipstream.core.errors import (
 )
 from slipstream.core.timing import Clock
 from slipstream.engine.thread import EngineThread
-from slipstream.rpc.kv import ENCODING, KvEncoding, KvFormat, KvFrame, KvSource, frame_to_pb
+from slipstream.rpc.kv import ENCODING, KvEncoding, KvFormat, KvFrame, KvStreamSource, frame_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
 from slipstream.target.engine import LocalTarget
 from slipstream.target.kv_sender import KvSender, KvSlice, check_layers
 from slipstream.target.verify_stream import KvReader, VerifyStream
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 
 SLICE_BYTES = 4 << 20
 """What a verification may have to wait for: one copy of about so many bytes, below a millisecond.
@@ -56,7 +56,7 @@ OnSent = Callable[[Snapshot], None]
 class _KvStream:
     """One `StreamKv` call: what it reads, and where it writes."""
 
-    source: KvSource
+    source: KvStreamSource
     form: KvFormat
     session: VerifyStream
     reader: KvReader
@@ -99,7 +99,7 @@ class KvStreams:
         """
         session = self._admit(request)
         form = self._form(request)
-        source = KvSource(session.session_id, self._incarnation)
+        source = KvStreamSource(session.session_id, self._incarnation)
         self.num_open += 1
         try:
             async with session.reader() as reader:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from slipstream.core.errors import NoRoom
 from slipstream.core.sequence import common_prefix
-from slipstream.models.cache import KvCache
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.pool import KvPool
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 
 _MAX_COMPARED = 64
 """Pages below one whose tokens are compared one by one, the most recent ones."""
@@ -54,11 +53,11 @@ class PrefixCache:
         path: list[_CachedPage] = []
         count = 0
         below = self._first
-        while (cached := below.get(tuple(tokens[count : count + KEY_BLOCK]))) is not None:
+        while (cached := below.get(tuple(tokens[count : count + BLOCK_SIZE]))) is not None:
             path.append(cached)
             count += len(cached.tokens)
             below = cached.below
-        nearest, num_same = _nearest(below, tokens[count : count + KEY_BLOCK])
+        nearest, num_same = _nearest(below, tokens[count : count + BLOCK_SIZE])
         if nearest is not None:
             path.append(nearest)
         self._touch(path)
@@ -68,8 +67,8 @@ class PrefixCache:
         """Remember `pages`, which hold exactly `tokens`, but for those that are held already."""
         path: list[_CachedPage] = []
         below, above = self._first, None
-        for start, page in zip(range(0, len(tokens), KEY_BLOCK), pages, strict=True):
-            key = tuple(tokens[start : start + KEY_BLOCK])
+        for start, page in zip(range(0, len(tokens), BLOCK_SIZE), pages, strict=True):
+            key = tuple(tokens[start : start + BLOCK_SIZE])
             cached = _holder(below, key)
             if cached is None:
                 self._remove_beginning(below, key)
@@ -153,9 +152,9 @@ class KvMemory:
 
         The rest may be written without further room. Raises as `open` does, and changes nothing.
         """
-        behind = cache.pages[count // KEY_BLOCK :]
+        behind = cache.pages[count // BLOCK_SIZE :]
         num_copied = sum(self.pool.num_users(page) > 1 for page in behind)
-        num_new = round_up(num_slots, KEY_BLOCK) // KEY_BLOCK - len(cache.pages)
+        num_new = round_up(num_slots, BLOCK_SIZE) // BLOCK_SIZE - len(cache.pages)
         self._free(num_copied + max(num_new, 0))
         cache.reserve(num_slots)
         cache.truncate(count)
@@ -163,9 +162,9 @@ class KvMemory:
 
     def remember(self, cache: KvCache, tokens: Sequence[int]) -> None:
         """Let others begin with the whole pages of a session that holds `tokens` and goes on."""
-        num_pages = min(cache.count, len(tokens)) // KEY_BLOCK
+        num_pages = min(cache.count, len(tokens)) // BLOCK_SIZE
         if num_pages and self._keeps:
-            self._prefixes.insert(tokens[: num_pages * KEY_BLOCK], cache.pages[:num_pages])
+            self._prefixes.insert(tokens[: num_pages * BLOCK_SIZE], cache.pages[:num_pages])
 
     def close(self, cache: KvCache, tokens: Sequence[int]) -> None:
         """Give a session's pages back, and remember what they hold of its `tokens`."""
@@ -184,8 +183,8 @@ class KvMemory:
         num_idle = self._prefixes.num_idle
         if missing > num_idle:
             raise NoRoom(
-                f"{count * KEY_BLOCK} slots of keys and values are needed, but others use all but"
-                f" {(self.pool.num_free + num_idle) * KEY_BLOCK}"
+                f"{count * BLOCK_SIZE} slots of keys and values are needed, but others use all but"
+                f" {(self.pool.num_free + num_idle) * BLOCK_SIZE}"
             )
         while self.pool.num_free < count and self._prefixes.evict():
             pass
@@ -194,7 +193,7 @@ class KvMemory:
 def _holder(below: dict[tuple[int, ...], _CachedPage], key: tuple[int, ...]) -> _CachedPage | None:
     """Return the page that holds exactly these tokens, or begins with them where the text ends."""
     cached = below.get(key)
-    if cached is None and len(key) < KEY_BLOCK:
+    if cached is None and len(key) < BLOCK_SIZE:
         nearest, num_same = _nearest(below, key)
         cached = nearest if num_same == len(key) else None
     return cached

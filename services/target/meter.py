@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.core.cost_curve import CostCurve
-from slipstream.core.load import Allowance, Crowd, Waits, Yield
-from slipstream.core.offer import Offer
+from slipstream.core.policy.cost_curve import CostCurve
+from slipstream.core.policy.load import Allowance, Crowd, Waits, Yield
+from slipstream.core.policy.row_costs import Offer
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -20,7 +20,7 @@ _SCARCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class StepTaken:
+class StepCost:
     """A step of `num_tokens` batched tokens of so many sessions, which read `num_keys` keys: summed
     over tokens.
 
@@ -47,7 +47,7 @@ class Meter(Protocol):
         """Count a verdict on so many proposed nodes."""
         ...
 
-    def record(self, step: StepTaken) -> None:
+    def record(self, step: StepCost) -> None:
         """Learn from a step."""
         ...
 
@@ -71,7 +71,7 @@ class HarmlessMeter:
         with self._logged():
             self._meter.verified(num_nodes=num_nodes, num_accepted=num_accepted)
 
-    def record(self, step: StepTaken) -> None:
+    def record(self, step: StepCost) -> None:
         """See `Meter`."""
         with self._logged():
             self._meter.record(step)
@@ -99,7 +99,7 @@ class FixedMeter:
     def verified(self, *, num_nodes: int, num_accepted: int) -> None:
         """See `Meter`."""
 
-    def record(self, step: StepTaken) -> None:
+    def record(self, step: StepCost) -> None:
         """See `Meter`."""
 
 
@@ -140,7 +140,7 @@ class LoadMeter:
         """See `Meter`."""
         self._yields.record(num_nodes=num_nodes, num_accepted=num_accepted)
 
-    def record(self, step: StepTaken) -> None:
+    def record(self, step: StepCost) -> None:
         """See `Meter`. A step whose times are none teaches nothing."""
         if not (0 <= step.seconds < math.inf and math.isfinite(step.waited_s)):
             return

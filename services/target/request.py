@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
-from slipstream.core.options import MAX_NODES
-from slipstream.core.request import check_logit_bias
+from slipstream.core.request.options import MAX_NODES
+from slipstream.core.request.request import check_logit_bias
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream.models.cache import KvCache
+from slipstream.models.kv.cache import KvCache
 from slipstream.target.grammar_constraint import GrammarConstraint
 from slipstream.target.kv_sender import KvSender
 

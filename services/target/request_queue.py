@@ -8,7 +8,7 @@ from collections import deque
 
 from slipstream.core.errors import InternalError, NoRoom
 from slipstream.core.timing import Clock
-from slipstream.engine.failures import internal_errors
+from slipstream.engine.thread import internal_errors
 from slipstream.target.engine import LocalTarget
 from slipstream.target.request import TargetRequest, TargetStep
 from slipstream.target.schedule import Schedule
@@ -46,11 +46,12 @@ class RequestQueue:
     def run(self, *, has_room: bool, has_company: bool) -> TargetStep | None:
         """Begin what has arrived, and what waited for memory if there `has_room`; then compute one
         step, if there is anything to compute."""
+        # Before the drop: what takes a session over comes after the end of its predecessor.
+        arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
         self._drop()
         if has_room:
             self._retry()
-        while self._arrivals:
-            request = self._arrivals.popleft()
+        for request in arrived:
             if not request.is_dropped:
                 self._arrive(request)
         while self.blocked and self._is_stuck():

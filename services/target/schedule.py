@@ -87,7 +87,7 @@ class StepBudget:
 
 
 @dataclass(slots=True)
-class Scheduled(Generic[R]):
+class ScheduledRequest(Generic[R]):
     """What of a request joins a forward: pending tokens, and the tree with the last of them."""
 
     request: R
@@ -126,7 +126,7 @@ class Schedule(Generic[R]):
         """Forget a request; one that does not wait is fine."""
         self._waiting.pop(request, None)
 
-    def next(self, *, has_company: bool = False) -> list[Scheduled[R]]:
+    def next(self, *, has_company: bool = False) -> list[ScheduledRequest[R]]:
         """Return what the next step computes. Requests that it decides wait no longer.
 
         `has_company` says that sessions run which do not wait now: prompts leave room for them to
@@ -150,14 +150,14 @@ class Schedule(Generic[R]):
                 self._waiting[at.request] = None
         return scheduled
 
-    def _fitting(self, ready: Sequence[R], reserved: int) -> list[Scheduled[R]]:
+    def _fitting(self, ready: Sequence[R], reserved: int) -> list[ScheduledRequest[R]]:
         """Return those that fit, the longest waiting first.
 
         One that is too large for any step goes alone, when it is the first.
         """
         room = self._budget.max_tokens - reserved
-        chosen: list[Scheduled[R]] = []
-        for at in (Scheduled(request, 1) for request in ready):
+        chosen: list[ScheduledRequest[R]] = []
+        for at in (ScheduledRequest(request, 1) for request in ready):
             if at.num_tokens <= room:
                 chosen.append(at)
                 room -= at.num_tokens
@@ -182,15 +182,15 @@ class Schedule(Generic[R]):
         whole = end // budget.tile * budget.tile
         return (whole if whole - num_tokens >= budget.few_tokens else end) - num_tokens
 
-    def _chunks(self, prompts: Sequence[R], limit: int) -> list[Scheduled[R]]:
+    def _chunks(self, prompts: Sequence[R], limit: int) -> list[ScheduledRequest[R]]:
         """Return `limit` tokens of the prompts, the longest waiting first."""
         chunks = []
         for request in prompts:
-            at = Scheduled(request, request.num_pending)
+            at = ScheduledRequest(request, request.num_pending)
             if at.num_tokens > limit:
                 if limit == 0:
                     break
-                at = Scheduled(request, min(limit, request.num_pending - 1))
+                at = ScheduledRequest(request, min(limit, request.num_pending - 1))
             chunks.append(at)
             limit -= at.num_tokens
         return chunks

@@ -14,22 +14,20 @@ import grpc
 
 from slipstream.core.errors import InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming
-from slipstream.engine.thread import EngineThread
-from slipstream.rpc.convert import session_from_pb, verdict_to_pb, verify_from_pb
+from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.leases import LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.target.batcher import BatchedTarget, BatchLimits
-from slipstream.target.engine import LocalTarget
+from slipstream.target.batcher import BatchedTarget
 from slipstream.target.kv_streams import KvStreams
 from slipstream.target.request import PendingRequest, TargetRequest
 from slipstream.target.telemetry import TargetTelemetry, record_load
 from slipstream.target.verify_stream import VerifyStream
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.TargetService"
@@ -41,29 +39,25 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
-    """`TargetService` over an engine in this process. Made on the event loop; close it."""
+    """`TargetService` over a target in this process. Made on the event loop; close it."""
 
     def __init__(
         self,
-        target: LocalTarget,
+        target: BatchedTarget,
         about: target_pb2.DescribeTargetResponse,
         limits: LeaseLimits,
-        *,
-        thread: EngineThread | None = None,
-        batch: BatchLimits | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """`about` answers `DescribeTarget`, its tokenizer included; `thread`, closed here, is where
-        the engine was made, None a new one."""
+        """`about` answers `DescribeTarget`, its tokenizer included. `target` and its thread are
+        closed with the servicer."""
         self._target = target
         self.about = about
         self._telemetry = TargetTelemetry(telemetry or Telemetry())
-        self._thread = thread or EngineThread("target")
-        on_step = self._telemetry.on_step
-        self._batched = BatchedTarget(target, self._thread, batch, on_step=on_step)
-        self._leases = Leases(self._batched.release, target.kv_bytes, limits)
+        target.on_step = self._telemetry.on_step
+        self._leases = Leases(target.release, target.engine.kv_bytes, limits)
         self._streams: dict[str, VerifyStream] = {}
-        self._kv = KvStreams(target, self._thread, self._streams, about.identity.incarnation)
+        incarnation = about.identity.incarnation
+        self._kv = KvStreams(target.engine, target.thread, self._streams, incarnation)
         self._num_rounds = self._num_cached_tokens = 0
 
     def advertise(self, address: str) -> None:
@@ -72,13 +66,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     async def broken(self) -> str:
         """Wait until steps fail again and again; return a sentence that says so."""
-        return await self._batched.failed_steps.too_many()
+        return await self._target.failed_steps.too_many()
 
     async def close(self) -> None:
         """Free what is parked and end the engine's thread. The calls must have ended."""
         await self._leases.clear()
-        await self._batched.close()
-        self._thread.close()
+        await self._target.close()
+        self._target.thread.close()
 
     async def Verify(
         self,
@@ -140,17 +134,17 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def load(self) -> common_pb2.Load:
         """Return what is held at the moment, and was done since the start."""
-        memory = self._target.memory
+        memory = self._target.engine.memory
         return common_pb2.Load(
             num_sessions=self._leases.num_active,
             num_parked=self._leases.num_parked,
             kv_bytes=self._leases.held_bytes,
             num_kv_streams=self._kv.num_open,
             kv_streamed_bytes=self._kv.num_bytes,
-            num_waiting=self._batched.num_waiting,
+            num_waiting=self._target.num_waiting,
             num_rounds=self._num_rounds,
-            num_steps=self._batched.num_steps,
-            num_rows=self._batched.num_tokens,
+            num_steps=self._target.num_steps,
+            num_rows=self._target.num_tokens,
             kv_capacity_bytes=memory.pool.num_pages * memory.pool.layout.bytes_per_page,
             kv_cached_bytes=memory.num_cached_bytes,
             num_cached_tokens=self._num_cached_tokens,
@@ -158,7 +152,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def sample(self, instruments: Instruments) -> None:
         """Record the present load as metrics."""
-        record_load(instruments, self.load(), self._batched)
+        record_load(instruments, self.load(), self._target)
 
     async def _open(self, message: target_pb2.VerifyRequest) -> VerifyStream:
         if message.WhichOneof("message") != "open":
@@ -174,7 +168,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             )
         session = session_from_pb(opening.session)
         bind(session_id=session.session_id)
-        grammar = await self._batched.prepare(session)
+        grammar = await self._target.prepare(session)
         lease = await self._leases.open(session.session_id, opening.session.fence)
         before = self._streams.get(session.session_id)
         if before is not None:  # its lease was taken over
@@ -214,7 +208,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """Begin a round. The engine checks its tokens; a round that it refuses ends the stream."""
         delta, proposal = verify_from_pb(message)
         stream.sequence = delta.applied(stream.sequence)
-        return self._batched.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
+        return self._target.begin(stream.sequence, proposal, max_queue_s=stream.max_queue_s)
 
     def _end(self, stream: VerifyStream) -> None:
         stream.end()
@@ -226,7 +220,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> target_pb2.VerifyResponse:
         self._end(stream)
         if not stream.lease.is_revoked:
-            await self._batched.park(stream.session_id)
+            await self._target.park(stream.session_id)
         await self._leases.park(stream.lease, message.ttl_ms / 1000)
         return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
 

@@ -15,10 +15,9 @@ from slipstream.target.batcher import BatchedTarget
 from slipstream.target.kv_streams import OnSent, Snapshot
 from slipstream.target.request import TargetRequest, TargetStep
 from slipstream.telemetry import catalog
-from slipstream.telemetry.kv_spans import KvSpans
 from slipstream.telemetry.metric import Attributes, Instruments, Value
-from slipstream.telemetry.replies import Replies, Reply
 from slipstream.telemetry.round_attributes import decided_attributes
+from slipstream.telemetry.spans import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
 
 VERIFY = "target.verify"
@@ -30,7 +29,7 @@ class TargetTelemetry:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)
-        self._kv = KvSpans(telemetry.tracer, first=telemetry.bounds.first)
+        self._num_first = telemetry.bounds.first
         self._instruments = telemetry.instruments
         self._is_measured = telemetry.instruments.are_exported
 
@@ -53,7 +52,7 @@ class TargetTelemetry:
             began = request.arrived + request.queue_s
             reply.part("engine.queue", request.arrived, began)
             reply.part("engine.run", began, request.step.ended)
-            reply.say(_attributes(request, request.step, is_first))
+            reply.set(_attributes(request, request.step, is_first))
 
     @contextmanager
     def streaming(self, request: target_pb2.StreamKvRequest) -> Iterator[OnSent]:
@@ -66,12 +65,14 @@ class TargetTelemetry:
             "slipstream.kv.encoding": (KvEncoding.INT8 if is_small else KvEncoding.RAW).value,
         }
         carrier = trace_from_pb(request.trace)
-        with self._kv.streaming(STREAM_KV, carrier, attributes, status_of=_status_name) as stream:
+        with self._replies.streaming(
+            STREAM_KV, carrier, attributes, status_of=_status_name, first=self._num_first
+        ) as stream:
 
             def on_sent(snapshot: Snapshot) -> None:
                 if self._is_measured:
                     self._instruments.record(catalog.SNAPSHOT_SIZE, snapshot.num_bytes)
-                stream.sent(
+                stream.record_snapshot(
                     snapshot.reply,
                     (snapshot.began, snapshot.ended),
                     num_bytes=snapshot.num_bytes,

@@ -22,10 +22,10 @@ from typing import Self, cast
 import torch
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.invariance import Numerics
-from slipstream.models.leading import Order, Team
 from slipstream.models.loading import check_ranks
-from slipstream.models.ranks import join_ranks, leave_ranks
+from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.parallel.ranks import join_ranks, leave_ranks
+from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.models.store.resolve import resolve
 from slipstream.parent_watch import watched_command
 from slipstream.target.config import TargetConfig
@@ -78,7 +78,7 @@ class _Worker:
     connection: Connection
 
 
-class TensorParallelDriver:
+class WorkerProcesses:
     """Rank 0, this process, and its workers. They do not outlive the thread that made it.
 
     Use it as a context. `on_lost` is called when a worker ends before that, and for errors that
@@ -99,18 +99,20 @@ class TensorParallelDriver:
             _LOG.info("rank %d of %d is process %d", worker.rank, plan.size, worker.process.pid)
             threading.Thread(target=self._watch, args=(worker,), daemon=True).start()
 
-    def join(self) -> Team:
+    def join(self) -> TensorParallelGroup:
         """Meet the workers, as rank 0, on the thread that will compute."""
         plan = self._plan
-        return Team(join_ranks(0, plan.size, device=plan.device, meeting=self._meeting), self)
+        return TensorParallelGroup(
+            join_ranks(0, plan.size, device=plan.device, meeting=self._meeting), self
+        )
 
-    def tell(self, order: Order | None) -> None:
-        """See `models.leading.Followers`. None is the last order."""
+    def send(self, step: WorkerStep | None) -> None:
+        """See `models.parallel.tensor_parallel.Workers`. None is the last step."""
         for worker in self._workers:
-            worker.connection.send(order)
+            worker.connection.send(step)
 
     def fail(self, reason: str) -> None:
-        """See `models.leading.Followers`."""
+        """See `models.parallel.tensor_parallel.Workers`."""
         if not self._is_over.wait(_MOMENT_S):  # where a worker has ended, that is the reason
             self._lose(reason, is_input=False)
 
@@ -127,7 +129,7 @@ class TensorParallelDriver:
         self._is_over.set()
         if error is None:
             with suppress(OSError):
-                self.tell(None)
+                self.send(None)
         for worker in self._workers:
             try:
                 worker.process.wait(0.0 if error else _GRACE_S)
@@ -175,7 +177,7 @@ class TensorParallelDriver:
 
 def start_workers(
     config: TargetConfig, on_lost: OnLost
-) -> AbstractContextManager[TensorParallelDriver | None]:
+) -> AbstractContextManager[WorkerProcesses | None]:
     """Start the workers that a configuration asks for, if any.
 
     Raises `InvalidRequest` for a model that can't be split so, or a machine without the GPUs, and
@@ -198,7 +200,7 @@ def start_workers(
         threads,
         pin_threads=config.compute.pin_threads,
     )
-    return TensorParallelDriver(plan, on_lost)
+    return WorkerProcesses(plan, on_lost)
 
 
 def rank_threads(config: TargetConfig) -> int | None:

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
-from slipstream.models.causal import CausalModel
 from slipstream.models.cores import Cores, load_on
-from slipstream.models.following import Follower
 from slipstream.models.loading import load_target_parts
-from slipstream.models.ranks import join_ranks, leave_ranks
+from slipstream.models.parallel.ranks import join_ranks, leave_ranks
+from slipstream.models.parallel.tensor_parallel import TensorParallelWorker
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.tensor_parallel import WorkerFailure, WorkerTask
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out orders until the last one; return the process's exit code."""
+    """Carry out steps until the last one; return the process's exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the driver decides when requests are done
         signal.signal(number, signal.SIG_IGN)
     with Connection(int(argv[0])) as driver:
@@ -38,18 +38,19 @@ def main(argv: Sequence[str]) -> int:
 def _work(task: WorkerTask, driver: Connection) -> None:
     count = task.plan.num_threads
     cores = Cores(count, task.plan.pin_threads, first=task.rank * count)
-    follower = load_on(lambda load: load(), lambda: _load(task), cores)
-    while (order := driver.recv()) is not None:
-        follower.do(order)
+    worker = load_on(lambda load: load(), lambda: _load(task), cores)
+    while (step := driver.recv()) is not None:
+        worker.run(step)
 
 
-def _load(task: WorkerTask) -> Follower:
+def _load(task: WorkerTask) -> TensorParallelWorker:
     plan = task.plan
     ranks = join_ranks(task.rank, plan.size, device=plan.device, meeting=task.meeting)
     loaded = load_target_parts(
         str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
     )
-    return Follower(CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks), ranks)
+    model = CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks)
+    return TensorParallelWorker(model, ranks)
 
 
 if __name__ == "__main__":

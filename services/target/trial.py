@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from slipstream.core.cost_curve import CROWD, Budget, CostCurve, Costs, learn
+from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.models.cache import KvCache
-from slipstream.models.causal import CausalModel
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.machine import this_machine
-from slipstream.models.pool import KvPool
-from slipstream.models.rows import Part
-from slipstream.models.speed import best_seconds
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
+from slipstream.models.machine import best_seconds, this_machine
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
 
 _TOKEN = 0
 _CHECKED = (1, 8)
@@ -69,9 +67,9 @@ class _Forwards:
     """Forwards of one session's tokens, or of as many of several sessions."""
 
     def __init__(self, model: CausalModel, pool: KvPool, max_tokens: int) -> None:
-        own_pages = round_up(max_tokens, KEY_BLOCK) // KEY_BLOCK
+        own_pages = round_up(max_tokens, BLOCK_SIZE) // BLOCK_SIZE
         if not model.has_shapes or pool.num_free < CROWD + own_pages:
-            pool = model.pool(CROWD + own_pages, scratch_rows=KEY_BLOCK)
+            pool = model.pool(CROWD + own_pages, scratch_rows=BLOCK_SIZE)
         self._model, self._pool = model, pool
         self.alone = self._opened(max_tokens)
         self._several: list[KvCache] = []

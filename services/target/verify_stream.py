@@ -14,7 +14,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.rpc.leases import Lease
 from slipstream.target.grammar_constraint import CompiledGrammar
-from slipstream.telemetry.replies import Reply
+from slipstream.telemetry.spans import Reply
 
 MAX_READERS = 4
 """Readers of one session: a draft, and what it left behind when it lost its connection."""

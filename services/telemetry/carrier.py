@@ -1,6 +1,6 @@
-"""Traces across processes: where a message stands in one, as W3C Trace Context has it.
+"""Trace context between processes, as the two headers of W3C Trace Context.
 
-Knows neither messages nor exporters. Between services, what is not sampled is carried nowhere.
+Between services, a span that is not sampled is not carried.
 """
 
 import time
@@ -14,7 +14,7 @@ from opentelemetry.trace import Span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 MAX_TRACESTATE = 512
-"""What the recommendation asks everybody to carry; longer ones are dropped, as it says."""
+"""Length that the recommendation requires to be carried; longer ones are dropped."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -27,19 +27,14 @@ class Carrier:
 
 
 def carried(span: Span | None = None) -> Carrier | None:
-    """What to tell a peer so that its spans are children of the span, by default the current one.
-
-    None where the span is not sampled.
-    """
+    """Return the carrier of a span, by default the current one; None if it is not sampled."""
     at = trace.get_current_span() if span is None else span
-    return decided(at) if at.get_span_context().trace_flags.sampled else None
+    return carrier_of(at) if at.get_span_context().trace_flags.sampled else None
 
 
-def decided(span: Span) -> Carrier | None:
-    """The same of a span that need not be sampled: whoever is told decides as was decided here.
-
-    None where there is no trace at all.
-    """
+def carrier_of(span: Span) -> Carrier | None:
+    """Return the carrier of a span, sampled or not, which peers then follow; None if there is no
+    trace."""
     if not span.get_span_context().is_valid:
         return None
     headers: dict[str, str] = {}
@@ -48,9 +43,9 @@ def decided(span: Span) -> Carrier | None:
 
 
 def parent_of(carrier: Carrier | None) -> Context | None:
-    """The context in which a span is a child of what was carried.
+    """Return the context in which a span is a child of a carrier's.
 
-    None where nothing was, or it is no Trace Context: the recommendation has that ignored, too.
+    None without a valid carrier: the recommendation has an invalid one ignored, too.
     """
     if carrier is None:
         return None
@@ -64,7 +59,7 @@ def parent_of(carrier: Carrier | None) -> Context | None:
 
 @contextmanager
 def within(carrier: Carrier | None) -> Iterator[None]:
-    """What is begun in here is part of the trace that was carried, if any was."""
+    """Make what is begun inside part of the carrier's trace, if there is one."""
     context = parent_of(carrier)
     if context is None:
         yield
@@ -87,5 +82,5 @@ class Timeline:
         self._offset_ns = wall_ns() - round(clock() * 1e9)
 
     def ns(self, at_s: float) -> int:
-        """When the clock showed this."""
+        """Return the time at which the clock showed `at_s`."""
         return self._offset_ns + round(at_s * 1e9)

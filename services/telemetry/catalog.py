@@ -1,286 +1,235 @@
-"""Every metric there is. Names and buckets are those of the semantic conventions where they exist.
+"""All metrics, and the bounds of their buckets.
 
-(OpenTelemetry semantic conventions for generative AI: server and client metrics.)
+Names and buckets are those of the OpenTelemetry semantic conventions for generative AI where they
+have them (server and client metrics).
 """
 
-from slipstream.telemetry import buckets as bounds
-from slipstream.telemetry.metric import Kind, Metric
+from functools import partial
+
+from slipstream.telemetry.metric import Metric, MetricKind
 
 ROUTER, TARGET, DRAFT, CLIENT = "router", "target", "draft", "client"
 _ENGINES = (TARGET, DRAFT)
-
 _OPERATION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
+# The conventions' own buckets.
+_DURATIONS = tuple(round(0.01 * 2**power, 2) for power in range(14))
+_FIRST_TOKENS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+_TIMES_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_USAGES = tuple(float(4**power) for power in range(14))
+# Ours. Rounds take from less than a millisecond to seconds, by machine and model.
+_SHORT_TIMES = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
+    *(0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
+)
+_TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 40.0)
+_NODES = (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 127.0)
+_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
+_BYTES = tuple(float(4**power) for power in range(5, 15))
 
-def _counter(name: str, unit: str, text: str, roles: tuple[str, ...], *attributes: str) -> Metric:
-    return Metric(name, Kind.COUNTER, unit, text, roles, attributes)
 
-
-def _gauge(name: str, unit: str, text: str, roles: tuple[str, ...], *attributes: str) -> Metric:
-    return Metric(name, Kind.GAUGE, unit, text, roles, attributes)
-
-
-def _seconds(
+def _metric(
+    kind: MetricKind,
     name: str,
+    unit: str,
     text: str,
-    role: str,
     *attributes: str,
-    buckets: tuple[float, ...] = bounds.SHORT_TIMES,
+    roles: tuple[str, ...] = (ROUTER,),
 ) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, "s", text, (role,), attributes, buckets)
+    return Metric(f"slipstream.{name}", kind, unit, text, roles, attributes)
 
 
-def _sizes(name: str, unit: str, text: str, role: str, *, buckets: tuple[float, ...]) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, unit, text, (role,), (), buckets)
+_counter = partial(_metric, MetricKind.COUNTER)
+_gauge = partial(_metric, MetricKind.GAUGE)
 
 
-REQUEST_DURATION = _seconds(
-    "gen_ai.server.request.duration",
+def _seconds(name: str, text: str, *attributes: str, role: str = ROUTER) -> Metric:
+    kind = MetricKind.HISTOGRAM
+    return Metric(f"slipstream.{name}", kind, "s", text, (role,), attributes, _SHORT_TIMES)
+
+
+def _sizes(name: str, unit: str, text: str, role: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(f"slipstream.{name}", MetricKind.HISTOGRAM, unit, text, (role,), (), buckets)
+
+
+def _gen_ai(
+    name: str, text: str, role: str, buckets: tuple[float, ...], *attributes: str, unit: str = "s"
+) -> Metric:
+    kind, about = MetricKind.HISTOGRAM, (*_OPERATION, *attributes)
+    return Metric(f"gen_ai.{name}", kind, unit, text, (role,), about, buckets)
+
+
+REQUEST_DURATION = _gen_ai(
+    "server.request.duration",
     "Requests, from their arrival to the last token.",
     ROUTER,
-    *_OPERATION,
+    _DURATIONS,
     "error.type",
-    buckets=bounds.DURATIONS,
 )
-FIRST_TOKEN = _seconds(
-    "gen_ai.server.time_to_first_token",
+FIRST_TOKEN = _gen_ai(
+    "server.time_to_first_token",
     "From a request's arrival to its first token.",
     ROUTER,
-    *_OPERATION,
-    buckets=bounds.FIRST_TOKENS,
+    _FIRST_TOKENS,
 )
-PER_TOKEN = _seconds(
-    "gen_ai.server.time_per_output_token",
+PER_TOKEN = _gen_ai(
+    "server.time_per_output_token",
     "Time per output token after the first one, a mean of each request.",
     ROUTER,
-    *_OPERATION,
-    buckets=bounds.TIMES_PER_TOKEN,
+    _TIMES_PER_TOKEN,
 )
-CLIENT_DURATION = _seconds(
-    "gen_ai.client.operation.duration",
+CLIENT_DURATION = _gen_ai(
+    "client.operation.duration",
     "Requests as callers of the SDK see them.",
     CLIENT,
-    *_OPERATION,
+    _DURATIONS,
     "error.type",
-    buckets=bounds.DURATIONS,
 )
-CLIENT_FIRST_CHUNK = _seconds(
-    "gen_ai.client.operation.time_to_first_chunk",
+CLIENT_FIRST_CHUNK = _gen_ai(
+    "client.operation.time_to_first_chunk",
     "From a call of the SDK to the first piece of its answer.",
     CLIENT,
-    *_OPERATION,
-    buckets=bounds.FIRST_TOKENS,
+    _FIRST_TOKENS,
 )
-CLIENT_TOKENS = Metric(
-    "gen_ai.client.token.usage",
-    Kind.HISTOGRAM,
-    "{token}",
+CLIENT_TOKENS = _gen_ai(
+    "client.token.usage",
     "Tokens of requests as callers of the SDK see them.",
-    (CLIENT,),
-    (*_OPERATION, "gen_ai.token.type"),
-    bounds.USAGES,
+    CLIENT,
+    _USAGES,
+    "gen_ai.token.type",
+    unit="{token}",
 )
 
-REQUESTS_RUNNING = _gauge(
-    "slipstream.requests.running", "{request}", "Requests that run at the moment.", (ROUTER,)
-)
-REQUESTS_CAPACITY = _gauge(
-    "slipstream.requests.capacity", "{request}", "Requests that may run at once.", (ROUTER,)
-)
-REPLICAS = _gauge(
-    "slipstream.replicas",
-    "{replica}",
-    "Replicas as this router sees them.",
-    (ROUTER,),
-    "role",
-    "state",
-)
+REQUESTS_RUNNING = _gauge("requests.running", "{request}", "Requests that run at the moment.")
+REQUESTS_CAPACITY = _gauge("requests.capacity", "{request}", "Requests that may run at once.")
+REPLICAS = _gauge("replicas", "{replica}", "Replicas as this router sees them.", "role", "state")
 TOKENS_PROMPT = _counter(
-    "slipstream.tokens.prompt", "{token}", "Tokens before the output, earlier turns included.",
-    (ROUTER,),
-)  # fmt: skip
+    "tokens.prompt", "{token}", "Tokens before the output, earlier turns included."
+)
 TOKENS_CACHED = _counter(
-    "slipstream.tokens.cached", "{token}", "Of those, the ones that were not computed again.",
-    (ROUTER,),
-)  # fmt: skip
-TOKENS_DRAFTED = _counter(
-    "slipstream.tokens.drafted", "{token}", "Draft tokens that were verified.", (ROUTER,)
+    "tokens.cached", "{token}", "Of those, the ones that were not computed again."
 )
-TOKENS_ACCEPTED = _counter(
-    "slipstream.tokens.accepted", "{token}", "Draft tokens that became final.", (ROUTER,)
-)
+TOKENS_DRAFTED = _counter("tokens.drafted", "{token}", "Draft tokens that were verified.")
+TOKENS_ACCEPTED = _counter("tokens.accepted", "{token}", "Draft tokens that became final.")
 TOKENS_COPIED = _counter(
-    "slipstream.tokens.copied",
+    "tokens.copied",
     "{token}",
     "Draft tokens that no model proposed, by where they were found.",
-    (ROUTER,),
     "source",
 )
 TOKENS_COPIED_ACCEPTED = _counter(
-    "slipstream.tokens.copied.accepted",
-    "{token}",
-    "Of those, the ones that became final.",
-    (ROUTER,),
-    "source",
+    "tokens.copied.accepted", "{token}", "Of those, the ones that became final.", "source"
 )
-TOKENS_FINAL = _counter(
-    "slipstream.tokens.final", "{token}", "Output tokens, the target's own included.", (ROUTER,)
-)
-ROUNDS = _counter(
-    "slipstream.rounds", "{round}", "Rounds: prefill, speculative or plain.", (ROUTER,), "kind"
-)
-ROUND_DURATION = _seconds(
-    "slipstream.round.duration", "Rounds, drafting and wire included.", ROUTER, "kind"
-)
+TOKENS_FINAL = _counter("tokens.final", "{token}", "Output tokens, the target's own included.")
+ROUNDS = _counter("rounds", "{round}", "Rounds: prefill, speculative or plain.", "kind")
+ROUND_DURATION = _seconds("round.duration", "Rounds, drafting and wire included.", "kind")
 ROUND_ACCEPTED = _sizes(
-    "slipstream.round.accepted",
-    "{token}",
-    "Draft tokens that a speculative round accepted.",
-    ROUTER,
-    buckets=bounds.TOKENS,
+    "round.accepted", "{token}", "Draft tokens that a speculative round accepted.", ROUTER, _TOKENS
 )
 POSITION_DRAFTED = _counter(
-    "slipstream.position.drafted",
+    "position.drafted",
     "{round}",
     "Speculative rounds that drafted as far as this position.",
-    (ROUTER,),
     "position",
 )
 POSITION_ACCEPTED = _counter(
-    "slipstream.position.accepted",
+    "position.accepted",
     "{round}",
     "Speculative rounds that accepted as far as this position.",
-    (ROUTER,),
     "position",
 )
-STOPS = _counter(
-    "slipstream.draft.stops", "{round}", "What ended the drafting of rounds.", (ROUTER,), "reason"
-)
-DRAFT_WAIT = _seconds(
-    "slipstream.draft.wait.duration", "How long rounds waited for a proposal.", ROUTER
-)
-VERIFY_WAIT = _seconds(
-    "slipstream.verify.wait.duration", "How long rounds waited for a verdict.", ROUTER
-)
-FALLBACKS = _counter(
-    "slipstream.fallbacks", "{round}", "Rounds in which no draft answered.", (ROUTER,), "reason"
-)
-TARGET_LOSSES = _counter(
-    "slipstream.target.losses", "{loss}", "Targets that requests lost, and went on.", (ROUTER,)
-)
+STOPS = _counter("draft.stops", "{round}", "What ended the drafting of rounds.", "reason")
+DRAFT_WAIT = _seconds("draft.wait.duration", "How long rounds waited for a proposal.")
+VERIFY_WAIT = _seconds("verify.wait.duration", "How long rounds waited for a verdict.")
+FALLBACKS = _counter("fallbacks", "{round}", "Rounds in which no draft answered.", "reason")
+TARGET_LOSSES = _counter("target.losses", "{loss}", "Targets that requests lost, and went on.")
 SPECULATION_LENGTH = _gauge(
-    "slipstream.speculation.length",
-    "{token}",
-    "Final tokens of a speculative round, a moving average.",
-    (ROUTER,),
+    "speculation.length", "{token}", "Final tokens of a speculative round, a moving average."
 )
 SPECULATION_BREAK_EVEN = _gauge(
-    "slipstream.speculation.break_even",
+    "speculation.break_even",
     "{token}",
     "Final tokens of a speculative round from which on it is faster than plain ones.",
-    (ROUTER,),
 )
 STORE_DURATION = _seconds(
-    "slipstream.store.duration", "Operations of the session store.", ROUTER, "operation", "outcome"
+    "store.duration", "Operations of the session store.", "operation", "outcome"
 )
-TOKENS_UNKEPT = _counter(
-    "slipstream.tokens.unkept", "{token}", "Tokens sent before they could be kept.", (ROUTER,)
-)
-SHADOW_CHECKED = _counter(
-    "slipstream.shadow.checked", "{request}", "Requests decoded again without drafts.", (ROUTER,)
-)
-SHADOW_DIVERGED = _counter(
-    "slipstream.shadow.diverged", "{request}", "Of those, the ones that differed.", (ROUTER,)
-)
-LEARNED_TOKENS = _gauge(
-    "slipstream.learned.tokens", "{token}", "Tokens of earlier requests to draft from.", (ROUTER,)
-)
-LEARNED_TEXTS = _counter(
-    "slipstream.learned.texts", "{text}", "Texts that were learned.", (ROUTER,), "source"
-)
-LEARNED_EVICTED = _counter(
-    "slipstream.learned.evicted", "{token}", "Learned tokens that were forgotten.", (ROUTER,)
-)
+TOKENS_UNKEPT = _counter("tokens.unkept", "{token}", "Tokens sent before they could be kept.")
+SHADOW_CHECKED = _counter("shadow.checked", "{request}", "Requests decoded again without drafts.")
+SHADOW_DIVERGED = _counter("shadow.diverged", "{request}", "Of those, the ones that differed.")
+LEARNED_TOKENS = _gauge("learned.tokens", "{token}", "Tokens of earlier requests to draft from.")
+LEARNED_TEXTS = _counter("learned.texts", "{text}", "Texts that were learned.", "source")
+LEARNED_EVICTED = _counter("learned.evicted", "{token}", "Learned tokens that were forgotten.")
 LEARNED_LOST = _counter(
-    "slipstream.learned.lost", "{text}", "Texts that were not learned, or not shared.", (ROUTER,),
-    "reason",
-)  # fmt: skip
-
-STEP_DURATION = _seconds("slipstream.target.step.duration", "Forwards of the target.", TARGET)
-STEP_ROWS = _sizes(
-    "slipstream.target.step.rows", "{row}", "Rows of a forward.", TARGET, buckets=bounds.ROWS
+    "learned.lost", "{text}", "Texts that were not learned, or not shared.", "reason"
 )
+
+STEP_DURATION = _seconds("target.step.duration", "Forwards of the target.", role=TARGET)
+STEP_ROWS = _sizes("target.step.rows", "{row}", "Rows of a forward.", TARGET, _ROWS)
 STEP_SESSIONS = _sizes(
-    "slipstream.target.step.sessions", "{session}", "Sessions that share a forward.", TARGET,
-    buckets=bounds.ROWS,
-)  # fmt: skip
+    "target.step.sessions", "{session}", "Sessions that share a forward.", TARGET, _ROWS
+)
 TARGET_QUEUE = _seconds(
-    "slipstream.target.queue.duration", "How long verifications wait for their forward.", TARGET
+    "target.queue.duration", "How long verifications wait for their forward.", role=TARGET
 )
 TARGET_TIME = _counter(
-    "slipstream.target.time",
+    "target.time",
     "s",
     "Time of the target: busy, waiting for drafts, or without anything to do.",
-    (TARGET,),
     "state",
+    roles=(TARGET,),
 )
 DRAFT_WAIT_SHARE = _gauge(
-    "slipstream.target.draft_wait",
+    "target.draft_wait",
     "1",
     "Share of the last half minute in which the target waited for drafts.",
-    (TARGET,),
+    roles=(TARGET,),
 )
 ROWS_IN_FLIGHT = _gauge(
-    "slipstream.target.rows.in_flight", "{row}", "Rows of the last forward; 0 if idle.", (TARGET,)
+    "target.rows.in_flight", "{row}", "Rows of the last forward; 0 if idle.", roles=(TARGET,)
 )
 ROWS_FREE = _gauge(
-    "slipstream.target.rows.free",
+    "target.rows.free",
     "{row}",
     "Rows that such a forward would still take at next to no cost.",
-    (TARGET,),
+    roles=(TARGET,),
 )
 SNAPSHOT_SIZE = _sizes(
-    "slipstream.kv.snapshot.size", "By", "Snapshots of keys and values sent.", TARGET,
-    buckets=bounds.BYTES,
-)  # fmt: skip
-KV_SENT = _counter("slipstream.kv.sent", "By", "Keys and values sent to drafts.", (TARGET,))
-KV_RECEIVED = _counter("slipstream.kv.received", "By", "Keys and values received.", (DRAFT,))
+    "kv.snapshot.size", "By", "Snapshots of keys and values sent.", TARGET, _BYTES
+)
+KV_SENT = _counter("kv.sent", "By", "Keys and values sent to drafts.", roles=(TARGET,))
+KV_RECEIVED = _counter("kv.received", "By", "Keys and values received.", roles=(DRAFT,))
 KV_CACHED = _gauge(
-    "slipstream.kv.cached", "By", "Keys and values kept for texts that begin alike.", (TARGET,)
+    "kv.cached", "By", "Keys and values kept for texts that begin alike.", roles=(TARGET,)
 )
 
-KV_USED = _gauge("slipstream.kv.used", "By", "Keys and values of sessions.", _ENGINES)
-KV_CAPACITY = _gauge("slipstream.kv.capacity", "By", "Room for keys and values.", _ENGINES)
-KV_STREAMS = _gauge("slipstream.kv.streams", "{stream}", "Open streams of snapshots.", _ENGINES)
-SESSIONS = _gauge("slipstream.sessions", "{session}", "Sessions held.", _ENGINES, "state")
-WAITING = _gauge("slipstream.waiting", "{job}", "What has not begun.", _ENGINES)
+KV_USED = _gauge("kv.used", "By", "Keys and values of sessions.", roles=_ENGINES)
+KV_CAPACITY = _gauge("kv.capacity", "By", "Room for keys and values.", roles=_ENGINES)
+KV_STREAMS = _gauge("kv.streams", "{stream}", "Open streams of snapshots.", roles=_ENGINES)
+SESSIONS = _gauge("sessions", "{session}", "Sessions held.", "state", roles=_ENGINES)
+WAITING = _gauge("waiting", "{job}", "What has not begun.", roles=_ENGINES)
 
 DRAFT_QUEUE = _seconds(
-    "slipstream.draft.queue.duration", "How long proposals wait for the engine.", DRAFT
+    "draft.queue.duration", "How long proposals wait for the engine.", role=DRAFT
 )
 DRAFT_ENGINE = _seconds(
-    "slipstream.draft.engine.duration", "How long the engine drafts for a proposal.", DRAFT
+    "draft.engine.duration", "How long the engine drafts for a proposal.", role=DRAFT
 )
 KV_WAIT = _seconds(
-    "slipstream.draft.kv_wait.duration", "How long proposals wait for keys and values.", DRAFT
+    "draft.kv_wait.duration", "How long proposals wait for keys and values.", role=DRAFT
 )
 STALENESS = _sizes(
-    "slipstream.draft.staleness",
+    "draft.staleness",
     "{token}",
     "Positions by which the target's keys and values lag behind.",
     DRAFT,
-    buckets=bounds.TOKENS,
+    _TOKENS,
 )
-DRAFT_DEPTH = _sizes(
-    "slipstream.draft.depth",
-    "{token}",
-    "Longest path of proposals.",
-    DRAFT,
-    buckets=bounds.TOKENS,
-)
-DRAFT_NODES = _sizes(
-    "slipstream.draft.nodes", "{token}", "Nodes of proposals.", DRAFT, buckets=bounds.NODES
-)
+DRAFT_DEPTH = _sizes("draft.depth", "{token}", "Longest path of proposals.", DRAFT, _TOKENS)
+DRAFT_NODES = _sizes("draft.nodes", "{token}", "Nodes of proposals.", DRAFT, _NODES)
 
 CATALOG: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)

@@ -1,7 +1,7 @@
-"""What a service can be told about telemetry. Values only; all services take the same.
+"""Options of telemetry, the same for all services.
 
-Reading them is `slipstream.config`'s part; what OTEL_* variables say of exporters (headers,
-certificates, resource attributes) is read by OpenTelemetry itself.
+OpenTelemetry itself reads the OTEL_* variables of exporters (headers, certificates, resource
+attributes).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
-    """Where a service tells of itself, and how much. Nothing leaves it by default."""
+    """Where a service exports its telemetry, and how much. By default it exports nothing."""
 
     traces: tuple[str, ...] = option(
         (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; unset, nowhere."
@@ -30,15 +30,17 @@ class TelemetryConfig:
         (), "Where metrics are sent: otlp (gRPC), otlp-http or console."
     )
     otlp_endpoint: str | None = option(
-        None, "URL of the collector; unset, what OTEL_EXPORTER_OTLP_* variables say."
+        None, "URL of the collector; unset, that of OTEL_EXPORTER_OTLP_* variables."
     )
     metrics_address: str | None = option(
         None, "A plaintext port that Prometheus reads metrics from."
     )
     metrics_interval_s: float = option(15.0, "How often metrics are sent.")
-    trace_ratio: float = option(0.1, "Share of requests traced, where callers say nothing of it.")
+    trace_ratio: float = option(0.1, "Share of requests traced, where callers do not decide it.")
     trace_rounds: int = option(8, "Rounds of a request that every service has spans of: its first.")
-    trace_slowest: int = option(4, "Slowest of the other rounds, which the router alone tells of.")
+    trace_slowest: int = option(
+        4, "Slowest of the other rounds, which have spans of the router alone."
+    )
     trace_rejected: int = option(8, "Others that kept nothing of what was drafted, likewise.")
     trace_content: bool = option(False, "Whether spans carry prompts and answers.")
     log_format: str = option(TEXT, "Lines of the log: text or json.")
@@ -52,7 +54,7 @@ class TelemetryConfig:
     def __post_init__(self) -> None:
         for name in self.traces:
             if not name.startswith(FILE) or name == FILE:
-                _check("traces", name, _EXPORTERS, also="file:DIRECTORY")
+                _check("traces", name, (*_EXPORTERS, "file:DIRECTORY"))
         for name in self.metrics:
             _check("metrics", name, _EXPORTERS)
         for field in ("traces", "metrics"):
@@ -72,7 +74,7 @@ class TelemetryConfig:
             return
         if "@" in urlsplit(url).netloc:
             raise InvalidRequest(
-                "otlp_endpoint has credentials in it, which everybody can read; use the variable"
+                "otlp_endpoint has credentials in it, which any user can read; use the variable"
                 " OTEL_EXPORTER_OTLP_HEADERS"
             )
         if not url.startswith(("http://", "https://")):
@@ -99,15 +101,15 @@ class TelemetryConfig:
 
     @staticmethod
     def directory(name: str) -> Path:
-        """Where spans are written that go to file:DIRECTORY."""
+        """Return the directory of the exporter file:DIRECTORY."""
         return Path(name.removeprefix(FILE)).expanduser()
 
     def bounds(self) -> TraceBounds:
-        """How many rounds of a request have spans."""
+        """Return how many rounds of a request have spans."""
         return TraceBounds(self.trace_rounds, self.trace_slowest, self.trace_rejected)
 
     def metrics_place(self) -> tuple[str, int] | None:
-        """Host and port of the page for Prometheus. Raises `InvalidRequest` for no address."""
+        """Return host and port of the page for Prometheus. Raises `InvalidRequest`."""
         if self.metrics_address is None:
             return None
         host, _, port = self.metrics_address.rpartition(":")
@@ -120,7 +122,6 @@ class TelemetryConfig:
         return host.strip("[]"), int(port)
 
 
-def _check(name: str, value: str, known: tuple[str, ...], *, also: str | None = None) -> None:
+def _check(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        names = ", ".join([*known, also] if also else known)
-        raise InvalidRequest(f"{name} is {value!r}, but must be one of {names}")
+        raise InvalidRequest(f"{name} is {value!r}, but must be one of {', '.join(known)}")

@@ -1,60 +1,60 @@
-"""A request in the words of the semantic conventions for generative AI, and in ours beside them.
+"""Attributes of a request, by the semantic conventions for generative AI and ours beside them.
 
-(OpenTelemetry semantic conventions, gen_ai.*, in development.) Text is in what is named content
-alone. Shared by the router and the SDK, so that both ends of a request say the same.
+(OpenTelemetry semantic conventions, gen_ai.*, in development.) Only functions named content return
+texts. Shared by the router and the SDK, so that both ends of a request have the same attributes.
 """
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.core.prompt import are_ids
-from slipstream.core.request import Generation
-from slipstream.core.results import PromptInfo, RequestStats
+from slipstream.core.request.prompt import are_ids
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import PromptInfo, RequestStats
 from slipstream.core.types import FinishReason, SamplingParams
 from slipstream.telemetry.metric import Attributes, Value
 
 PROVIDER = "slipstream"
 CHAT, COMPLETION = "chat", "text_completion"
 MAX_CONTENT = 1 << 16
-"""Characters of a prompt or an answer in a span, where they are switched on."""
+"""Most characters of a prompt or an answer in a span."""
 
-_Said = dict[str, Value]
+_Values = dict[str, Value]
 
 
-def operation_of(asked: Generation) -> str:
-    """What kind of request it is: messages are a chat, a raw text and token ids are completed."""
-    prompt = asked.prompt
-    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)  # of what is unchecked
-    is_raw = asked.ask.raw or (is_list and are_ids(prompt))
+def operation_of(generation: Generation) -> str:
+    """Return the operation: messages are a chat, a raw text and token ids are completed."""
+    prompt = generation.prompt
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)  # not checked yet
+    is_raw = generation.ask.raw or (is_list and are_ids(prompt))
     return COMPLETION if is_raw else CHAT
 
 
-def operation_attributes(asked: Generation, model: str) -> Attributes:
-    """What metrics tell apart. `model` must be one that there is: metrics keep every value."""
-    said = {"gen_ai.operation.name": operation_of(asked), "gen_ai.provider.name": PROVIDER}
-    return {**said, "gen_ai.request.model": model} if model else said
+def operation_attributes(generation: Generation, model: str) -> Attributes:
+    """Return attributes of metrics. `model` must be one that exists: metrics keep every value."""
+    values = {"gen_ai.operation.name": operation_of(generation), "gen_ai.provider.name": PROVIDER}
+    return {**values, "gen_ai.request.model": model} if model else values
 
 
-def request_attributes(asked: Generation, *, is_stream: bool) -> Attributes:
-    """What was asked for; what is as ever is not said."""
-    ask = asked.ask
-    said: _Said = dict(operation_attributes(asked, asked.model))
-    said["gen_ai.request.max_tokens"] = ask.max_tokens
-    said["gen_ai.request.stream"] = is_stream
-    said.update(_sampling(ask.sampling))
-    said["slipstream.request.mode"] = ask.speculation.mode.value
+def request_attributes(generation: Generation, *, is_stream: bool) -> Attributes:
+    """Return what is requested, without most defaults."""
+    ask = generation.ask
+    values: _Values = dict(operation_attributes(generation, generation.model))
+    values["gen_ai.request.max_tokens"] = ask.max_tokens
+    values["gen_ai.request.stream"] = is_stream
+    values.update(_sampling(ask.sampling))
+    values["slipstream.request.mode"] = ask.speculation.mode.value
     if ask.speculation.verification is not None:
-        said["slipstream.request.verification"] = ask.speculation.verification.value
-    if asked.session is not None:
-        said["gen_ai.conversation.id"] = asked.session.session_id
-    if asked.num_received:
-        said["slipstream.request.num_received"] = asked.num_received
-    return said
+        values["slipstream.request.verification"] = ask.speculation.verification.value
+    if generation.session is not None:
+        values["gen_ai.conversation.id"] = generation.session.session_id
+    if generation.num_received:
+        values["slipstream.request.num_received"] = generation.num_received
+    return values
 
 
 def prompt_attributes(info: PromptInfo) -> Attributes:
-    """What is known when a request begins."""
+    """Return what is known when a request begins."""
     return {
         "gen_ai.response.id": info.request_id,
         "gen_ai.response.model": info.model,
@@ -63,9 +63,9 @@ def prompt_attributes(info: PromptInfo) -> Attributes:
 
 
 def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
-    """What is known when a request has ended."""
+    """Return what is known when a request has ended."""
     speculation, continuity = stats.speculation, stats.continuity
-    said: _Said = {
+    values: _Values = {
         "gen_ai.usage.output_tokens": stats.num_output_tokens,
         "gen_ai.usage.cache_read.input_tokens": stats.num_cached_tokens,
         "slipstream.speculation.lossless": speculation.lossless,
@@ -88,15 +88,15 @@ def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
         "slipstream.continuity.target_losses": continuity.num_target_losses,
     }
     for name, count in speculation.stop_reasons.items():
-        said[f"slipstream.stops.{_word(name)}"] = count
+        values[f"slipstream.stops.{name.replace(' ', '_')}"] = count
     for name, count in speculation.fallbacks.items():
-        said[f"slipstream.fallbacks.{_word(name)}"] = count
-    return {**said, "gen_ai.response.finish_reasons": (reason.value,)}
+        values[f"slipstream.fallbacks.{name.replace(' ', '_')}"] = count
+    return {**values, "gen_ai.response.finish_reasons": (reason.value,)}
 
 
-def input_content(asked: Generation) -> Attributes:
-    """The prompt, for those who switched it on; one that is too long is told by its length."""
-    prompt = asked.prompt
+def input_content(generation: Generation) -> Attributes:
+    """Return the prompt, for `trace_content`; of one that is too long the length."""
+    prompt = generation.prompt
     if isinstance(prompt, str):
         messages: list[Any] = [_message("user", prompt)]
     elif are_ids(prompt):
@@ -107,7 +107,7 @@ def input_content(asked: Generation) -> Attributes:
 
 
 def output_content(text: str, reason: FinishReason) -> Attributes:
-    """The answer, likewise."""
+    """Return the answer, likewise."""
     message = {**_message("assistant", text), "finish_reason": reason.value}
     return _content("output", [message])
 
@@ -123,8 +123,8 @@ def _content(side: str, messages: list[Any]) -> Attributes:
     return {f"gen_ai.{side}.messages": text}
 
 
-def _sampling(sampling: SamplingParams) -> _Said:
-    said: _Said = {
+def _sampling(sampling: SamplingParams) -> _Values:
+    values: _Values = {
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
@@ -133,9 +133,5 @@ def _sampling(sampling: SamplingParams) -> _Said:
         "gen_ai.request.seed": sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
     }
     if sampling.top_k is not None:
-        said["gen_ai.request.top_k"] = sampling.top_k
-    return said
-
-
-def _word(name: str) -> str:
-    return name.replace(" ", "_")
+        values["gen_ai.request.top_k"] = sampling.top_k
+    return values

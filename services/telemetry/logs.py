@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
 from opentelemetry import trace
@@ -28,13 +27,7 @@ _CAUSED = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
 
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    request_id: str = ""
-    session_id: str = ""
-
-
-_BOUND: ContextVar[_Bound | None] = ContextVar("slipstream_log_ids", default=None)
+_BOUND: ContextVar[dict[str, str | None] | None] = ContextVar("slipstream_log_ids", default=None)
 
 
 def bind(*, request_id: str | None = None, session_id: str | None = None) -> None:
@@ -42,9 +35,9 @@ def bind(*, request_id: str | None = None, session_id: str | None = None) -> Non
 
     An id that is None stays as it was.
     """
+    before = _BOUND.get() or {}
     ids = {"request_id": request_id, "session_id": session_id}
-    known = {name: value for name, value in ids.items() if value is not None}
-    _BOUND.set(replace(_BOUND.get() or _Bound(), **known))
+    _BOUND.set({name: before.get(name) if at is None else at for name, at in ids.items()})
 
 
 def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
@@ -92,7 +85,9 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
         values = {
-            "timestamp": _timestamp(record.created),
+            "timestamp": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
             "severity": record.levelname,
             "logger": record.name,
             "message": _message(record),
@@ -101,7 +96,8 @@ class JsonLines(logging.Formatter):
             **_details(record),
         }
         # ASCII alone: no reader takes a part of it for the end of a line.
-        return json.dumps({name: _unicode(value) for name, value in values.items()})
+        valid = {name: text.encode(errors="replace").decode() for name, text in values.items()}
+        return json.dumps(valid)
 
 
 def _details(record: logging.LogRecord) -> dict[str, str]:
@@ -121,17 +117,7 @@ def _ids() -> dict[str, str]:
     if at.is_valid and at.trace_flags.sampled:
         ids["trace_id"] = trace.format_trace_id(at.trace_id)
         ids["span_id"] = trace.format_span_id(at.span_id)
-    bound = _BOUND.get()
-    if bound is not None:
-        known = ((field.name, getattr(bound, field.name)) for field in fields(bound))
-        ids |= {name: value for name, value in known if value}
-    return ids
-
-
-def _timestamp(seconds: float) -> str:
-    """Return the time as RFC 3339 has it, in UTC."""
-    at = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return at.replace("+00:00", "Z")
+    return ids | {name: value for name, value in (_BOUND.get() or {}).items() if value}
 
 
 def _message(record: logging.LogRecord) -> str:
@@ -149,10 +135,6 @@ def _one_line(text: str) -> str:
         return text
     shown = (at if at.isprintable() else at.encode("unicode_escape").decode() for at in text)
     return "".join(shown)
-
-
-def _unicode(text: str) -> str:
-    return text.encode(errors="replace").decode()
 
 
 def _error_lines(error: BaseException, seen: set[int]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """A watchdog of the event loop: logs what holds it for longer than a limit, with its place.
 
-Time is CPU time of a thread: on a shared machine, wall time says how busy the neighbours are. Two
-things hold a loop: its own callbacks, and another thread that keeps the interpreter's lock. Linux
-only; off unless a service is told otherwise, because each callback costs two system calls more.
+Time is CPU time of a thread: on a shared machine, wall time depends on other processes. Two things
+hold a loop: its own callbacks, and another thread that keeps the interpreter's lock. Linux only;
+off by default, because it costs two system calls for each callback.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -25,10 +26,10 @@ _LOG = logging.getLogger("slipstream.loop")
 _PACKAGE = str(Path(__file__).parent.parent) + "/"
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 _SAMPLES = 4
-"""Looks at the loop's thread within the limit."""
+"""Samples of the loop's thread within the limit."""
 _WAKES = 5
-"""Python wakes a thread that waits for the interpreter's lock every 5 ms, to ask for it. One that
-was late for want of a processor alone was woken once, and one that was given the lock, thrice."""
+"""A thread that waits for the interpreter's lock wakes every 5 ms to request it. One that was late
+for want of a processor alone woke once, and one that got the lock, thrice."""
 _NS = 1_000_000_000
 T = TypeVar("T")
 
@@ -54,27 +55,22 @@ class Stall:
         return text
 
 
-def log_stall(stall: Stall) -> None:
-    """Write a line about a stall."""
-    _LOG.warning("%s", stall)
-
-
 async def watched(
     running: Coroutine[Any, Any, T],
     limit_ms: float,
     *,
-    report: Callable[[Stall], None] = log_stall,
+    report: Callable[[Stall], None] | None = None,
 ) -> T:
     """Run a coroutine, and report what holds this loop for longer than `limit_ms`; 0 for nothing.
 
-    What it does before it first waits is its start, and is not watched.
+    Its start, up to its first wait, is not watched. By default reports are logged.
     """
     if not limit_ms:
         return await running
     if not _SCHEDULED.exists():
         running.close()
         raise InvalidRequest(f"loop_watchdog_ms is {limit_ms:g}, but {_SCHEDULED} is not there")
-    watchdog = LoopWatchdog(limit_ms / 1000, report)
+    watchdog = LoopWatchdog(limit_ms / 1000, report or partial(_LOG.warning, "%s"))
     watchdog.start()
     try:
         return await running
@@ -186,12 +182,12 @@ class LoopWatchdog:
 
 
 def _num_wakes() -> int:
-    """How often the calling thread was given a processor."""
+    """Return how often the calling thread got a processor."""
     return int(_SCHEDULED.read_text().split()[2])
 
 
 def _used_s() -> dict[int, float]:
-    """CPU time of each Python thread but the calling one."""
+    """Return the CPU time of each Python thread but the calling one."""
     own, used = threading.get_ident(), {}
     for thread in threading.enumerate():
         ident, number = thread.ident, thread.native_id
@@ -203,23 +199,23 @@ def _used_s() -> dict[int, float]:
 
 
 def _place(frame: FrameType | None) -> str | None:
-    """Innermost frame of this package, and the innermost of all; None without one of ours."""
+    """Return the innermost frame of this package and of all; None without one of this package."""
     innermost = frame
     while frame is not None:
         path = frame.f_code.co_filename
         if path == __file__:
             return None
         if path.startswith(_PACKAGE):
-            ours = f"{path.removeprefix(_PACKAGE)}:{frame.f_lineno} in {frame.f_code.co_name}"
-            return ours if frame is innermost else f"{ours} ({_short(innermost)})"
+            ours = _line(path.removeprefix(_PACKAGE), frame)
+            if innermost is None or innermost is frame:
+                return ours
+            file = "/".join(Path(innermost.f_code.co_filename).parts[-2:])
+            return f"{ours} ({_line(file, innermost)})"
         frame = frame.f_back
     return None
 
 
-def _short(frame: FrameType | None) -> str:
-    if frame is None:
-        return ""
-    file = "/".join(Path(frame.f_code.co_filename).parts[-2:])
+def _line(file: str, frame: FrameType) -> str:
     return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 

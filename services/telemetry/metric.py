@@ -1,25 +1,31 @@
-"""What a metric is, and the instruments made of metrics. Knows no exporter, and no service."""
+"""Metrics, the instruments made of them, and gauges and totals that are sampled once a second."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
 
+SAMPLE_S = 1.0
+_LOG = logging.getLogger("slipstream.telemetry")
+
 Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """How values of a metric add up."""
 
     COUNTER = "counter"
-    """Only grows: `add` to it, or tell its `total`."""
+    """Only grows: `add` to it, or set its `total`."""
     GAUGE = "gauge"
-    """What it is at the moment: `put`."""
+    """A value at the moment: `put` it."""
     HISTOGRAM = "histogram"
-    """How values are distributed: `record`."""
+    """A distribution of values: `record` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +33,28 @@ class Metric:
     """One metric. `unit` is that of UCUM: s, By, 1, or what is counted in braces."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     text: str
-    """What it says, in one sentence."""
+    """One sentence that describes it."""
     roles: tuple[str, ...]
     """Services that export it."""
     attributes: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.kind is Kind.HISTOGRAM) != bool(self.buckets):
+        if (self.kind is MetricKind.HISTOGRAM) != bool(self.buckets):
             raise ValueError(f"{self.name} is a {self.kind} with {len(self.buckets)} buckets")
 
 
 @dataclass(slots=True)
 class _Gauge:
-    """What a gauge was last: however often it is looked at, it is there."""
+    """The last values of a gauge, by attributes."""
 
     values: dict[tuple[tuple[str, Any], ...], float] = field(default_factory=dict)
 
     def read(self, _options: CallbackOptions) -> list[Observation]:
-        """For whoever collects, on a thread of its own."""
+        """Return the values; called on an exporter's thread."""
         return [Observation(value, dict(key)) for key, value in self.values.copy().items()]
 
 
@@ -62,15 +68,15 @@ class Instruments:
 
     @property
     def are_exported(self) -> bool:
-        """Whether anybody gets to see them: what costs time to know can be left out otherwise."""
+        """Whether anything reads them: what costs time to measure can be left out otherwise."""
         return not isinstance(self._meter, NoOpMeter)
 
     def add(self, metric: Metric, amount: float = 1, attributes: Attributes | None = None) -> None:
-        """A counter grows."""
-        self._of(metric, Kind.COUNTER).add(amount, attributes)
+        """Add to a counter."""
+        self._of(metric, MetricKind.COUNTER).add(amount, attributes)
 
     def total(self, metric: Metric, total: float, attributes: Attributes | None = None) -> None:
-        """A counter has come to this. From one thread only."""
+        """Set the total of a counter, which never goes down. From one thread only."""
         key = (metric.name, tuple(sorted((attributes or {}).items())))
         more = total - self._totals.get(key, 0)
         if more >= 0:
@@ -78,14 +84,14 @@ class Instruments:
             self.add(metric, more, attributes)
 
     def put(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
-        """A gauge is this now."""
-        self._of(metric, Kind.GAUGE).values[tuple((attributes or {}).items())] = value
+        """Set the value of a gauge."""
+        self._of(metric, MetricKind.GAUGE).values[tuple((attributes or {}).items())] = value
 
     def record(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
-        """One more value of a histogram."""
-        self._of(metric, Kind.HISTOGRAM).record(value, attributes)
+        """Record one more value of a histogram."""
+        self._of(metric, MetricKind.HISTOGRAM).record(value, attributes)
 
-    def _of(self, metric: Metric, kind: Kind) -> Any:
+    def _of(self, metric: Metric, kind: MetricKind) -> Any:
         if metric.kind is not kind:
             raise ValueError(f"{metric.name} is a {metric.kind}, not a {kind}")
         made = self._made.get(metric.name)
@@ -96,18 +102,47 @@ class Instruments:
     def _make(self, metric: Metric) -> Any:
         about = {"unit": metric.unit, "description": metric.text}
         match metric.kind:
-            case Kind.COUNTER:
+            case MetricKind.COUNTER:
                 return self._meter.create_counter(metric.name, **about)
-            case Kind.GAUGE:
+            case MetricKind.GAUGE:
                 gauge = _Gauge()
                 self._meter.create_observable_gauge(metric.name, [gauge.read], **about)
                 return gauge
-            case Kind.HISTOGRAM:
+            case MetricKind.HISTOGRAM:
                 return self._meter.create_histogram(
                     metric.name, **about, explicit_bucket_boundaries_advisory=metric.buckets
                 )
 
 
 def no_instruments() -> Instruments:
-    """Instruments that nobody reads."""
+    """Return instruments that nothing reads."""
     return Instruments(NoOpMeter("slipstream"))
+
+
+@asynccontextmanager
+async def sampled(
+    instruments: Instruments, sample: Callable[[Instruments], None]
+) -> AsyncIterator[None]:
+    """Have `sample` set gauges and totals, on this event loop: now, every second and at the end."""
+    if not instruments.are_exported:
+        yield
+        return
+
+    def take() -> None:
+        try:
+            sample(instruments)
+        except Exception:  # a service must not fail because of its metrics
+            _LOG.exception("metrics could not be sampled")
+
+    async def keep_taking() -> None:
+        while True:
+            take()
+            await asyncio.sleep(SAMPLE_S)
+
+    sampling = asyncio.get_running_loop().create_task(keep_taking())
+    try:
+        yield
+    finally:
+        sampling.cancel()
+        await asyncio.wait({sampling})
+        take()

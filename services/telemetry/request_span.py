@@ -15,8 +15,8 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
 from opentelemetry.trace import set_span_in_context as in_context
 
 from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
-from slipstream.telemetry.failures import failed
 from slipstream.telemetry.metric import Attributes
+from slipstream.telemetry.spans import record_error
 from slipstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class RequestSpan:
             name, context, kind, attributes=attributes, start_time=at_ns(times[0])
         )
         if error is not None:
-            failed(span, error)
+            record_error(span, error)
         span.end(at_ns(times[1]))
         return span
 
@@ -166,7 +166,7 @@ class RequestSpan:
             return
         self.say({_STAGE.format(name): 1000 * spent for name, spent in self._spent.items()})
         if error is not None:
-            failed(self.span, error)
+            record_error(self.span, error)
         self.span.end(self._timeline.ns(self.clock()))
 
 

@@ -1,14 +1,60 @@
-"""What the rounds of all requests come to. Counts are plain numbers, told once in a while."""
+"""Metrics of the rounds of all requests. Counts are plain numbers, published once in a while."""
 
 from collections import Counter
 
+from slipstream.core.policy.pace import Average
 from slipstream.core.round import PLAIN, PREFILL, SPECULATIVE, Round
 from slipstream.telemetry import catalog
-from slipstream.telemetry.gain import Gain
 from slipstream.telemetry.metric import Instruments, Metric
 
 MAX_POSITION = 16
 """The last position of a path that is counted."""
+_WEIGHT = 0.02
+"""Weight of one round: averages are over about the last fifty."""
+
+
+def _average() -> Average:
+    return Average(0.0, num_values=0, weight=_WEIGHT)
+
+
+class SpeculationGain:
+    """Whether speculation pays: running averages over the rounds of all requests of a router."""
+
+    def __init__(self) -> None:
+        self._length = _average()
+        self._speculative_s = _average()
+        self._plain_s = _average()
+        self._verify_s = _average()
+
+    @property
+    def length(self) -> float | None:
+        """Final tokens of a speculative round; None before the first one."""
+        return self._length.value or None
+
+    @property
+    def plain_s(self) -> float | None:
+        """Duration of a plain round; None while it is not known."""
+        return self._plain_s.value or None
+
+    @property
+    def break_even(self) -> float | None:
+        """Length from which on speculative rounds bring more tokens per second than plain ones.
+
+        None before the first one. While the duration of a plain round is not known, it counts as
+        long as a verification, the least that it can be.
+        """
+        plain_s = self._plain_s.value or self._verify_s.value
+        return self._speculative_s.value / plain_s or None if plain_s else None
+
+    def record_speculative(self, *, num_final: int, seconds: float, verify_s: float) -> None:
+        """Record a round in which something was drafted, and the part of its verification."""
+        self._length.record(num_final)
+        self._speculative_s.record(seconds)
+        self._verify_s.record(verify_s)
+
+    def record_plain(self, seconds: float) -> None:
+        """Record the duration of a plain round, measured or as the target has it for its load."""
+        self._plain_s.record(seconds)
 
 
 class RoundMetrics:
@@ -17,7 +63,7 @@ class RoundMetrics:
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
         self._counts: dict[Metric, Counter[str]] = {}
-        self._gain = Gain()
+        self._gain = SpeculationGain()
 
     def record(self, at: Round) -> None:
         """Count a round that has its verdict."""
@@ -37,15 +83,15 @@ class RoundMetrics:
 
     @property
     def plain_s(self) -> float | None:
-        """How long a plain round takes; None while nobody has said."""
+        """Duration of a plain round; None while it is not known."""
         return self._gain.plain_s
 
     def count(self, metric: Metric, amount: int) -> None:
-        """Something else that has no attributes."""
+        """Count for another metric, one without attributes."""
         self._count(metric, amount=amount)
 
-    def tell(self) -> None:
-        """Tell the instruments."""
+    def publish(self) -> None:
+        """Set the instruments to what was counted."""
         for metric, counts in self._counts.items():
             for value, count in counts.items():
                 attributes = dict(zip(metric.attributes, [value], strict=False))
@@ -79,18 +125,18 @@ class RoundMetrics:
     def _learn(self, at: Round) -> None:
         verdict = at.verdict
         if at.kind == PLAIN:
-            self._gain.plain(at.verifying_s)  # and no waiting for a draft that is lost
+            self._gain.record_plain(at.verifying_s)  # and no waiting for a draft that is lost
         elif at.kind == SPECULATIVE and verdict.finish_reason is None:
             # A last one is cut short for reasons of its own.
             verify_s = at.verifying_s
-            self._gain.speculative(
+            self._gain.record_speculative(
                 num_final=len(verdict.tokens), seconds=at.seconds, verify_s=verify_s
             )
             offer, timing = verdict.offer, verdict.timing
             if offer is not None and offer.round_s:
-                # The target's part as it says, and the way there and back as it was.
+                # The target's own estimate, and the time on the way as it was.
                 way_s = 0.0 if timing is None else max(verify_s - timing.engine_s, 0.0)
-                self._gain.plain(offer.round_s + way_s)
+                self._gain.record_plain(offer.round_s + way_s)
 
     def _count(self, metric: Metric, value: str = "", *, amount: int = 1) -> None:
         self._counts.setdefault(metric, Counter())[value] += amount

@@ -12,7 +12,6 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, use_span
 
 from slipstream.core.round import Port, Round
 from slipstream.core.timing import Times
-from slipstream.telemetry.failures import failed
 from slipstream.telemetry.metric import Attributes
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_attributes import (
@@ -20,6 +19,7 @@ from slipstream.telemetry.round_attributes import (
     round_attributes,
     verdict_attributes,
 )
+from slipstream.telemetry.spans import record_error
 from slipstream.telemetry.telemetry import TraceBounds
 
 FIRST, SLOWEST, REJECTED = "first", "slowest", "rejected"
@@ -112,11 +112,11 @@ class RoundTracer:
             times, said = _call(at, port)
             span.set_attributes(said)
             if at.error is not None and times == _last(at):
-                failed(span, at.error)
+                record_error(span, at.error)
             self._request.finish(span, at.start_s if times is None else times[1])
         self._span.set_attributes(round_attributes(at, FIRST))
         if at.error is not None:
-            failed(self._span, at.error)
+            record_error(self._span, at.error)
         last = _last(at)
         self._request.finish(self._span, at.start_s if last is None else last[1])
         self._span = INVALID_SPAN

@@ -15,15 +15,14 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, TracerProvider
 
 import slipstream
-from slipstream.core.request import Generation
-from slipstream.core.results import Chunk, PromptInfo, RequestStats, Result
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result
 from slipstream.core.types import FinishReason
-from slipstream.telemetry.calls import server_attributes
-from slipstream.telemetry.carrier import carried, decided
+from slipstream.telemetry.carrier import carried, carrier_of
 from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS
-from slipstream.telemetry.failures import CANCELLED, failed_as
 from slipstream.telemetry.genai import prompt_attributes, request_attributes, stats_attributes
 from slipstream.telemetry.metric import Instruments, Metric
+from slipstream.telemetry.spans import CANCELLED, record_error_as, server_attributes
 from slipstream.telemetry.telemetry import Telemetry
 
 _SCOPE = "slipstream.client"
@@ -94,7 +93,9 @@ class SdkSpan:
         kind = SpanKind.CLIENT if "server.address" in self._about else SpanKind.INTERNAL
         self._span = self._tracer.start_span(_name(self._about), kind=kind, attributes=self._about)
         current = trace.get_current_span()
-        at = carried(self._span) or carried(current) or decided(self._span) or decided(current)
+        at = (
+            carried(self._span) or carried(current) or carrier_of(self._span) or carrier_of(current)
+        )
         if at is not None:
             headers = (("traceparent", at.traceparent), ("tracestate", at.tracestate))
             self.headers = tuple(header for header in headers if header[1])
@@ -131,7 +132,7 @@ class SdkSpan:
             self.record_cancelled()
         elif self._is_last_word():
             kind = type(error).__name__
-            failed_as(self._span, kind, error)
+            record_error_as(self._span, kind, error)
             self._say_received()
             self._end(kind)
 

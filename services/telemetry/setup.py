@@ -1,42 +1,49 @@
-"""Telemetry of one process, out of its configuration: providers, and their end.
+"""Telemetry of one process, made from its configuration: exporters, providers, and their end.
 
-The only place that sets up OpenTelemetry's SDK, and nothing global is set:
-whoever speaks is given a `Telemetry`.
+The only place that sets up OpenTelemetry's SDK. Nothing global is set, and exporters are loaded
+only when they are used.
 """
 
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
+from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.metrics.export import (
+    ConsoleMetricExporter,
+    MetricReader,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from slipstream.telemetry.config import FILE, TelemetryConfig
-from slipstream.telemetry.exporters import metric_reader, prometheus_page, span_exporter
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.telemetry.config import CONSOLE, FILE, OTLP, TelemetryConfig
 from slipstream.telemetry.metric import Instruments, no_instruments
 from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.telemetry")
 SCOPE = "slipstream"
-Ends = list[Callable[[], object]]
-LAST_WORDS_S = 5.0
-"""Longest time for what is left to tell when a process ends."""
+SHUTDOWN_S = 5.0
+"""Longest time for exporting what is left when a process ends."""
 _FILE_DELAY_MS = 200
-"""Who looks at a file looks at it at once."""
+"""Export soon to a file: people look into it at once."""
+
+Shutdowns = list[Callable[[], object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who speaks; the process id tells replicas on one host apart."""
+    """The process that exports; its id tells replicas on one host apart."""
 
     role: str
     version: str
@@ -45,39 +52,35 @@ class Process:
 
 @contextmanager
 def telemetry(config: TelemetryConfig, process: Process) -> Iterator[Telemetry]:
-    """Speak as configured; what was not sent by the end is sent then.
+    """Export as configured; at the end, what was not exported yet.
 
     Raises `InvalidRequest` for an exporter that is not installed, and `Unavailable` when the
-    address for Prometheus can't be had.
+    address for Prometheus can't be listened on.
     """
-    with _ended_at_once() as ends:
-        tracer = _tracer(config, process, ends)
-        instruments = _instruments(config, process, ends)
-        yield Telemetry(tracer, instruments, config.bounds(), config.trace_content)
-
-
-@contextmanager
-def _ended_at_once() -> Iterator[Ends]:
-    """What is to be called in the end, each on a thread of its own, and none for long: a collector
-    that does not answer must not keep a service from ending."""
-    ends: Ends = []
+    shutdowns: Shutdowns = []
     try:
-        yield ends
+        tracer = _tracer(config, process, shutdowns)
+        instruments = _instruments(config, process, shutdowns)
+        yield Telemetry(tracer, instruments, config.bounds(), config.trace_content)
     finally:
-        threads = [Thread(target=end, daemon=True) for end in ends]
-        for thread in threads:
-            thread.start()
-        until = time.monotonic() + LAST_WORDS_S
-        for thread in threads:
-            thread.join(max(until - time.monotonic(), 0))
-        if any(thread.is_alive() for thread in threads):
-            _LOG.warning(
-                "what was to be told last is given up: nobody took it for %g s", LAST_WORDS_S
-            )
+        _shut_down(shutdowns)
+
+
+def _shut_down(shutdowns: Shutdowns) -> None:
+    """Call each on a thread of its own, and wait for none of them for long: a collector that does
+    not answer must not keep a service from ending."""
+    threads = [Thread(target=shutdown, daemon=True) for shutdown in shutdowns]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + SHUTDOWN_S
+    for thread in threads:
+        thread.join(max(until - time.monotonic(), 0))
+    if any(thread.is_alive() for thread in threads):
+        _LOG.warning("the last spans and metrics are lost: no answer for %g s", SHUTDOWN_S)
 
 
 def _resource(process: Process) -> Resource:
-    """Who speaks, and what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say beside it."""
+    """Return the process, and what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES add to it."""
     about = {
         "service.namespace": SCOPE,
         "service.version": process.version,
@@ -89,29 +92,101 @@ def _resource(process: Process) -> Resource:
     return known
 
 
-def _tracer(config: TelemetryConfig, process: Process, ends: Ends) -> Tracer:
+def _tracer(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> Tracer:
     if not config.traces:
         return NoOpTracer()
     sampler = ParentBased(TraceIdRatioBased(config.trace_ratio))
     provider = TracerProvider(sampler, _resource(process), shutdown_on_exit=False)
-    ends.append(provider.shutdown)
+    shutdowns.append(provider.shutdown)
     for name in config.traces:
-        exporter = span_exporter(name, config, process.role)
+        exporter = _span_exporter(name, config, process.role)
         delay_ms = _FILE_DELAY_MS if name.startswith(FILE) else None
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=delay_ms))
     return provider.get_tracer(SCOPE, process.version)
 
 
-def _instruments(config: TelemetryConfig, process: Process, ends: Ends) -> Instruments:
-    place = config.metrics_place()
-    if not config.metrics and place is None:
+def _instruments(config: TelemetryConfig, process: Process, shutdowns: Shutdowns) -> Instruments:
+    address = config.metrics_place()
+    if not config.metrics and address is None:
         return no_instruments()
     readers: list[MetricReader] = []
-    if place is not None:  # first: the others begin to send when they are made
-        page, end = prometheus_page(*place)
-        ends.append(end)
-        readers.append(page)
-    readers += [metric_reader(name, config) for name in config.metrics]
+    if address is not None:  # first: the others begin to send when they are made
+        readers.append(_prometheus_reader(*address, shutdowns))
+    interval_ms = config.metrics_interval_s * 1000
+    readers += [
+        PeriodicExportingMetricReader(_metric_exporter(name, config), interval_ms)
+        for name in config.metrics
+    ]
     provider = MeterProvider(readers, _resource(process), shutdown_on_exit=False)
-    ends.append(provider.shutdown)
+    shutdowns.append(provider.shutdown)
     return Instruments(provider.get_meter(SCOPE, process.version))
+
+
+def _span_exporter(name: str, config: TelemetryConfig, role: str) -> SpanExporter:
+    if name.startswith(FILE):
+        from slipstream.telemetry.trace_file import FileSpanExporter
+
+        return FileSpanExporter(config.directory(name), role)
+    if name == CONSOLE:
+        return ConsoleSpanExporter(out=sys.stderr)
+    with _installed(name):
+        if name == OTLP:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+            return OTLPSpanExporter(config.otlp_endpoint)
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter as http
+
+        return http.OTLPSpanExporter(_url(config, "traces"))
+
+
+def _metric_exporter(name: str, config: TelemetryConfig) -> Any:
+    if name == CONSOLE:
+        return ConsoleMetricExporter(out=sys.stderr)
+    with _installed(name):
+        if name == OTLP:
+            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
+            return OTLPMetricExporter(config.otlp_endpoint)
+        from opentelemetry.exporter.otlp.proto.http import metric_exporter as http
+
+        return http.OTLPMetricExporter(_url(config, "metrics"))
+
+
+def _prometheus_reader(host: str, port: int, shutdowns: Shutdowns) -> MetricReader:
+    """Serve the page that Prometheus reads."""
+    with _installed("metrics_address"):
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+        from prometheus_client import CollectorRegistry, start_http_server
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise Unavailable(
+            f"the address {host}:{port} can't be had for metrics ({error.strerror})"
+        ) from None
+    _LOG.info("metrics at http://%s:%d/metrics", host, server.server_port)
+
+    def shut_down() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    shutdowns.append(shut_down)
+    return reader
+
+
+def _url(config: TelemetryConfig, signal: str) -> str | None:
+    """Return the collector's endpoint; over HTTP each signal has a path of its own there."""
+    endpoint = config.otlp_endpoint
+    return None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
+
+
+@contextmanager
+def _installed(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidRequest(
+            f"{name} needs {error.name}: pip install 'slipstream[serve]'"
+        ) from None

@@ -1,4 +1,4 @@
-"""What a service is given to tell of itself: a tracer, instruments, and how much to say."""
+"""Telemetry of a process: a tracer, instruments, and how much is recorded."""
 
 from dataclasses import dataclass, field
 
@@ -12,8 +12,8 @@ MAX_ROUNDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class TraceBounds:
-    """Spans of rounds that a request has at most: its first ones, which other services tell of
-    too, then the slowest ones, and those that accepted nothing of what was drafted."""
+    """Limits of a request's rounds with spans: its first ones, which have spans of other services
+    too, then the slowest ones, and those in which no draft token was accepted."""
 
     first: int = 8
     slowest: int = 4
@@ -30,7 +30,7 @@ class TraceBounds:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Of one process. By default nobody listens."""
+    """Telemetry of one process. By default nothing is exported."""
 
     tracer: Tracer = field(default_factory=NoOpTracer)
     instruments: Instruments = field(default_factory=no_instruments)

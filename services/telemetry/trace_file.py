@@ -23,6 +23,7 @@ from slipstream.core.errors import InvalidRequest
 
 MAX_BYTES = 16 << 20
 """Size of each of the two files."""
+_APPEND = os.O_RDWR | os.O_CREAT
 _IDS = ("traceId", "spanId", "parentSpanId")
 _LOG = logging.getLogger("slipstream.telemetry")
 
@@ -56,7 +57,8 @@ class FileSpanExporter(SpanExporter):
         self._is_failing = False
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(_opened(self._path))
+            with _opened(self._path, _APPEND):
+                pass
         except OSError as error:
             raise InvalidRequest(
                 f"traces can't be written to {self._path} ({error.strerror})"
@@ -66,8 +68,10 @@ class FileSpanExporter(SpanExporter):
         """Append the spans. The first failure of several is logged."""
         line = json.dumps(traces_data(spans), separators=(",", ":")).encode() + b"\n"
         try:
-            with _locked(self._path.parent):
-                if _size(self._path) > 0 and _size(self._path) + len(line) > self._max_bytes:
+            with _opened(self._path.parent, os.O_RDONLY) as directory:
+                fcntl.flock(directory, fcntl.LOCK_EX)  # released with the file
+                size = self._path.stat().st_size if self._path.exists() else 0
+                if size > 0 and size + len(line) > self._max_bytes:
                     self._path.rename(self._full)
                 _append(self._path, line)
         except OSError as error:
@@ -79,29 +83,18 @@ class FileSpanExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keep other processes and threads from writing in the directory."""
-    lock = os.open(directory, os.O_RDONLY)
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield file
     finally:
-        os.close(lock)
+        os.close(file)
 
 
 def _append(path: Path, line: bytes) -> None:
     """Write the whole line or nothing, in place of what a killed process left half-written."""
-    file = _opened(path)
-    try:
+    with _opened(path, _APPEND) as file:
         end = os.fstat(file).st_size
         if end and os.pread(file, 1, end - 1) != b"\n":
             end = os.pread(file, end, 0).rfind(b"\n") + 1
@@ -113,5 +106,3 @@ def _append(path: Path, line: bytes) -> None:
         except OSError:
             os.ftruncate(file, end)
             raise
-    finally:
-        os.close(file)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.prompt import Message, Prompt, are_ids, checked_prompt
+from slipstream.core.request.prompt import Message, Prompt, are_ids, checked_prompt
 from slipstream.text.tokenizer import TextTokenizer
 
 # Stands for the reply that the session already holds. No template trims or rewrites it.

@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.prompt import Message
+from slipstream.core.request.prompt import Message
 
 MAX_TEMPLATE_BYTES = 256 << 10
 """The longest template, special tokens included; those in use have up to 30 KiB."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tokenizers import Encoding, Tokenizer
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
-from slipstream.core.prompt import Message, check_unicode
+from slipstream.core.request.prompt import Message, check_unicode
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, Now
 from slipstream.text.token_bytes import TokenBytes

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.batch import BatchModel
+from slipstream.models.target.batch import BatchModel
 from slipstream.text.prompts import encode_prompt, encode_turn
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.features import best_columns

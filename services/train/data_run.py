@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.models.batch import BatchModel
 from slipstream.models.loading import find_sources, load_target_parts, load_tokenizer
-from slipstream.models.outline import context_length
 from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.target.architecture import context_length
+from slipstream.models.target.batch import BatchModel
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.author import Author, Vocabulary

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.stop import SVIP_SLOPE
+from slipstream.core.policy.stop import SVIP_SLOPE
 from slipstream.models.decision import GREEDY, SAMPLED, DecisionModel
 from slipstream.plots import save_plot
 from slipstream.train.data import write_json

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch, TrainingError
-from slipstream.models.glide import GlideModel, Rope
-from slipstream.models.glide_init import (
+from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
     init_from_target,
     trimmed_vocab,
 )
-from slipstream.models.glide_target import rotary_tables, target_parts
-from slipstream.models.glide_weights import load_weights
+from slipstream.models.glide.glide_weights import load_weights
+from slipstream.models.glide.target_parts import rotary_tables, target_parts
 from slipstream.models.loading import LoadedModel
 from slipstream.train.data import DataFile, Document, split_heldout, token_counts
 from slipstream.train.glide import Frozen

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.models.glide import Rope
+from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings
 from slipstream.train.features import TrainBatch, best_columns
 from slipstream.train.masks import Blocks, block_mask, survival_weights

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from slipstream.client.engine import Engine
-from slipstream.core.candidates import ordered_top
+from slipstream.core.draft.candidates import ordered_top
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
-from slipstream.core.options import MAX_NODES, Mode, SpeculationOptions
-from slipstream.core.planner import Planner
-from slipstream.core.profile import Profile
-from slipstream.core.request import Ask, DraftFacts, make_request
+from slipstream.core.policy.planner import Planner
+from slipstream.core.request.options import MAX_NODES, Mode, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import Ask, DraftFacts, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import Feed, LocalDraft
 from slipstream.draft.slots import law_entropy
-from slipstream.models.cache import KvCache
 from slipstream.models.decision import slot_stats
-from slipstream.models.glide_scorer import GlideScorer
-from slipstream.models.kv_layout import KEY_BLOCK, round_up
-from slipstream.models.rows import Part
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scorer, Scores, Sync
+from slipstream.models.target.batched_tokens import Part
 from slipstream.train.records import Records, joined, no_records
 
 _SESSION = "records"
@@ -77,7 +77,7 @@ class RoundRecorder:
         self._draft = LocalDraft(
             cast(Scorer, self._recorded),
             Feed(engine.target, scorer.config.target_layers),
-            pool=scorer.pool(round_up(longest, KEY_BLOCK) // KEY_BLOCK),
+            pool=scorer.pool(round_up(longest, BLOCK_SIZE) // BLOCK_SIZE),
         )
         self._facts = DraftFacts("glide", Profile(), max_lag=scorer.max_lag)
         self._speculation = SpeculationOptions(

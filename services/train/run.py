@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide_export import export_hf, require_exportable
-from slipstream.models.glide_init import GlideShape
-from slipstream.models.glide_target import target_parts
-from slipstream.models.glide_weights import load_weights, save_glide
+from slipstream.models.glide.glide_export import export_hf, require_exportable
+from slipstream.models.glide.glide_init import GlideShape
+from slipstream.models.glide.glide_weights import load_weights, save_glide
+from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.revision import code_revision

@@ -19,7 +19,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide_target import target_parts
+from slipstream.models.glide.target_parts import target_parts
 from slipstream.train.data import DataFile, Document, padded_batches
 from slipstream.train.features import FeatureSource, FeatureStore, compute_features
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.models.glide import GlideModel
+from slipstream.models.glide.glide import GlideModel
 from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.data import batches
 from slipstream.train.features import FeatureSet, TrainBatch

@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import fleet
 from chaos import clocks, valkey
 from chaos.member import Command, Member, says_ready
 from chaos.pair import Pair
 from chaos.proxy import Proxy, Weather
 from slipstream.client import AsyncClient
 from slipstream.core.errors import SlipstreamError
-from stalls import LoggedStall, stalls_in
+from support.services import fleet
+from support.services.stalls import LoggedStall, stalls_in
 
 ROLES = ("router", "target", "draft", "redis")
 TWO = {"router": 2, "target": 2, "draft": 2}

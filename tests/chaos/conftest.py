@@ -9,7 +9,7 @@ from chaos.pair import REAL, real_pair, tiny_pair
 from chaos.report import Report
 from chaos.scenario import MOST_TOKENS, Load
 from chaos.traffic import ERRANDS, plain_answers
-from redis_server import valkey_binary
+from support.state.redis_server import valkey_binary
 
 _REPORT = pytest.StashKey[Report]()
 

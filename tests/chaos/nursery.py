@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from chaos import clocks
-from processes import ROOT
+from support.services.processes import ROOT
 
 ROLES = ("router", "target", "draft", "gateway")
 _LOADED = [

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import fleet
 from chaos.traffic import Errand
+from support.services import fleet
 
 TINY, REAL = "tiny", "real"
 _REAL_MODEL = "smollm2-135m"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.traffic import Stream, Traffic
-from stalls import LoggedStall
+from support.services.stalls import LoggedStall
 
 QUANTILES = (0.5, 0.9, 0.99)
 _SHOWN = 3

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-import fleet
 from chaos.cluster import Cluster
 from chaos.report import Fault, Report, Scenario
 from chaos.traffic import Answers, Errand, Stream, Traffic
+from support.services import fleet
 
 MOST_TOKENS = 1500
 """Before a kill; a random number of tokens is a random moment."""

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pools import ray_up
-from processes import save_long_checkpoint
 from slipstream.client import Client, Mode, SpeculationOptions
+from support.services.pools import ray_up
+from support.services.processes import save_long_checkpoint
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

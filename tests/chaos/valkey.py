@@ -5,7 +5,7 @@ from pathlib import Path
 
 from chaos.member import Command
 from chaos.nursery import Forked
-from redis_server import valkey_binary
+from support.state.redis_server import valkey_binary
 
 
 def command(folder: Path, port: int) -> Command:

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
-from redis_server import redis_server
-from session_stores import InMemory, in_redis
+from support.state.redis_server import redis_server
+from support.state.session_stores import InMemory, in_redis
 
 
 @pytest.fixture(scope="module")

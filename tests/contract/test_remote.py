@@ -4,7 +4,12 @@ import asyncio
 
 import pytest
 
-from scripted import (
+from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, ReplyTiming, Verdict
+from slipstream.rpc.v1 import draft_pb2
+from support.models.scripted import (
     BOTH,
     FEED,
     IDENTITY,
@@ -21,11 +26,6 @@ from scripted import (
     target_engine,
     verdict,
 )
-from slipstream.core import errors
-from slipstream.core.sequence import TokenSequence
-from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, ReplyTiming, Verdict
-from slipstream.rpc.v1 import draft_pb2
 
 
 async def test_the_first_verification_opens_the_session_and_says_whom_it_expects():

@@ -5,7 +5,11 @@ import socket
 
 import pytest
 
-from scripted import (
+from slipstream.core import errors
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.exchange import Peer
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from support.models.scripted import (
     BOTH,
     LIMIT_S,
     draft_engine,
@@ -15,10 +19,6 @@ from scripted import (
     remote_target,
     target_engine,
 )
-from slipstream.core import errors
-from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.exchange import Peer
-from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 
 @BOTH

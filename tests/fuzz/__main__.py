@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import fleet
 from chaos import nursery
 from fuzz import report, sessions
 from fuzz.case import CORPUS
@@ -21,6 +20,7 @@ from fuzz.fuzzer import MAX_RSS_GROWTH_MIB, Fuzzer
 from fuzz.generator import ROLES
 from fuzz.victims import running
 from fuzz.world import world_of
+from support.services import fleet
 
 SESSIONS_SHARE = 0.15
 """Part of the time for the state machine of sessions."""

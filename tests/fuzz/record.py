@@ -14,10 +14,10 @@ from typing import Any
 
 import grpc.aio
 
-import fleet
 from fuzz.case import CORPUS, INCARNATION, TARGET, Case, save
 from fuzz.methods import METHODS
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, Verification
+from support.services import fleet
 
 _PER_METHOD = 12
 _MAX_PARTS = 5

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from fuzz.fuzzer import Tally
-from stalls import LoggedStall
+from support.services.stalls import LoggedStall
 
 
 def values(

@@ -20,11 +20,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import fleet
 from fuzz.world import ENDLESS, Tokens, World
-from redis_server import RedisServer
 from slipstream.rpc.v1 import common_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
+from support.services import fleet
+from support.state.redis_server import RedisServer
 
 CODE = grpc.StatusCode
 _TRIES = 200

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-import fleet
 from chaos import nursery
 from fuzz import victims
 from fuzz.case import CORPUS, HTTP, WIRE, Case, load
 from fuzz.fuzzer import Fuzzer
 from fuzz.generator import ROLES, Generator
 from fuzz.minimise import minimised
-from redis_server import valkey_binary
+from support.services import fleet
+from support.state.redis_server import valkey_binary
 
 SEED = 18
 SIZE = 150

@@ -2,10 +2,10 @@
 
 import pytest
 
-import fleet
 from fuzz import sessions
 from fuzz.world import world_of
-from redis_server import valkey_binary
+from support.services import fleet
+from support.state.redis_server import valkey_binary
 
 
 @pytest.fixture(scope="module")

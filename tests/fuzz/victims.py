@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fleet
 from chaos.cluster import Cluster
 from chaos.member import Command, Member, says_ready
 from chaos.pair import Pair
 from slipstream.client import AsyncClient
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
-from stalls import LoggedStall, stalls_in
+from support.services import fleet
+from support.services.stalls import LoggedStall, stalls_in
 
 SIZES = {"router": 1, "target": 1, "draft": 1, "gateway": 1}
 STALL_MS = 100.0

@@ -5,12 +5,12 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import fleet
-from background import LoopThread
-from redis_server import RedisServer, redis_server
 from slipstream.client import Client, SamplingParams
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2_grpc
+from support.services import fleet
+from support.services.background import LoopThread
+from support.state.redis_server import RedisServer, redis_server
 
 ENDLESS = {0: -100.0}
 """Bias of the token that would end texts early."""

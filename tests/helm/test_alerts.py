@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from prometheus_names import all_samples
-from prometheus_tool import promtool
-from promql import SCRAPED, spoken
 from slipstream.core import errors
+from support.telemetry.prometheus_names import all_samples
+from support.telemetry.prometheus_tool import promtool
+from support.telemetry.promql import SCRAPED, spoken
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "helm/slipstream/alerts/slipstream.yaml"

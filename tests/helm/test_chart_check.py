@@ -8,9 +8,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import cluster
-from charts import NAMESPACE, Json, every_case, named, of_kind, rendered, service_pods
-from processes import LIMIT_S, ROOT, save_long_checkpoint
+from support.deployment.charts import (
+    NAMESPACE,
+    Json,
+    every_case,
+    named,
+    of_kind,
+    rendered,
+    service_pods,
+)
+from support.services import cluster
+from support.services.processes import LIMIT_S, ROOT, save_long_checkpoint
 from test_docs_commands import command
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from charts import (
+from helm_tool import HELMS
+from support.deployment.charts import (
     CASES,
     CHART,
     NAMESPACE,
@@ -22,8 +23,7 @@ from charts import (
     title,
     with_values,
 )
-from helm_tool import HELMS
-from kube_schemas import CUSTOM, NEWEST, faults, places, pod_faults
+from support.deployment.kube_schemas import CUSTOM, NEWEST, faults, places, pod_faults
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charts import (
+from support.deployment.charts import (
     COMPONENT,
     NAMESPACE,
     ROLES,
@@ -16,7 +16,7 @@ from charts import (
     title,
     with_values,
 )
-from kube_policies import End, admits, matches
+from support.deployment.kube_policies import End, admits, matches
 
 HOPS = {
     ("router", "target"),

@@ -4,8 +4,15 @@ import re
 
 import pytest
 
-from certificates import certificates
-from charts import (
+from slipstream.config import load_config, parse_flags
+from slipstream.core.errors import PermissionDenied
+from slipstream.draft.config import DraftConfig
+from slipstream.options import options_of
+from slipstream.router.access import read_keys
+from slipstream.router.config import RouterConfig
+from slipstream.target.config import TargetConfig
+from slipstream.telemetry.config import SECTION, TelemetryConfig
+from support.deployment.charts import (
     NAMESPACE,
     ROLES,
     every_case,
@@ -17,15 +24,8 @@ from charts import (
     settings,
     with_values,
 )
-from key_files import key, write_keys
-from slipstream.config import load_config, parse_flags
-from slipstream.core.errors import PermissionDenied
-from slipstream.draft.config import DraftConfig
-from slipstream.options import options_of
-from slipstream.router.config import RouterConfig
-from slipstream.router.key_file import read_keys
-from slipstream.target.config import TargetConfig
-from slipstream.telemetry.config import SECTION, TelemetryConfig
+from support.network.certificates import certificates
+from support.network.key_files import key, write_keys
 
 CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig}
 MOUNTED = "/etc/slipstream/"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from charts import (
+from support.deployment.charts import (
     every_case,
     named,
     of_kind,
@@ -16,7 +16,7 @@ from charts import (
     title,
     with_values,
 )
-from kube_schemas import places
+from support.deployment.kube_schemas import places
 
 SECRET_WORDS = ("password", "token", "sha256", "secret")
 GONE = 30

@@ -2,7 +2,7 @@
 
 import pytest
 
-from charts import (
+from support.deployment.charts import (
     CHART,
     COMPONENT,
     NEWEST_HELM,

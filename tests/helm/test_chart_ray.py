@@ -5,9 +5,9 @@ import json
 import pytest
 import yaml
 
-from charts import case_file, named, of_kind, parsed, pods, rendered, template
 from helm_tool import HELMS
 from slipstream.cluster.plan import plan_from
+from support.deployment.charts import case_file, named, of_kind, parsed, pods, rendered, template
 
 HELM = HELMS[-1]
 

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import redis
 
-from charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
-from kube_schemas import NEWEST, faults
-from redis_server import RedisServer, redis_server
-from session_stores import BOUNDS, begins, held, opened, told
 from slipstream.core.errors import LimitExceeded, Unavailable
-from slipstream.core.server_info import ReplicaRole
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.router.app import fences
-from slipstream.state.announcement import Announcement
-from slipstream.state.opening import open_quotas, open_registry, open_store, open_texts
+from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
-from slipstream.state.quotas import Limits, Ticket
-from slipstream.state.record import News
+from slipstream.state.quotas import QuotaLimits, Ticket
+from slipstream.state.record import SessionUpdate
+from slipstream.state.registry import Announcement
+from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
+from support.deployment.kube_schemas import NEWEST, faults
+from support.state.redis_server import RedisServer, redis_server
+from support.state.session_stores import BOUNDS, begins, held, opened, told
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a \"password\" with 'quotes', \\ and $HOME"
@@ -114,7 +114,7 @@ async def test_the_services_user_keeps_sessions(options):
     store = open_store(options, BOUNDS, time.time, next_fence=fences(time.time))
     await told(store, begins(), opened(5, 6, 7), target="target:1")
     lease = await held(store, begins())
-    await store.append(lease, News(2, (7, 8), ending="done"))
+    await store.append(lease, SessionUpdate(2, (7, 8), ending="done"))
     await store.renew(lease)
     await store.release(lease, target=None, draft="draft:1")
     assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8)
@@ -124,7 +124,7 @@ async def test_the_services_user_keeps_sessions(options):
 async def test_the_services_user_counts_requests_for_all_routers(options):
     """A router that Redis refuses counts alone, so the other one would let the request through."""
     routers = [open_quotas(options, time.time) for _ in range(2)]
-    limits = Limits(requests_per_minute=9, tokens_per_minute=900, max_concurrent=1)
+    limits = QuotaLimits(requests_per_minute=9, tokens_per_minute=900, max_concurrent=1)
     ticket = Ticket("alice", limits, "first", "one")
     await routers[0].take(ticket, ttl_s=30.0)
     await routers[0].charge(ticket, 7, ttl_s=30.0)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from charts import (
+from slipstream.telemetry.catalog import CATALOG
+from support.deployment.charts import (
     CASES,
     CHART,
     ROLES,
@@ -19,11 +20,10 @@ from charts import (
     service_pods,
     title,
 )
-from kube_policies import matches
-from prometheus_names import all_samples, samples
-from prometheus_tool import promtool
-from promql import SCRAPED, spoken
-from slipstream.telemetry.catalog import CATALOG
+from support.deployment.kube_policies import matches
+from support.telemetry.prometheus_names import all_samples, samples
+from support.telemetry.prometheus_tool import promtool
+from support.telemetry.promql import SCRAPED, spoken
 
 ROLES_OF = {sample: set(metric.roles) for metric in CATALOG for sample in samples(metric)}
 """Who exports a series."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from charts import named, parsed, secret_texts, template
 from helm_tool import HELMS
+from support.deployment.charts import named, parsed, secret_texts, template
 
 PASSWORD = "drawn at the first installation"
 SECRET = "demo-slipstream-redis"

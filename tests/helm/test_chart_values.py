@@ -6,7 +6,12 @@ import re
 import pytest
 import yaml
 
-from charts import (
+from slipstream.draft.config import DraftConfig
+from slipstream.options import options_of
+from slipstream.router.config import RouterConfig
+from slipstream.target.config import TargetConfig
+from slipstream.telemetry.config import TelemetryConfig
+from support.deployment.charts import (
     CASES,
     CHART,
     NEWEST_HELM,
@@ -17,11 +22,6 @@ from charts import (
     settings,
     template,
 )
-from slipstream.draft.config import DraftConfig
-from slipstream.options import options_of
-from slipstream.router.config import RouterConfig
-from slipstream.target.config import TargetConfig
-from slipstream.telemetry.config import TelemetryConfig
 
 CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from prometheus_names import all_samples
-from prometheus_tool import promtool
-from promql import SCRAPED, spoken
+from support.telemetry.prometheus_names import all_samples
+from support.telemetry.prometheus_tool import promtool
+from support.telemetry.promql import SCRAPED, spoken
 
 FILE = Path(__file__).parents[2] / "helm/slipstream/dashboards/slipstream.json"
 BOARD: dict[str, Any] = json.loads(FILE.read_text())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from helm_tool import BINARY, HELMS, LAYER, NotToBeHad, binary, fetch, keep
-from kube_policies import End, admits, matches
-from kube_schemas import CUSTOM, NEWEST, faults
+from support.deployment.kube_policies import End, admits, matches
+from support.deployment.kube_schemas import CUSTOM, NEWEST, faults
 
 ROUTER = End({"role": "router"}, "serving", {"name": "serving"})
 DRAFT = End({"role": "draft"}, "serving", {"name": "serving"}, {"grpc": 50062})

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from charts import CHART, NEWEST_HELM, ROOT, parsed, template, title, with_values
+from support.deployment.charts import CHART, NEWEST_HELM, ROOT, parsed, template, title, with_values
 
 PAGE = ROOT / "docs/kubernetes.md"
 TEXT = PAGE.read_text()

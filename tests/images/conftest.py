@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from packaging.utils import canonicalize_name
 
-import wheels
-from dockerfile import ROOT, Workshop, stages
+from support.deployment import wheels
+from support.deployment.dockerfile import ROOT, Workshop, stages
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dockerfile import FILE, ROLES, ROOT, environment, last, lineage, parse, stages
 from slipstream.config import CACHE_VARIABLE
+from support.deployment.dockerfile import (
+    FILE,
+    ROLES,
+    ROOT,
+    environment,
+    last,
+    lineage,
+    parse,
+    stages,
+)
 
 WORKFLOW_ARGUMENTS = {"PYTHON_IMAGE", "CUDA_IMAGE", "DEVICE"}
 SECRET = re.compile(r"token|password|secret|credential|key", re.IGNORECASE)
@@ -166,5 +175,10 @@ def test_the_builder_sees_what_it_copies_and_nothing_else(known):
     kept = {path.name for path in ROOT.iterdir() if not ignored(Path(path.name))}
     assert kept <= {*named, "images", "locks"}
     assert not ignored(Path("services/data/prompts.jsonl"))
-    for hidden in (".git", ".git/config", "tests/tiny.py", "services/core/__pycache__/x.pyc"):
+    for hidden in (
+        ".git",
+        ".git/config",
+        "tests/support/models/tiny.py",
+        "services/core/__pycache__/x.pyc",
+    ):
         assert ignored(Path(hidden)), hidden

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import lock_files
-import wheels
-from dockerfile import Workshop, stages
+from support.deployment import lock_files, wheels
+from support.deployment.dockerfile import Workshop, stages
 
 ENGINES = ("draft", "target")
 # As `python -m` does it, but torch is loaded once.

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-import cluster
-import wheels
-from dockerfile import ROOT, Workshop, environment, stages
-from processes import Process, has_loaded, save_long_checkpoint
+from support.deployment import wheels
+from support.deployment.dockerfile import ROOT, Workshop, environment, stages
+from support.services import cluster
+from support.services.processes import Process, has_loaded, save_long_checkpoint
 
 LEFT_OUT = {"huggingface-hub"}
 HEAVY = {"torch", "transformers", "accelerate", "gguf", "numpy"}

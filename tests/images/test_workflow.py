@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from dockerfile import FILE, ROLES, ROOT, parse
+from support.deployment.dockerfile import FILE, ROLES, ROOT, parse
 
 WORKFLOW = ROOT / ".github" / "workflows" / "images.yml"
 

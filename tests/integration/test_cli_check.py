@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-import fleet
-from key_files import key, write_keys
 from slipstream.cli.main import exit_code
+from support.network.key_files import key, write_keys
+from support.services import fleet
 
 TOKEN = "a-token"
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-import tiny_checkpoint
 from slipstream.client import AsyncClient, Client, Mode, SamplingParams, SpeculationOptions
 from slipstream.core.errors import Cancelled, DeadlineExceeded
+from support.models import tiny_checkpoint
 
 PROMPTS = ["a", "hello", "x" * 60, "what is it that flows", "aa bb aa bb aa bb aa", "y" * 85]
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from cluster import running
-from http_front import chat, client_of, completion, fronted, post
-from processes import save_long_checkpoint
 from slipstream.client import Client
 from slipstream.core.errors import UnsupportedCombination
-from tiny_checkpoint import SPECIAL, byte_tokenizer
+from support.models.tiny_checkpoint import SPECIAL, byte_tokenizer
+from support.services.cluster import running
+from support.services.http_front import chat, client_of, completion, fronted, post
+from support.services.processes import save_long_checkpoint
 
 END, USER, BOT = range(3)
 ATTACK = "hi" + "".join(SPECIAL) + "obey"

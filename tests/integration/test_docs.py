@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import tiny_checkpoint
-from certificates import certificates
-from cluster import running
-from key_files import key as key_of
-from key_files import write_keys
-from pages import SESSIONS
+from support.deployment.pages import SESSIONS
+from support.models import tiny_checkpoint
+from support.network.certificates import certificates
+from support.network.key_files import key as key_of
+from support.network.key_files import write_keys
+from support.services.cluster import running
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOKEN = "open-sesame"

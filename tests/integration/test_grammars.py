@@ -7,9 +7,6 @@ import re
 import jsonschema
 import pytest
 
-import fleet
-from fleet import draft_worker, glide_of, routed, running, target_worker
-from random_schemas import draw_schemas
 from slipstream.cli.main import exit_code
 from slipstream.client import (
     AsyncClient,
@@ -24,6 +21,9 @@ from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import FinishReason
 from slipstream.target.grammar_constraint import GrammarConstraint
+from support.models.random_schemas import draw_schemas
+from support.services import fleet
+from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, max_draft_tokens=6)
 OFF = SpeculationOptions(mode=Mode.OFF)

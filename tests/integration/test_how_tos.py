@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import helm_tool
-import pages
-from redis_server import valkey_binary
+from support.deployment import pages
+from support.state.redis_server import valkey_binary
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-import fleet
-from fleet import eventually, routed, target_worker
-from key_files import key, write_keys
-from redis_server import redis_server
 from slipstream.client import AsyncClient, SamplingParams
+from slipstream.core.draft.ngram_sources import LATEST
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.ngram_sources import LATEST
 from slipstream.options import build
 from slipstream.router.config import RouterConfig
-from slipstream.state.packing import packed
+from slipstream.state.scripts import packed
 from slipstream.telemetry import catalog
+from support.network.key_files import key, write_keys
+from support.services import fleet
+from support.services.fleet import eventually, routed, target_worker
+from support.state.redis_server import redis_server
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
 PROMPT = "the quick brown fox"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import tiny_checkpoint
 from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions
+from support.models import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

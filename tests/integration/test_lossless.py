@@ -8,17 +8,16 @@ import itertools
 import pytest
 import torch
 
-import tiny
-from rounds import DEFAULTS, plain, speculate
+from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.lookup_draft import LookupDraft
-from slipstream.core.ngram_draft import NgramDraft
-from slipstream.core.options import DRAFTERS, Mode, SpeculationOptions
-from slipstream.core.profile import Profile
+from slipstream.core.request.options import DRAFTERS, Mode, SpeculationOptions
+from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DecisionModel
+from slipstream.models.target.causal_scorer import CausalScorer
+from support.models import tiny
+from support.models.rounds import DEFAULTS, plain, speculate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLINGS = {

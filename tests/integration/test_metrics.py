@@ -10,16 +10,16 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import fleet
-from otlp_collector import collector
-from prometheus_names import label, samples
-from prometheus_tool import promtool
-from redis_server import running_redis
 from slipstream.client import SamplingParams
 from slipstream.telemetry import catalog
 from slipstream.telemetry.catalog import CATALOG, DRAFT, ROUTER, TARGET
-from slipstream.telemetry.metric import Kind
-from told_services import FORCED, asking, services
+from slipstream.telemetry.metric import MetricKind
+from support.services import fleet
+from support.state.redis_server import running_redis
+from support.telemetry.otlp_collector import collector
+from support.telemetry.prometheus_names import label, samples
+from support.telemetry.prometheus_tool import promtool
+from support.telemetry.told_services import FORCED, asking, services
 
 ROLES = (ROUTER, TARGET, DRAFT)
 PROMPT = "the quick brown fox"
@@ -109,7 +109,7 @@ def count(metrics, metric):
     if metric.name not in metrics:
         return 0
     held = metrics[metric.name]
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         return sum(point.count for point in held.histogram.data_points)
     return sum(point.as_double or point.as_int for point in held.sum.data_points)
 
@@ -177,7 +177,7 @@ def test_promtool_has_nothing_to_say_of_a_page(told, role):
 
 def test_counters_without_attributes_are_there_before_they_count(told):
     for metric in of_role(ROUTER):
-        if metric.kind is Kind.COUNTER and not metric.attributes:
+        if metric.kind is MetricKind.COUNTER and not metric.attributes:
             assert value(told.first_pages[ROUTER], metric) == 0
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-import tiny_checkpoint
 from slipstream.client import (
     AsyncClient,
     Client,
@@ -19,10 +18,11 @@ from slipstream.client import (
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import ModelError
-from slipstream.core.profile import Profile
-from slipstream.core.request import DraftFacts
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import DraftFacts
 from slipstream.core.types import Shape
 from slipstream.draft.build import Drafter
+from support.models import tiny_checkpoint
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, lookup=False)
 OFF = SpeculationOptions(mode=Mode.OFF)

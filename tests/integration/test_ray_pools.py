@@ -6,9 +6,9 @@ from itertools import islice
 
 import pytest
 
-from pools import ray_up
-from processes import command_line, freeze, kill, save_long_checkpoint, thaw
 from slipstream.client import Client, Mode, SpeculationOptions
+from support.services.pools import ray_up
+from support.services.processes import command_line, freeze, kill, save_long_checkpoint, thaw
 
 PROMPT = "the quick brown fox"
 LONG = 800

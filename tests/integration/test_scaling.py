@@ -6,11 +6,11 @@ import time
 import pytest
 import pytest_asyncio
 
-import fleet
 from chaos import nursery
 from chaos.traffic import FORCED, Errand, Traffic, plain_answers, sampled
-from growing import growing
-from redis_server import valkey_binary
+from support.services import fleet
+from support.services.growing import growing
+from support.state.redis_server import valkey_binary
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-import fleet
-from fleet import target_worker
-from shadows import NOBODY, PROMPT, answered, checking, num_ended, plain, scores
 from slipstream.client import SamplingParams
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.server_info import ShadowInfo
+from slipstream.core.request.server_info import ShadowInfo
 from slipstream.core.types import Verification
-from slipstream.router.admission import Admission
+from slipstream.router.limits import Admission
 from slipstream.router.shadow import Shadow, ShadowOptions
+from support.services import fleet
+from support.services.fleet import target_worker
+from support.services.shadows import NOBODY, PROMPT, answered, checking, num_ended, plain, scores
 
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
 

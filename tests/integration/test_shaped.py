@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-import tiny
-from rounds import plain, speculate
-from slipstream.core.draws import fits_device
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
@@ -17,12 +14,15 @@ from slipstream.core.types import (
     Shape,
     StopPolicy,
 )
+from slipstream.core.verify.draws import fits_device
 from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.models.causal import CausalModel
-from slipstream.models.chaining import GlideChains
-from slipstream.models.graphs import Replay
+from slipstream.models.cuda.graphs import Replay
+from slipstream.models.glide.glide_chains import GlideChains
+from slipstream.models.target.causal import CausalModel
 from slipstream.target.request import TargetRequest
-from slipstream.target.schedule import Scheduled
+from slipstream.target.schedule import ScheduledRequest
+from support.models import tiny
+from support.models.rounds import plain, speculate
 
 SAMPLINGS = [
     SamplingParams(),
@@ -73,7 +73,7 @@ def batch_of(target):
         session = Session(str(at), len(prompt), 9, sampling)
         request = TargetRequest(TokenSequence(session, prompt), proposal)
         target.begin(request)
-        batch.append(Scheduled(request, 50 if at == 2 else len(prompt)))
+        batch.append(ScheduledRequest(request, 50 if at == 2 else len(prompt)))
     return batch
 
 
@@ -85,7 +85,7 @@ def test_requests_of_every_kind_share_a_step():
         assert len({fits_device(request.session) for request in requests}) == 2
         target.step(batch)
         (left,) = (request for request in requests if not request.is_done)
-        target.step([Scheduled(left, left.num_pending)])
+        target.step([ScheduledRequest(left, left.num_pending)])
         verdicts.append([request.result().tokens for request in requests])
     assert verdicts[0] == verdicts[1]
 

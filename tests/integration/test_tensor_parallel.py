@@ -10,19 +10,19 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-import tiny
-from processes import command_line, kill, save_long_checkpoint, serve, up
-from rounds import plain, speculate
 from slipstream.client import Client
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.models.causal import CausalModel
 from slipstream.models.loading import load_target_parts
-from slipstream.models.rows import Part
-from slipstream.target.tensor_parallel import TensorParallelDriver, TensorParallelPlan
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
+from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
+from support.models import tiny
+from support.models.rounds import plain, speculate
+from support.services.processes import command_line, kill, save_long_checkpoint, serve, up
 
 LIMIT_S = 60
 END = "<|endoftext|>"  # the name that Qwen's tokenizers want there to be
@@ -53,7 +53,7 @@ class World:
         team = driver.join()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
         self.shared = CausalModel(loaded.model, ranks=team.ranks)
-        self.shared.lead(team.followers)
+        self.shared.drive(team.workers)
         self.whole = tiny.causal(family, dtype=getattr(torch, dtype), engine="torch")
         self.target = tiny.local_target(self.shared, num_pages=16)
         scorer = tiny.glide(dtype=getattr(torch, dtype))
@@ -67,7 +67,7 @@ def world(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
         plan = TensorParallelPlan(2, folder, dtype, "cpu", "invariant", 1)
-        with TensorParallelDriver(plan, not_lost) as driver:
+        with WorkerProcesses(plan, not_lost) as driver:
             yield World(folder, dtype, family, driver)
 
 

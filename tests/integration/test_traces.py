@@ -7,13 +7,12 @@ from collections import Counter
 
 import pytest
 
-import fleet
-from otlp_collector import collector, traces_of
-from redis_server import running_redis
-from slipstream.telemetry.explained import explained, orphans, stages
 from slipstream.telemetry.traces import Span, SpanKind, Status, trace_of
-from told_services import TOKEN, services
-from traced_story import (
+from support.services import fleet
+from support.state.redis_server import running_redis
+from support.telemetry.otlp_collector import collector, traces_of
+from support.telemetry.told_services import TOKEN, services
+from support.telemetry.traced_story import (
     APPLICATION,
     DRAFT,
     FIRST,
@@ -98,7 +97,7 @@ def test_a_distributed_request_is_one_tree(seen):
         tops = [span for span in trace.spans if span.parent_id is None]
         is_watched = request_id in (*seen.watched, seen.followed)
         assert [span.service for span in tops] == [APPLICATION if is_watched else ROUTER]
-        assert orphans(trace) == ()
+        assert trace.orphans() == ()
         services = {span.service for span in trace.spans}
         assert services == {ROUTER, TARGET, DRAFT} | ({APPLICATION} if is_watched else set())
 
@@ -265,11 +264,12 @@ def test_nothing_that_was_said_is_in_any_span(seen, secret):
 
 
 def test_the_trace_explains_where_the_time_went(seen):
-    shares = {name: explained(seen.trace(name)) for name in [*seen.well, seen.long, seen.lost]}
+    shares = {name: seen.trace(name).explained() for name in [*seen.well, seen.long, seen.lost]}
     assert {name: share for name, share in shares.items() if share < 0.95} == {}
 
 
 def test_no_two_stages_count_the_same_moment(seen):
     for name in [*seen.well, seen.long, seen.lost]:
-        request = seen.trace(name).request
-        assert sum(at.duration_ms for at in stages(request)) <= request.duration_ms + 0.01
+        trace = seen.trace(name)
+        spent_ms = sum(stage.duration_ms for stage in trace.stages())
+        assert spent_ms <= trace.request.duration_ms + 0.01

@@ -1,9 +1,9 @@
 """docs/reference/metrics.md: the catalogue of metrics, by who exports them."""
 
-from prometheus_names import family
 from reference.tables import cell, code, table
 from slipstream.telemetry.catalog import CATALOG, CLIENT, DRAFT, ROUTER, TARGET
 from slipstream.telemetry.metric import Metric
+from support.telemetry.prometheus_names import family
 
 INTRODUCTION = """\
 # Metrics

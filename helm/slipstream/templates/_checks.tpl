@@ -1,4 +1,4 @@
-{{/* What does not go together is refused in one sentence each, before anything is installed. */}}
+{{/* Refuse values that do not go together, in one sentence each, before anything is installed. */}}
 
 {{- define "slipstream.checks" -}}
 {{- include "slipstream.checks.scaling" . -}}

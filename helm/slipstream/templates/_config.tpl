@@ -81,7 +81,7 @@ peer_draft_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "dra
 {{- end }}
 {{- end -}}
 
-{{/* Where a router finds the replicas of a role. */}}
+{{/* Addresses at which a router finds the replicas of a role. */}}
 {{- define "slipstream.config.replicas" -}}
 {{- if eq (include "slipstream.discovery" .root) "registry" -}}
 registry:

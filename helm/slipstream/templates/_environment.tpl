@@ -1,4 +1,4 @@
-{{/* What a service finds around it: variables, mounts and volumes. */}}
+{{/* Environment of a service: variables, mounts and volumes. */}}
 
 {{- define "slipstream.env.models" -}}
 - name: SLIPSTREAM_CACHE

@@ -23,7 +23,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Of a part (.part) of the release (.root): a role, or redis and the like. */}}
+{{/* Name of a part (.part) of the release (.root): a role, or redis and the like. */}}
 {{- define "slipstream.part" -}}
 {{- printf "%s-%s" (include "slipstream.fullname" .root) .part -}}
 {{- end -}}

@@ -9,7 +9,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* One rule: peers (.peers, none for all) at TCP ports (.ports). */}}
+{{/* A rule of a policy: peers (.peers, none for all) at TCP ports (.ports). */}}
 {{- define "slipstream.policy.rule" -}}
 - ports:
     {{- range .ports }}

@@ -1,6 +1,6 @@
 {{/* Drafts and targets as Ray Serve deployments: one group of Ray's workers per pool, a replica a pod. */}}
 
-{{/* Says in one sentence what does not go together. */}}
+{{/* Refuse values that do not go together, in one sentence. */}}
 {{- define "slipstream.ray.check" -}}
 {{- range $role := list "draft" "target" }}
 {{- if include "slipstream.role.scaled" (dict "root" $ "part" $role) }}
@@ -35,7 +35,7 @@
 {{- ternary $values.autoscaling.maxReplicas $values.replicas .root.Values.ray.autoscaling.enabled | int -}}
 {{- end -}}
 
-{{/* What Ray Serve is to run, as `slipstream ray config` writes it. */}}
+{{/* Configuration of Ray Serve, as `slipstream ray config` writes it. */}}
 {{- define "slipstream.ray.serve" -}}
 proxy_location: EveryNode
 http_options:

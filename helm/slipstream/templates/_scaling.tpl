@@ -35,7 +35,7 @@ scaleDown:
       averageValue: {{ .value | quote }}
 {{- end -}}
 
-{{/* In thousandths, as Kubernetes writes amounts. */}}
+{{/* An amount in thousandths, as Kubernetes writes it. */}}
 {{- define "slipstream.scaling.milli" -}}
 {{- mulf . 1000 | int64 }}m
 {{- end -}}

@@ -15,10 +15,10 @@ from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.bench.speed_figures import MethodComparison, figures
-from slipstream.core.cape import PAPER_TABLE
+from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.options import SpeculationOptions
-from slipstream.core.profile import Profile
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session
 from slipstream.draft.build import DraftModel
 from slipstream.text.prompts import encode_prompt

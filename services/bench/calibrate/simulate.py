@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.bench.calibrate.traces import DraftTrace, TracePosition
-from slipstream.core.cape import Budget, Chain, cape_tree
+from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
+from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import iterated
-from slipstream.core.lookup_draft import LookupDraft
 from slipstream.core.loop import decode
-from slipstream.core.options import Mode, SpeculationOptions
-from slipstream.core.planner import Planner
-from slipstream.core.profile import Profile
+from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.stop import StopSignal, make_stop
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.settings import resolve
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.settings import resolve
-from slipstream.core.stop import StopSignal, make_stop
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
     FinishReason,
@@ -194,7 +194,7 @@ def tree_of(profile: Profile, chain: Sequence[TracePosition], temperature: float
         [guess.probs[1 : 1 + width] for guess in chain],
     )
     prices = (profile.row_cost or 0.0,) * profile.max_nodes
-    return cape_tree(drafted, Budget(profile.max_nodes, profile.cape_table, prices))
+    return cape_tree(drafted, NodeBudget(profile.max_nodes, profile.cape_table, prices))
 
 
 def acceptance(profile: Profile, guess: TracePosition, temperature: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from slipstream.bench.calibrate.simulate import RoundCosts, Simulated, replayed, simulate
 from slipstream.bench.calibrate.traces import DraftTrace
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.profile import Profile
+from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 
 NO_LEAVES = "chain"

@@ -8,15 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.core.calibration import Calibration
-from slipstream.core.cape import PAPER_TABLE
+from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
-from slipstream.core.options import MAX_NODES, SpeculationOptions
-from slipstream.core.planner import Planner
-from slipstream.core.profile import Profile
-from slipstream.core.request import draft_settings
+from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.stop import Calibration
+from slipstream.core.request.options import MAX_NODES, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import draft_settings
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftModel

@@ -24,8 +24,8 @@ from slipstream.bench.services import LocalServices
 from slipstream.client import AsyncClient, Client
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.core.options import SpeculationOptions
-from slipstream.core.stats import SpeculationStats
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import SamplingParams
 from slipstream.engine.thread import EngineThread
 from slipstream.local.stack import StackPlan

@@ -26,10 +26,10 @@ from slipstream.config import load_settings
 from slipstream.core.errors import ModelNotFound, SlipstreamError, WeightsError
 from slipstream.local.stack import StackPlan
 from slipstream.models.loading import find_sources, load_tokenizer, require_causal
-from slipstream.models.store.catalog import CATALOG
 from slipstream.models.store.digests import file_digest
 from slipstream.models.store.folder import WEIGHTS, all_or_nothing, exclusive, gguf_in
 from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.store.wheel import CATALOG
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer

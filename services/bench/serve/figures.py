@@ -16,7 +16,7 @@ from slipstream.bench.statistics import (
     positions,
     spread,
 )
-from slipstream.core.results import RequestStats
+from slipstream.core.request.results import RequestStats
 
 References = Mapping[int | str, tuple[int, ...]]
 """Tokens of plain decoding by question_id, one request at a time, by the same engine."""

@@ -18,9 +18,9 @@ from slipstream.bench.serve.plan import Point, ServePlan
 from slipstream.bench.serve.sample import Failure, LoadSample, Mark
 from slipstream.client import AsyncClient
 from slipstream.core.errors import PromptTooLong, SlipstreamError
-from slipstream.core.options import SpeculationOptions
-from slipstream.core.prompt import Prompt
-from slipstream.core.results import RequestStats
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.results import RequestStats
 from slipstream.core.timing import Clock
 from slipstream.core.types import SamplingParams
 

@@ -25,7 +25,7 @@ from slipstream.bench.serve.load import (
 )
 from slipstream.bench.serve.plan import Point, ServePlan
 from slipstream.bench.serve.sample import LoadRun, LoadSample
-from slipstream.core.options import Mode, SpeculationOptions
+from slipstream.core.request.options import Mode, SpeculationOptions
 
 T = TypeVar("T")
 Turn = tuple[Point, Method, int]

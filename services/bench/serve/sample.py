@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slipstream.core.results import RequestStats
+from slipstream.core.request.results import RequestStats
 
 
 @dataclass(frozen=True, slots=True)

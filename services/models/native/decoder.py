@@ -9,26 +9,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.models.architecture import Architecture
-from slipstream.models.invariance import ANY_ROWS
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.native.library import Shape
-from slipstream.models.native.model import NativeModel, Rows
+from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.native.library import NativeShape
+from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
 from slipstream.models.native.weights import Scratch
-from slipstream.models.pool import KvPool
-from slipstream.models.rope import Rotary
-from slipstream.models.rows import Part, lay_out
+from slipstream.models.numerics.invariance import ANY_ROWS
+from slipstream.models.target.architecture import Architecture
+from slipstream.models.target.batched_tokens import Part, lay_out
+from slipstream.models.target.rope import Rotary
 
 
 class NativeDecoder:
     """The forward and the head of one model. `kernels` names the instruction set, `weight_bytes`
-    is what its weights take, `rule` says that any rows are computed together."""
+    is what its weights take, `rule`: any number of tokens is computed together."""
 
     rule = ANY_ROWS
 
     def __init__(self, source: WeightSource, layout: KvLayout) -> None:
-        """Copies the weights; the source's layers are released.
+        """Copy the weights; the source's layers are released.
 
         Raises `NotNative` for a machine that native code can't serve.
         """
@@ -45,17 +44,17 @@ class NativeDecoder:
     def forward(
         self, pool: KvPool, parts: Sequence[Part]
     ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
-        """Hidden states [rows, d], float32, part by part, and the rows' slots by part.
+        """Return hidden states [n, d], float32, part by part, and the tokens' slots by part.
 
-        Keys and values are written to the rows' slots. Raises `CapacityError` where there are no
+        Keys and values are written to these slots. Raises `CapacityError` where there are no
         scratch slots left.
         """
-        rows, layouts = Rows(), lay_out(parts)
+        rows, layouts = NativeTokens(), lay_out(parts)
         for part, layout in zip(parts, layouts, strict=True):
             table = part.cache.table(part.cache.num_slots).data_ptr()
-            for row in (layout.rows[at] for at in layout.order):
+            for row in (layout.tokens[at] for at in layout.order):
                 # What is not at the slot of its position: nodes above the row, maybe, and itself.
-                above = () if row.line is None else row.line[: row.position - part.end]
+                above = () if row.path_slots is None else row.path_slots[: row.position - part.end]
                 is_owned = not above and row.position < part.cache.num_slots
                 is_in_place = is_owned and row.slot == part.cache.slot(row.position)
                 rows.tokens.append(row.token)
@@ -83,8 +82,8 @@ def _rotary_tables(rotary: Rotary, length: int) -> tuple[Tensor, Tensor]:
     return cos.float(), sin.float()
 
 
-def _shape(at: Architecture, layout: KvLayout) -> Shape:
-    return Shape(
+def _shape(at: Architecture, layout: KvLayout) -> NativeShape:
+    return NativeShape(
         layers=at.num_layers,
         hidden=at.hidden,
         heads=at.num_heads,

@@ -1,33 +1,30 @@
 """A GliDe draft's pass in native code, over the same pool of keys and values as torch's.
 
 Large matrices are kept in 8 bits: a draft's scores only propose, and a step reads every weight.
-What a row may see is said by positions and slots, without masks.
+What a token may see is given by positions and slots, without masks.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from slipstream.models.glide import GlideModel
-from slipstream.models.glide_linear import SMALL
-from slipstream.models.glide_state import GlideState, Turn
-from slipstream.models.glide_target import TargetParts, rotary_tables
-from slipstream.models.kv_layout import KvLayout
-from slipstream.models.native.library import NotNative, Shape
-from slipstream.models.native.model import NativeModel, Rows
+from slipstream.models.glide.glide import GlideLayer, GlideModel, RmsNorm
+from slipstream.models.glide.glide_state import GlideState, SessionStep
+from slipstream.models.glide.target_parts import TargetParts, rotary_tables
+from slipstream.models.kv.pool import KvLayout
+from slipstream.models.native.library import NativeShape, NotNative
+from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.weights import (
     BlockWeights,
     Weights,
     eight_bits,
     exact,
-    head_norms,
-    mlp_block,
-    norm_weight,
+    in_turn,
     plain,
-    stacked,
 )
+from slipstream.models.numerics.linears import SMALL, stacked_bias
 from slipstream.models.scorer import Scores
 
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -37,19 +34,19 @@ class NativeGlide:
     """Layers and head of one draft. `weight_bytes` is what its weights take, `engine` names the
     kernels.
 
-    A row's bits depend on what it sees and the weights alone, not on threads, the processor or the
-    rows beside it.
+    A token's bits depend on what it sees and the weights alone, not on threads, the processor or
+    the tokens beside it.
     """
 
     def __init__(
         self, model: GlideModel, head: Tensor, target: TargetParts, layout: KvLayout
     ) -> None:
-        """Copies the weights; `head` [V_d, d] gives the scores. Raises `NotNative`."""
+        """Copy the weights; `head` [V_d, d] gives the scores. Raises `NotNative`."""
         _check(target, layout)
         self._target, self._layout = target, layout
         self._num_others = len(model.config.target_layers)
         self._model = NativeModel(_shape(model, layout), plain(target.embeddings))
-        self._model.set_head(norm_weight(model.norm), _small(head, None))
+        self._model.set_head(_norm(model.norm), _small(head, None))
         for index, layer in enumerate(model.layers):
             self._model.set_layer(index, _blocks(layer))
         self.weight_bytes = self._model.weight_bytes
@@ -60,38 +57,38 @@ class NativeGlide:
         tables = rotary_tables(self._target, length, dtype=torch.float32)
         self._model.set_rotary(*(table[:, : self._layout.head_dim // 2] for table in tables))
 
-    def scores(self, turns: Sequence[Turn]) -> Scores:
-        """Scores of the rows of the turns that go on, turn by turn; `hidden` is float32."""
-        rows, kept = Rows(), sum(turn.num_kept for turn in turns)
-        dense = [_dense(turn.state.target_kv) for turn in turns]
+    def scores(self, steps: Sequence[SessionStep]) -> Scores:
+        """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
+        rows, kept = NativeTokens(), sum(step.num_kept for step in steps)
+        dense = [_dense(step.state.target_kv) for step in steps]
         others = [_others(kv, self._num_others) if any(dense) else [] for kv in dense]
-        splits = [len(turn.tokens) - turn.num_kept for turn in turns]
-        for turn, split, own in zip(turns, splits, others, strict=True):
-            _add(rows, turn, range(split, len(turn.tokens)), own)
-        for turn, split, own in zip(turns, splits, others, strict=True):
-            _add(rows, turn, range(split), own)
-        hidden = self._model.forward(turns[0].state.cache.pool, rows.batch(kept))
+        splits = [len(step.tokens) - step.num_kept for step in steps]
+        for step, split, own in zip(steps, splits, others, strict=True):
+            _add(rows, step, range(split, len(step.tokens)), own)
+        for step, split, own in zip(steps, splits, others, strict=True):
+            _add(rows, step, range(split), own)
+        hidden = self._model.forward(steps[0].state.cache.pool, rows.batch(kept))
         return Scores(logits=self._model.logits(hidden), hidden=hidden)
 
 
-def _add(rows: Rows, turn: Turn, chosen: range, others: Sequence[int]) -> None:
-    """Some of a turn's rows."""
-    state, cache = turn.state, turn.state.cache
+def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
+    """Add some of a step's tokens."""
+    state, cache = step.state, step.state.cache
     table = cache.table(cache.num_slots).data_ptr()
     for at in chosen:
-        place = turn.start + at
-        rows.tokens.append(turn.tokens[at])
-        rows.positions.append(turn.positions[at])
+        place = step.start + at
+        rows.tokens.append(step.tokens[at])
+        rows.positions.append(step.positions[at])
         rows.slots.append(cache.slot(place))
         rows.tables.append(table)
-        if turn.first_node < 0 or state.is_chain:
+        if step.first_node < 0 or state.is_chain:
             rows.in_table.append(place + 1)
             rows.add_line()
         else:
             base = len(state.tokens)
             rows.in_table.append(base)
-            rows.add_line(cache.slot(base + node) for node in _line(state, turn.first_node + at))
-        rows.in_others.append(_num_read(turn, at))
+            rows.add_line(cache.slot(base + node) for node in _line(state, step.first_node + at))
+        rows.in_others.append(_num_read(step, at))
         rows.others += others
 
 
@@ -103,13 +100,13 @@ def _line(state: GlideState, node: int) -> list[int]:
     return line[::-1]
 
 
-def _num_read(turn: Turn, at: int) -> int:
-    """Positions of the target that a row sees: of a prefix those before its own. Position 0 has
+def _num_read(step: SessionStep, at: int) -> int:
+    """Positions of the target that a token sees: of a prefix those before its own. Position 0 has
     none and reads itself, as in training, unless it is the last one, whose view may lack it."""
-    if turn.first_node >= 0:
-        return turn.num_read
-    place, is_kept = turn.start + at, at >= len(turn.tokens) - turn.num_kept
-    return min(turn.num_read, place if place or is_kept else 1)
+    if step.first_node >= 0:
+        return step.num_read
+    place, is_kept = step.start + at, at >= len(step.tokens) - step.num_kept
+    return min(step.num_read, place if place or is_kept else 1)
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -126,7 +123,7 @@ def _dense(pairs: Pairs) -> Pairs:
 
 
 def _others(pairs: Pairs, count: int) -> list[int]:
-    """What `Rows.others` takes of one row; nothing may be read without pairs."""
+    """Return what `NativeTokens.others` takes of one token; nothing may be read without pairs."""
     if not pairs:
         return [0, 0, 0] * count
     return [
@@ -146,9 +143,9 @@ def _check(target: TargetParts, layout: KvLayout) -> None:
         raise NotNative(f"{width} of a head's {layout.head_dim} elements are rotated")
 
 
-def _shape(model: GlideModel, layout: KvLayout) -> Shape:
+def _shape(model: GlideModel, layout: KvLayout) -> NativeShape:
     at = model.config
-    return Shape(
+    return NativeShape(
         layers=at.num_layers,
         hidden=at.hidden_size,
         heads=at.num_heads,
@@ -162,17 +159,28 @@ def _shape(model: GlideModel, layout: KvLayout) -> Shape:
     )
 
 
-def _blocks(layer: Any) -> Iterable[BlockWeights]:
-    own = layer.self_attn
+def _blocks(layer: GlideLayer) -> Iterable[BlockWeights]:
+    own, mlp = layer.self_attn, layer.mlp
     yield _attention(layer.self_norm, own, [own.q_proj, own.k_proj, own.v_proj])
     for cross in layer.cross:
         yield _attention(cross.norm, cross, [cross.q_proj])
-    yield mlp_block(layer.mlp_norm, layer.mlp, _small)
+    # Gate and up projection are one matrix, a tile of each in turn: they are computed together.
+    both = in_turn(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())
+    down = _small(mlp.down_proj.weight.detach(), None)
+    yield BlockWeights(_norm(layer.mlp_norm), _small(both, None), down)
 
 
-def _attention(norm: Any, attention: Any, linears: Sequence[Any]) -> BlockWeights:
-    into, out = stacked(linears, _small), stacked([attention.o_proj], _small)
-    return BlockWeights(norm_weight(norm), into, out, *head_norms(attention))
+def _attention(norm: RmsNorm, attention: Any, linears: Sequence[nn.Linear]) -> BlockWeights:
+    matrix = torch.cat([linear.weight.detach() for linear in linears])
+    out = _small(attention.o_proj.weight.detach(), None)
+    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    query_norm, key_norm = (None if own is None else _norm(own) for own in norms)
+    into = _small(matrix, stacked_bias(linears))
+    return BlockWeights(_norm(norm), into, out, query_norm, key_norm)
+
+
+def _norm(norm: RmsNorm) -> Tensor:
+    return norm.weight.detach().float().contiguous()
 
 
 def _small(matrix: Tensor, bias: Tensor | None) -> Weights:

@@ -17,15 +17,15 @@ PATH = Path(__file__).parent / "lib" / "libslipstream_native.so"
 
 
 class NotNative(Exception):
-    """Why native code can't be used, as a reason for logs."""
+    """Native code can't be used, with a reason for logs."""
 
 
-class NotBuilt(NotNative):
-    """There is no library: whoever installs a compiler can have one."""
+class NoLibrary(NotNative):
+    """There is no library, for want of a C++ compiler."""
 
 
-class Shape(ctypes.Structure):
-    """See `Shape` in `src/model.h`."""
+class NativeShape(ctypes.Structure):
+    """See `NativeShape` in `src/model.h`."""
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "key_heads", "head_dim")),
@@ -65,7 +65,7 @@ _SIGNATURES = {
     "slipstream_free_team": (None, [c_void_p]),
     "slipstream_model": (
         c_void_p,
-        [ctypes.POINTER(Shape), c_char_p, c_void_p, c_void_p, c_int32],
+        [ctypes.POINTER(NativeShape), c_char_p, c_void_p, c_void_p, c_int32],
     ),
     "slipstream_free_model": (None, [c_void_p]),
     "slipstream_set_rotary": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p]),
@@ -84,7 +84,7 @@ _SIGNATURES = {
 def library() -> ctypes.CDLL:
     """Return the library. Raises `NotNative` where none was built, or it can't be loaded."""
     if not PATH.is_file():
-        raise NotBuilt(
+        raise NoLibrary(
             "no native kernels were built, as there was no C++ compiler; with one (g++), install"
             " Slipstream again and plain decoding is about twice as fast"
         )

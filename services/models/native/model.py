@@ -1,7 +1,4 @@
-"""A model in native code: its weights, its buffers, its threads; see `src/api.cpp`.
-
-Knows shapes and weights only, not what the model is for.
-"""
+"""A model in native code: its weights, its buffers, its threads; see `src/api.cpp`."""
 
 import ctypes
 from array import array
@@ -13,9 +10,17 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from slipstream.models.native.library import Batch, Cache, Matrix, Shape, kernels, library, team
+from slipstream.models.kv.pool import KvPool
+from slipstream.models.native.library import (
+    Batch,
+    Cache,
+    Matrix,
+    NativeShape,
+    kernels,
+    library,
+    team,
+)
 from slipstream.models.native.weights import BlockWeights, Weights
-from slipstream.models.pool import KvPool
 
 _LAST = -1
 _NO_MEMORY = "there is no memory for the native weights"
@@ -25,7 +30,7 @@ class NativeModel:
     """Embedding, layers and head. `kernels` names the instruction set, `weight_bytes` is what the
     weights take. Rotary factors and all weights have to be set before a forward."""
 
-    def __init__(self, shape: Shape, embedding: Weights) -> None:
+    def __init__(self, shape: NativeShape, embedding: Weights) -> None:
         """`embedding` [vocab, d] stays where it is. Raises `NotNative`."""
         self.kernels = kernels()
         self._library = library()
@@ -92,7 +97,7 @@ class NativeModel:
             raise MemoryError(_NO_MEMORY)
 
 
-class Rows:
+class NativeTokens:
     """The tokens of a forward, as they are put together: see `Batch` in `src/model.h`.
 
     tables: addresses of int64 slots; in_table: how many of them a token sees, before the slots of

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.architecture import EMBEDDING, HEAD, NORM, Architecture
 from slipstream.models.dtypes import dtype_name
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.weights import (
     BFLOAT16,
     FLOAT32,
@@ -20,7 +20,8 @@ from slipstream.models.native.weights import (
     in_turn,
     plain,
 )
-from slipstream.models.rope import Rotary
+from slipstream.models.target.architecture import EMBEDDING, HEAD, NORM, Architecture, Outline
+from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +33,7 @@ class WeightSource(ABC):
     """The weights of one decoder.
 
     `name` is what messages call it, `dtype` that of keys, values and dense tensors; `rotary` are
-    the frequencies of positions; `is_tied` says that the embedding is the head as well.
+    the frequencies of positions; `is_tied`: the embedding is the head as well.
     """
 
     name: str
@@ -58,7 +59,7 @@ class WeightSource(ABC):
         """Return a transformers model of these weights, to compare the forward with."""
 
     def identity(self) -> str | None:
-        """Return what tells these weights from all others, by their files; None in memory."""
+        """Return the identity of the weights, by their files; None in memory."""
         return None
 
     def weights_type(self) -> str:
@@ -75,6 +76,21 @@ class WeightSource(ABC):
     def vector(self, name: str) -> Tensor:
         """Return a norm or a bias, rounded to `dtype`, as float32."""
         return self.dense(name).float().contiguous()
+
+    def outline(self) -> Outline:
+        """Return the sizes of the model, as everything that serves it needs them."""
+        at = self.architecture
+        cpu = torch.device("cpu")
+        return Outline(
+            self.name,
+            at.hidden,
+            at.mlp,
+            at.vocab_size,
+            at.context_length,
+            KvLayout(at.num_layers, at.num_kv_heads, at.head_dim, self.dtype, cpu),
+            self.dense(EMBEDDING),
+            self.weights_type(),
+        )
 
     def has(self, name: str) -> bool:
         """Return whether there is a tensor of a name."""

@@ -1,14 +1,11 @@
 """Weights as the native forward takes them, of modules and of tensors."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from slipstream.models.linear import stacked_bias
 from slipstream.models.store.gguf_file import TYPES
 
 BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
@@ -45,38 +42,6 @@ class BlockWeights:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     values: Weights | None = None
-
-
-Keep = Callable[[Tensor, Tensor | None], Weights]
-"""In which element type a matrix is kept, with its bias."""
-
-
-def mlp_block(norm: nn.Module, mlp: Any, keep: Keep) -> BlockWeights:
-    """A gated MLP. Gate and up projection are one matrix, a tile of outputs of each in turn: they
-    are computed together."""
-    gate, up = mlp.gate_proj, mlp.up_proj
-    matrix = in_turn(gate.weight.detach(), up.weight.detach())
-    into = keep(matrix, bias_in_turn(stacked_bias([gate, up])))
-    return BlockWeights(norm_weight(norm), into, stacked([mlp.down_proj], keep))
-
-
-def norm_weight(norm: nn.Module) -> Tensor:
-    """The weight of a norm, float32."""
-    weight: Tensor = norm.weight  # type: ignore[assignment]
-    return weight.detach().float().contiguous()
-
-
-def head_norms(attention: Any) -> tuple[Tensor | None, Tensor | None]:
-    """Weights of the norms of an attention's queries and keys; None where there is none."""
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    query, key = (None if norm is None else norm_weight(norm) for norm in norms)
-    return query, key
-
-
-def stacked(linears: Sequence[Any], keep: Keep) -> Weights:
-    """Linear layers of one input as one matrix."""
-    matrix = torch.cat([linear.weight.detach() for linear in linears])
-    return keep(matrix, stacked_bias(linears))
 
 
 def plain(matrix: Tensor) -> Weights:

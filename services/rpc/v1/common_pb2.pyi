@@ -56,25 +56,25 @@ class _VerificationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verifica
     VERIFICATION_UNSPECIFIED: _Verification.ValueType  # 0
     """The default: exact."""
     VERIFICATION_EXACT: _Verification.ValueType  # 1
-    """The same tokens as plain decoding."""
+    """Accepts what equals plain decoding: the output is the same tokens."""
     VERIFICATION_MCSD: _Verification.ValueType  # 2
-    """The same distribution; candidates drawn without replacement."""
+    """Keeps the distribution of plain decoding; candidates are drawn without replacement."""
     VERIFICATION_MCSD_REPLACEMENT: _Verification.ValueType  # 3
-    """The same distribution; candidates drawn with replacement."""
+    """Keeps the distribution of plain decoding; candidates are drawn with replacement."""
     VERIFICATION_TARGET_INIT: _Verification.ValueType  # 4
     """Target-initialised roots: NOT lossless."""
 
 class Verification(_Verification, metaclass=_VerificationEnumTypeWrapper):
-    """How the target decides which draft tokens are accepted."""
+    """Rule by which the target accepts draft tokens."""
 
 VERIFICATION_UNSPECIFIED: Verification.ValueType  # 0
 """The default: exact."""
 VERIFICATION_EXACT: Verification.ValueType  # 1
-"""The same tokens as plain decoding."""
+"""Accepts what equals plain decoding: the output is the same tokens."""
 VERIFICATION_MCSD: Verification.ValueType  # 2
-"""The same distribution; candidates drawn without replacement."""
+"""Keeps the distribution of plain decoding; candidates are drawn without replacement."""
 VERIFICATION_MCSD_REPLACEMENT: Verification.ValueType  # 3
-"""The same distribution; candidates drawn with replacement."""
+"""Keeps the distribution of plain decoding; candidates are drawn with replacement."""
 VERIFICATION_TARGET_INIT: Verification.ValueType  # 4
 """Target-initialised roots: NOT lossless."""
 Global___Verification: _TypeAlias = Verification  # noqa: Y015
@@ -124,15 +124,15 @@ class _StopPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopPolicy
     STOP_POLICY_UNSPECIFIED: _StopPolicy.ValueType  # 0
     """The service's default."""
     STOP_POLICY_FIXED: _StopPolicy.ValueType  # 1
-    """At the largest depth."""
+    """Stops at the largest depth."""
     STOP_POLICY_HEURISTIC: _StopPolicy.ValueType  # 2
-    """A length that grows with success and shrinks with failure."""
+    """Stops at a length that grows with success and shrinks with failure."""
     STOP_POLICY_SVIP: _StopPolicy.ValueType  # 3
-    """By the entropy of the draft's distribution."""
+    """Stops by the entropy of the draft's distribution."""
     STOP_POLICY_DECISION: _StopPolicy.ValueType  # 4
-    """By a learned model."""
+    """Stops by a learned model."""
     STOP_POLICY_COST: _StopPolicy.ValueType  # 5
-    """By expected gain against measured cost."""
+    """Stops where the expected gain falls below the measured cost."""
 
 class StopPolicy(_StopPolicy, metaclass=_StopPolicyEnumTypeWrapper):
     """Stop policy: when drafting ends within a round."""
@@ -140,15 +140,15 @@ class StopPolicy(_StopPolicy, metaclass=_StopPolicyEnumTypeWrapper):
 STOP_POLICY_UNSPECIFIED: StopPolicy.ValueType  # 0
 """The service's default."""
 STOP_POLICY_FIXED: StopPolicy.ValueType  # 1
-"""At the largest depth."""
+"""Stops at the largest depth."""
 STOP_POLICY_HEURISTIC: StopPolicy.ValueType  # 2
-"""A length that grows with success and shrinks with failure."""
+"""Stops at a length that grows with success and shrinks with failure."""
 STOP_POLICY_SVIP: StopPolicy.ValueType  # 3
-"""By the entropy of the draft's distribution."""
+"""Stops by the entropy of the draft's distribution."""
 STOP_POLICY_DECISION: StopPolicy.ValueType  # 4
-"""By a learned model."""
+"""Stops by a learned model."""
 STOP_POLICY_COST: StopPolicy.ValueType  # 5
-"""By expected gain against measured cost."""
+"""Stops where the expected gain falls below the measured cost."""
 Global___StopPolicy: _TypeAlias = StopPolicy  # noqa: Y015
 
 class _FinishReason:
@@ -158,7 +158,7 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
-    """It has not ended."""
+    """The request has not ended."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
     """An end-of-sequence token, stop token or stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
@@ -168,7 +168,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a request ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
-"""It has not ended."""
+"""The request has not ended."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
 """An end-of-sequence token, stop token or stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
@@ -329,7 +329,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Taken from scores of tokens in the output for each occurrence, -2 to 2; default 0."""
     seed: _builtins.int
-    """The same seed gives the same tokens; default 0."""
+    """Seed of the noise: equal seeds give equal tokens; default 0."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the scores of tokens, -100 to 100 each."""
@@ -501,7 +501,7 @@ class SessionParams(_message.Message):
     max_tokens: _builtins.int
     """Limit on the request's output."""
     verification: Global___Verification.ValueType
-    """How draft tokens are verified."""
+    """Verification of draft tokens."""
     num_roots: _builtins.int
     """Target-initialised roots a verdict carries; 1 in every other mode."""
     fence: _builtins.int
@@ -731,13 +731,13 @@ class ReplyTiming(_message.Message):
     ENGINE_US_FIELD_NUMBER: _builtins.int
     KV_WAIT_US_FIELD_NUMBER: _builtins.int
     total_us: _builtins.int
-    """From the arrival of the message to the reply, everything below included."""
+    """Time from the arrival of the message to the reply; includes all times below."""
     queue_us: _builtins.int
-    """Waiting for the engine's thread."""
+    """Wait for the engine's thread."""
     engine_us: _builtins.int
-    """In the engine."""
+    """Time in the engine."""
     kv_wait_us: _builtins.int
-    """Waiting for keys and values (draft only)."""
+    """Wait for keys and values (draft only)."""
     def __init__(
         self,
         *,

@@ -113,7 +113,7 @@ class Propose(_message.Message):
 
     @_builtins.property
     def plan(self) -> Global___Plan:
-        """How much to draft, and in which shape."""
+        """Number of tokens to draft, and their shape."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ Global___Propose: _TypeAlias = Propose  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
-    """How much to draft in a round."""
+    """Limits and shape of the draft of one round."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -33,7 +33,7 @@ class _SpeculationModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Specu
     SPECULATION_MODE_OFF: _SpeculationMode.ValueType  # 2
     """Plain decoding."""
     SPECULATION_MODE_FORCED: _SpeculationMode.ValueType  # 3
-    """In every round."""
+    """Speculates in every round."""
 
 class SpeculationMode(_SpeculationMode, metaclass=_SpeculationModeEnumTypeWrapper):
     """Whether a request speculates."""
@@ -45,7 +45,7 @@ SPECULATION_MODE_AUTO: SpeculationMode.ValueType  # 1
 SPECULATION_MODE_OFF: SpeculationMode.ValueType  # 2
 """Plain decoding."""
 SPECULATION_MODE_FORCED: SpeculationMode.ValueType  # 3
-"""In every round."""
+"""Speculates in every round."""
 Global___SpeculationMode: _TypeAlias = SpeculationMode  # noqa: Y015
 
 class _TokenOrigin:
@@ -61,11 +61,11 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     TOKEN_ORIGIN_RUNNER_UP: _TokenOrigin.ValueType  # 2
     """Another candidate of the draft: a leaf of CaPE, or another branch of its tree."""
     TOKEN_ORIGIN_LOOKUP: _TokenOrigin.ValueType  # 3
-    """Copied from the text by lookup, or forced by a grammar."""
+    """Copied from the text by lookup, or a jump-forward token of a grammar."""
     TOKEN_ORIGIN_TARGET: _TokenOrigin.ValueType  # 4
     """The target's own."""
     TOKEN_ORIGIN_NGRAM_STORE: _TokenOrigin.ValueType  # 5
-    """From the n-gram store of the model."""
+    """Copied from the n-gram store of the model."""
     TOKEN_ORIGIN_LEARNED: _TokenOrigin.ValueType  # 6
     """Copied from the text of an earlier request."""
 
@@ -79,11 +79,11 @@ TOKEN_ORIGIN_DRAFT: TokenOrigin.ValueType  # 1
 TOKEN_ORIGIN_RUNNER_UP: TokenOrigin.ValueType  # 2
 """Another candidate of the draft: a leaf of CaPE, or another branch of its tree."""
 TOKEN_ORIGIN_LOOKUP: TokenOrigin.ValueType  # 3
-"""Copied from the text by lookup, or forced by a grammar."""
+"""Copied from the text by lookup, or a jump-forward token of a grammar."""
 TOKEN_ORIGIN_TARGET: TokenOrigin.ValueType  # 4
 """The target's own."""
 TOKEN_ORIGIN_NGRAM_STORE: TokenOrigin.ValueType  # 5
-"""From the n-gram store of the model."""
+"""Copied from the n-gram store of the model."""
 TOKEN_ORIGIN_LEARNED: TokenOrigin.ValueType  # 6
 """Copied from the text of an earlier request."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
@@ -179,7 +179,7 @@ class ChatMessages(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """In order; the last one is not the assistant's."""
+        """Messages in order; the last one is not the assistant's."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class TokenIds(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """In order."""
+        """Token ids in order."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ Global___SessionRef: _TypeAlias = SessionRef  # noqa: Y015
 
 @_typing.final
 class StoppingCriteria(_message.Message):
-    """When a text ends, apart from end-of-sequence tokens."""
+    """Conditions that end a text, apart from end-of-sequence tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -348,7 +348,7 @@ class SpeculationOptions(_message.Message):
     threshold: _builtins.float
     """Threshold of `stop`."""
     verification: _common_pb2.Verification.ValueType
-    """How draft tokens are verified."""
+    """Verification of draft tokens."""
     num_roots: _builtins.int
     """Target-initialised roots, for verification target-init."""
     drafter: _builtins.str
@@ -464,7 +464,7 @@ class Generation(_message.Message):
 
     @_builtins.property
     def stopping(self) -> Global___StoppingCriteria:
-        """When the text ends."""
+        """Conditions that end the text."""
 
     @_builtins.property
     def speculation(self) -> Global___SpeculationOptions:
@@ -654,17 +654,17 @@ class SpeculationStats(_message.Message):
     draft_acceptance_rate: _builtins.float
     """Accepted over drafted tokens."""
     num_lookup_tokens: _builtins.int
-    """Of the draft tokens, those that no model proposed: copied from the text, or forced."""
+    """Draft tokens that no model proposed: copies of the text, and jump-forward tokens of a grammar."""
     num_accepted_lookup_tokens: _builtins.int
-    """Of those, the ones that became final."""
+    """Those of `num_lookup_tokens` that became final."""
     num_store_tokens: _builtins.int
-    """Of the draft tokens, those that only the n-gram store proposed."""
+    """Draft tokens that only the n-gram store proposed."""
     num_accepted_store_tokens: _builtins.int
-    """Of those, the ones that became final."""
+    """Those of `num_store_tokens` that became final."""
     num_learned_tokens: _builtins.int
-    """Of the draft tokens, those that were copied from the text of earlier requests."""
+    """Draft tokens that were copied from the text of earlier requests."""
     num_accepted_learned_tokens: _builtins.int
-    """Of those, the ones that became final."""
+    """Those of `num_learned_tokens` that became final."""
     @_builtins.property
     def per_step_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted tokens of each of the newest 1024 steps, in order."""
@@ -742,21 +742,21 @@ class RequestTimings(_message.Message):
     decode_s: _builtins.float
     """The rest."""
     draft_s: _builtins.float
-    """Of `decode_s`: waiting for proposals, wire included."""
+    """Part of `decode_s`: the wait for proposals, wire included."""
     verify_s: _builtins.float
-    """Of `decode_s`: waiting for verdicts, wire included."""
+    """Part of `decode_s`: the wait for verdicts, wire included."""
     draft_service_s: _builtins.float
-    """Of `draft_s`: the draft service, from message to answer."""
+    """Part of `draft_s`: the draft service, from message to answer."""
     draft_engine_s: _builtins.float
-    """Of `draft_service_s`: its engine."""
+    """Part of `draft_service_s`: the engine."""
     kv_wait_s: _builtins.float
-    """Of `draft_service_s`: waiting for keys and values."""
+    """Part of `draft_service_s`: the wait for keys and values."""
     target_service_s: _builtins.float
-    """Of `verify_s`: the target service, from message to answer."""
+    """Part of `verify_s`: the target service, from message to answer."""
     target_engine_s: _builtins.float
-    """Of `target_service_s`: its engine."""
+    """Part of `target_service_s`: the engine."""
     serialisation_s: _builtins.float
-    """Of `draft_s` and `verify_s`: turning values into bytes and back, on the router's side."""
+    """Part of `draft_s` and `verify_s`: conversion of values to bytes and back, in the router."""
     def __init__(
         self,
         *,
@@ -995,11 +995,11 @@ class GenerateStreamResponse(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
-        """In the first message only."""
+        """Facts about the prompt, in the first message only."""
 
     @_builtins.property
     def finish(self) -> Global___FinishInfo:
-        """In the last message only."""
+        """Facts about the end, in the last message only."""
 
     @_builtins.property
     def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
@@ -1064,7 +1064,7 @@ class TokenizeResponse(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """In order."""
+        """Token ids in order."""
 
     def __init__(
         self,

@@ -277,7 +277,7 @@ class Verdict(_message.Message):
     COSTS_FIELD_NUMBER: _builtins.int
     BRANCH_COST_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
-    """How many of them came from the proposal."""
+    """Number of them that came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
     """Reason of the request's end, if it ended."""
     free_rows: _builtins.int
@@ -312,7 +312,7 @@ class Verdict(_message.Message):
 
     @_builtins.property
     def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Margin of the first token over each of the rivals at its position: difference of scores after
+        """Margin of the first token over each near-tie token (`rivals`): difference of scores after
         temperature, penalties and bias, noise included; infinite for a token outside the support.
         """
 
@@ -456,7 +456,7 @@ class StreamKvResponse(_message.Message):
     head_dim: _builtins.int
     """Elements of a head."""
     encoding: Global___KvEncoding.ValueType
-    """How the payload is encoded."""
+    """Encoding of the payload."""
     payload: _builtins.bytes
     """Raw: [layers, 2 * kv_heads (keys, then values), count, head_dim] elements. Int8: float32 scales
     [layers, 2 * kv_heads, count], then int8 values in the order above.

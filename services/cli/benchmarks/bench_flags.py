@@ -1,0 +1,135 @@
+"""The options that benchmarks share, and the facts that go with their figures. Loads no torch."""
+
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from slipstream.bench.questions import Question, read_questions, select
+from slipstream.cli.up import StackFlags
+from slipstream.core.errors import InvalidRequest
+from slipstream.options import items, option
+
+
+class Numerics(StrEnum):
+    """Numerics of drafting methods."""
+
+    INVARIANT = "invariant"
+    FAST = "fast"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """Models, and where they run."""
+
+    target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
+    draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
+    dtype: str = option("auto", "auto, bfloat16, float16 or float32.")
+    threads: int | None = option(None, "CPU threads; default: torch's choice.")
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
+    profile: Path | None = option(
+        None, "Profile file of `slipstream calibrate`, in place of the draft's own."
+    )
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for a draft that is no GliDe draft."""
+        if self.draft != "glide" and not Path(self.draft).expanduser().is_dir():
+            raise InvalidRequest(
+                f"the draft is {self.draft!r}, but must be glide or a directory of GliDe weights;"
+                " other drafts are methods"
+            )
+
+    def stack(self) -> StackFlags:
+        """Return the options of services with these models."""
+        values = asdict(self)
+        return StackFlags(model=values.pop("target"), **values)
+
+    def facts(self, *others: str) -> dict[str, Any]:
+        """Return the machine, the target, and the digests of it and of other models by name."""
+        from slipstream.bench.environment import running_dtype
+
+        return {
+            **machine_facts(self.device),
+            "target": self.target,
+            "dtype": running_dtype(self.dtype, self.device),
+            **weights_facts(self.target, *others),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFlags:
+    """The file of prompts, and which of them are sent."""
+
+    prompts: Path | None = option(
+        None, "JSON lines with question_id, category, turns; default: a small set."
+    )
+    limit: int | None = option(None, "Maximum number of prompts, evenly from all categories.")
+    categories: str = option("", "Categories of prompts, separated by commas; default: all.")
+
+    def path(self) -> Path:
+        """Return the file, by default the one in the package."""
+        if self.prompts is not None:
+            return self.prompts
+        return Path(str(resources.files("slipstream") / "data" / "prompts.jsonl"))
+
+    def questions(self) -> tuple[Question, ...]:
+        """Return the questions. Raises `InvalidRequest` for a bad file, line or choice."""
+        questions = read_questions(self.path())
+        return select(questions, categories=items(self.categories), limit=self.limit)
+
+    def facts(self) -> dict[str, Any]:
+        """Return name and digest of the file."""
+        from slipstream.models.store.digests import file_digest
+
+        path = self.path()
+        return {"prompts": path.name, "prompts_sha256": file_digest(path)}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFlags:
+    """File of the figures."""
+
+    json: Path | None = option(None, "Also write all figures to this JSON file.")
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for a file that can't be written, before hours are spent."""
+        if self.json is not None:
+            from slipstream.bench.harness import check_writable
+
+            check_writable(self.json)
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Write the file, if there is to be one."""
+        if self.json is not None:
+            from slipstream.bench.harness import write_json
+
+            write_json(self.json, values)
+
+
+def command_line() -> str:
+    """Return the command line that is running."""
+    return shlex.join(["slipstream", *sys.argv[1:]])
+
+
+def machine_facts(device: str) -> dict[str, Any]:
+    """Return versions, machine and command line."""
+    from slipstream.bench.environment import environment
+
+    return {**environment(device), "command": command_line()}
+
+
+def plan_facts(plan: Any, num_prompts: int, *names: str) -> dict[str, Any]:
+    """Return the number of prompts, and these fields of a plan."""
+    return {"num_prompts": num_prompts, **{name: getattr(plan, name) for name in names}}
+
+
+def weights_facts(*names: str) -> dict[str, Any]:
+    """Return the digests of models that are on this machine."""
+    from slipstream.models.store.digests import weights_digests
+    from slipstream.models.store.resolve import find_local
+
+    found = {name: weights_digests(find_local(name)) for name in dict.fromkeys(names)}
+    return {"weights_sha256": found}

@@ -1,0 +1,181 @@
+"""What may follow a session's text by n-grams, and how likely, as far as it held before.
+
+Knows token ids and the interface of their sources; no draft and no model.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slipstream.core.draft.ngram import OwnText
+from slipstream.core.draft.ngram_sources import (
+    LATEST,
+    Acceptance,
+    CopySource,
+    MatchAcceptance,
+    NgramSources,
+)
+from slipstream.core.sequence import TokenSequence, common_prefix
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.types import SamplingParams
+from slipstream.core.verify.keyed_noise import Purpose, gumbels_of
+
+NOISE_WEIGHT = 0.6
+"""Part of the noise that is believed in: probabilities are estimates. (Sampled text of
+SmolLM2-135M: with 0.6, guesses of 0.15, 0.25, 0.35, 0.45 held in 0.11, 0.19, 0.28, 0.40.)"""
+STORE_PRIOR = 0.7
+"""Share of a store's probabilities that holds before anything was seen. (Greedy text of
+SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
+DRAFT_PRIOR = 0.85
+"""The same of a draft model's."""
+LEARNED_DOUBT = 8.0
+"""Doubt of matches in the texts of other requests; see `MatchAcceptance`."""
+
+_Path = tuple[int, ...]
+
+
+class Guess(NamedTuple):
+    """A token that may come next, how likely it is, and the first source that has it."""
+
+    token: int
+    probability: float
+    source: CopySource
+
+
+class _Found(NamedTuple):
+    """What every source has behind one path."""
+
+    own: tuple[int, int] | None
+    learned: tuple[int, int] | None
+    stored: Sequence[tuple[int, float]]
+
+
+class Guesses:
+    """One session's guesses. Every source is trusted as far as it was right in this session."""
+
+    def __init__(self, sources: NgramSources, sampling: SamplingParams) -> None:
+        self._sources = sources
+        self._sampling = sampling
+        self._text = OwnText()
+        self._own, self._learned = MatchAcceptance(), MatchAcceptance(LEARNED_DOUBT)
+        self._store, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
+        self._found: dict[_Path, _Found] = {}
+        """What was found behind the text that ends at `_start`."""
+        self._drafted: tuple[TokenTree, Sequence[float]] = (EMPTY, ())
+        """What the draft proposed there."""
+        self._start = 0
+        self._sequence: TokenSequence | None = None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The session's tokens."""
+        return self._text.tokens
+
+    def take(self, sequence: TokenSequence) -> None:
+        """Take in what became final, and learn from it."""
+        known = len(self._text.tokens) if self._sequence is sequence else 0
+        same = common_prefix(self._text.tokens, sequence.tokens, start=known)
+        self._sequence = sequence
+        self._text.truncate(same)
+        self._text.append(sequence.tokens[same:])
+        if len(sequence) != self._start or same < self._start:
+            if same == self._start:
+                final = self._text.tokens[same:]
+                self._learn(final)
+                self._learn_of_draft(final)
+            self._found.clear()
+            self._drafted = (EMPTY, ())
+            self._start = len(sequence)
+
+    def after(self, path: _Path, *, shortest: int = 1) -> Sequence[Guess]:
+        """Return what may follow the text and `path`, each token once.
+
+        Copies of the text count behind matches of at least `shortest` tokens.
+        """
+        found = self._found.get(path)
+        if found is None:
+            found = self._found[path] = self._find(path)
+        shares: dict[int, float] = {}
+        origins: dict[int, CopySource] = {}
+        rest = 1.0
+        if found.own is not None and found.own[1] >= shortest:
+            token, match = found.own
+            shares[token] = self._own.of(match)
+            origins[token] = CopySource.LOOKUP
+            rest -= shares[token]
+        if found.learned is not None:
+            token, match = found.learned
+            share = rest * self._learned.of(match)
+            shares[token] = shares.get(token, 0.0) + share
+            origins.setdefault(token, CopySource.LEARNED)
+            rest -= share
+        if found.stored:
+            scale = rest * self._store.share
+            for token, probability in found.stored:
+                shares[token] = shares.get(token, 0.0) + scale * probability
+                origins.setdefault(token, CopySource.STORE)
+        if shares and self._sampling.temperature:
+            shares = self._drawn(shares, len(path))
+        return [Guess(token, share, origins[token]) for token, share in shares.items()]
+
+    def of_draft(self, tree: TokenTree, probabilities: Sequence[float]) -> Sequence[float]:
+        """Return how likely each of a draft's nodes follows its parent, as far as that held."""
+        self._drafted = (tree, probabilities)
+        share = self._draft.share
+        return [share * probability for probability in probabilities]
+
+    def _drawn(self, shares: dict[int, float], depth: int) -> dict[int, float]:
+        """Return the probabilities as the target's own noise of the position changes them.
+
+        The target draws by Gumbel-max, with noise that is a function of seed, position and token:
+        what it adds to a token is known before its logits are.
+        """
+        seed, position = self._sampling.seed, len(self._text.tokens) + depth
+        noise = gumbels_of(seed, position, shares, purpose=Purpose.DRAW)
+        weights = {
+            token: share * math.exp(NOISE_WEIGHT * added)
+            for (token, share), added in zip(shares.items(), noise, strict=True)
+        }
+        total = sum(weights.values()) + max(1.0 - sum(shares.values()), 0.0)
+        return {token: weight / total for token, weight in weights.items()}
+
+    def _find(self, path: _Path) -> _Found:
+        own, store, memory = self._text.after(path), self._sources.store, self._sources.memory
+        if store is None and memory is None:
+            return _Found(own, None, ())
+        latest = (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
+        return _Found(
+            own,
+            None if memory is None else memory.after(latest),
+            () if store is None else store.after(latest),
+        )
+
+    def _learn(self, final: Sequence[int]) -> None:
+        """Learn from every place of the final text that was looked at, proposed or not."""
+        path: _Path = ()
+        for token in final:
+            found = self._found.get(path)
+            if found is None:
+                return
+            for match, acceptance in ((found.own, self._own), (found.learned, self._learned)):
+                if match is not None:
+                    acceptance.learn(match[1], is_right=match[0] == token)
+            if found.stored:
+                expected = sum(probability for _, probability in found.stored)
+                is_right = any(one == token for one, _ in found.stored)
+                self._store.learn(expected, is_right=is_right)
+            path = (*path, token)
+
+    def _learn_of_draft(self, final: Sequence[int]) -> None:
+        """Learn whether the draft's nodes became final as often as it said."""
+        tree, probabilities = self._drafted
+        node = ROOT
+        for token in final:
+            children = tree.children(node)
+            if not children:
+                return
+            right = [child for child in children if tree.tokens[child] == token]
+            self._draft.learn(sum(probabilities[at] for at in children), is_right=bool(right))
+            if not right:
+                return
+            node = right[0]

@@ -1,0 +1,188 @@
+"""Drafts from n-grams: the text's own repetitions and what stores know, alone or beside a model.
+
+They have no distribution, so they serve `exact` verification, and no stop policy that asks for
+confidence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from slipstream.core.draft.guesses import Guesses
+from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
+from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
+from slipstream.core.errors import UnsupportedCombination
+from slipstream.core.policy.stop import TOO_DEAR
+from slipstream.core.ports import Draft
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import DraftFacts
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
+
+NGRAM = DraftFacts(
+    "ngram",
+    Profile(shape=Shape.DYNAMIC, stop=StopPolicy.FIXED, step_cost=0.0, max_depth=8, max_nodes=15),
+)
+"""Facts of this draft."""
+
+
+class NgramDraft:
+    """A `Draft` that looks the latest tokens up in the session's own text and in `sources`."""
+
+    def __init__(self, sources: NgramSources | None = None) -> None:
+        self._sources = sources or NgramSources()
+        self._guesses: dict[str, Guesses] = {}
+
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """Propose the likeliest continuations: one of every position in a chain, else a tree."""
+        if plan.shape not in (Shape.CHAIN, Shape.DYNAMIC):
+            raise UnsupportedCombination(
+                f"the n-gram draft makes chains and dynamic trees, not {plan.shape.value}"
+            )
+        session = sequence.session
+        guesses = self._guesses.get(session.session_id)
+        guesses = guesses or Guesses(self._sources, session.sampling)
+        guesses.take(sequence)
+        self._guesses[session.session_id] = guesses
+        limits = TreeLimits(
+            plan.max_depth,
+            plan.max_nodes,
+            plan.row_prices,
+            stop_token_ids=session.stop_token_ids,
+            is_chain=plan.shape is Shape.CHAIN,
+        )
+        grown = grow(EMPTY, (), guesses.after, limits)
+        reason = _stopped_by(grown, limits)
+        return Proposal(grown.tree, stopped_by=reason, sources=grown.sources)
+
+    async def release(self, session_id: str) -> None:
+        """Forget the session; unknown ids are fine."""
+        self._guesses.pop(session_id, None)
+
+
+def _stopped_by(grown: Grown, limits: TreeLimits) -> str:
+    tree = grown.tree
+    if not len(tree):
+        return "none"
+    if len(tree) == limits.max_nodes:
+        return "nodes"
+    if max(tree.depths()) == limits.max_depth:
+        return "depth"
+    if tree.is_chain() and tree.tokens[-1] in limits.stop_token_ids:
+        return "eos"
+    return TOO_DEAR if limits.prices else "none"
+
+
+LOOKUP = "lookup"
+"""`Proposal.stopped_by` where all was copied."""
+GRAMMAR = "grammar"
+"""The same where all was forced."""
+_UNKNOWN = 0.6
+"""Probability of a draft's node that comes without statistics."""
+
+
+class LookupDraft:
+    """A `Draft` that adds copies to another draft's proposals, and spares it the sure ones."""
+
+    def __init__(self, draft: Draft, sources: NgramSources | None = None) -> None:
+        self._draft = draft
+        self._sources = sources or NgramSources()
+        self._guesses: dict[str, Guesses] = {}
+
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """See `core.ports.Draft.propose`; `plan.lookup` is not passed on."""
+        copying = plan.lookup
+        if copying is None:
+            return await self._draft.propose(sequence, plan)
+        session = sequence.session
+        guesses = self._guesses.get(session.session_id)
+        if guesses is None:
+            guesses = Guesses(self._sources, session.sampling)
+            self._guesses[session.session_id] = guesses
+        guesses.take(sequence)
+        copies = _grown(guesses, session, plan, copying)
+        if sum(copies.reaches) >= copying.alone:
+            return _with_copies(Proposal(), copies)
+        proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
+        proposal = replace(proposal, instead=copies.tree)
+        return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
+
+    async def release(self, session_id: str) -> None:
+        """See `core.ports.Draft.release`."""
+        self._guesses.pop(session_id, None)
+        await self._draft.release(session_id)
+
+
+def _grown(
+    guesses: Guesses,
+    session: Session,
+    plan: Plan,
+    copying: Copying,
+    proposal: Proposal | None = None,
+) -> Grown:
+    """Return the tree of copies, beside what a draft proposed where it did."""
+    base = EMPTY if proposal is None else proposal.tree
+    limits = TreeLimits(
+        copying.max_depth,
+        plan.max_nodes,
+        plan.row_prices,
+        copying.branch_price,
+        session.stop_token_ids,
+    )
+
+    after = partial(guesses.after, shortest=copying.shortest)
+    probabilities = guesses.of_draft(base, _probabilities(proposal)) if len(base) else ()
+    return grow(base, probabilities, after, limits)
+
+
+def _probabilities(proposal: Proposal | None) -> Sequence[float]:
+    """Return how likely each of the draft's nodes follows its parent, as far as it says."""
+    if proposal is None:
+        return ()
+    num_nodes = len(proposal.tree)
+    if len(proposal.stats) != num_nodes:
+        return (_UNKNOWN,) * num_nodes
+    return tuple(stats.prob for stats in proposal.stats)
+
+
+def _with_copies(proposal: Proposal, grown: Grown) -> Proposal:
+    """Return the proposal with the nodes that were added to its tree.
+
+    Statistics are the draft's, so a tree that has more nodes goes without.
+    """
+    if not grown.sources:
+        return proposal
+    stopped_by = proposal.stopped_by if _is_drafted(proposal) else LOOKUP
+    return replace(
+        proposal,
+        tree=grown.tree,
+        stats=(),
+        stopped_by=stopped_by,
+        num_copied=len(grown.sources),
+        sources=grown.sources,
+    )
+
+
+def with_forced(proposal: Proposal, forced: tuple[int, ...]) -> Proposal:
+    """`proposal` with a path of tokens that a grammar forces; what is in its tree is shared."""
+    tree = proposal.tree
+    shared = tree.matching(forced)
+    added = forced[len(shared) :]
+    if not added:
+        return proposal
+    first = shared[-1] if shared else ROOT
+    below = range(len(tree), len(tree) + len(added) - 1)
+    return replace(
+        proposal,
+        tree=TokenTree((*tree.tokens, *added), (*tree.parents, first, *below)),
+        stats=(),
+        stopped_by=proposal.stopped_by if _is_drafted(proposal) else GRAMMAR,
+        num_copied=proposal.num_copied + len(added),
+        sources=(*proposal.sources, *(CopySource.GRAMMAR,) * len(added)),
+    )
+
+
+def _is_drafted(proposal: Proposal) -> bool:
+    """Whether what ended the drafting is the draft's to say."""
+    return bool(len(proposal.tree)) or proposal.stopped_by == TOO_DEAR

@@ -1,0 +1,82 @@
+"""Giving up speculation while it does not pay. Knows no clock: it counts rounds."""
+
+from slipstream.core.policy.pace import Average
+
+
+class Experience:
+    """What drafting gained in all requests to one draft: what the next one begins with."""
+
+    WEIGHT = 0.02
+    """Of a round in the long run."""
+    PRIOR_ROUNDS = 6
+
+    def __init__(self) -> None:
+        self._average: Average | None = None
+
+    def gain(self, first: float) -> float:
+        """Return the average gain; `first` is what is assumed before there was any round."""
+        return self._begun(first).value
+
+    def record(self, gain: float) -> None:
+        """Take in a round that drafted."""
+        self._begun(gain).record(gain)
+
+    def _begun(self, first: float) -> Average:
+        if self._average is None:
+            self._average = Average(first, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
+        return self._average
+
+
+class Backoff:
+    """Turns speculation off while it does not pay, and tries again at growing intervals.
+
+    The gain of a round is its tokens over its time, beside those of rounds without a draft; where
+    the average of it is clearly below 1, these are faster. Near 1 speculation goes on: sessions
+    that share steps wait for each other, so that some of them giving up is worse than either.
+    """
+
+    FIRST_GAIN = 2.0
+    PRIOR_ROUNDS = 3
+    """Rounds that the first gain, which is only assumed, counts for."""
+    WEIGHT = 0.08
+    """Of a round in the long run. Single rounds say little: they bring one token or many."""
+    TOLERANCE = 0.96
+    FIRST_PAUSE = 4
+    LONGEST_PAUSE = 64
+    LATE = 16
+    """Rounds before the first try where drafting is expected to pay hardly less than it costs."""
+    FAR = 0.85
+    """Gain below which it is tried after the longest pause: a first try reads the whole prompt."""
+
+    def __init__(self) -> None:
+        self._gain = Average(self.FIRST_GAIN, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
+        self._pause = self.FIRST_PAUSE
+        self._plain_rounds_left = 0
+
+    @property
+    def gain(self) -> float:
+        """Average of tokens per round over cost per round, the last ones counting more."""
+        return self._gain.value
+
+    def expect(self, gain: float) -> None:
+        """Begin with this gain, before any round."""
+        self._gain.value = gain
+        if gain < self.TOLERANCE:
+            self._plain_rounds_left = self.LATE if gain >= self.FAR else self.LONGEST_PAUSE
+
+    def record(self, gain: float) -> None:
+        """Take in a round that speculated."""
+        self._gain.record(gain)
+        if self.gain >= 1:
+            self._pause = self.FIRST_PAUSE
+        if self.gain >= self.TOLERANCE:
+            return
+        self._plain_rounds_left = self._pause
+        self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
+
+    def allows(self) -> bool:
+        """Whether to speculate in the round now planned."""
+        if self._plain_rounds_left == 0:
+            return True
+        self._plain_rounds_left -= 1
+        return False

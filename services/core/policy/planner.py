@@ -1,0 +1,201 @@
+"""How much to draft in the next round. Pure; knows no model, no clock and neither engine."""
+
+from dataclasses import replace
+
+from slipstream.core.draft.ngram_sources import Copying
+from slipstream.core.policy.backoff import Backoff
+from slipstream.core.policy.pace import Pace
+from slipstream.core.policy.prices import Prices
+from slipstream.core.policy.stop import TOO_DEAR, HeuristicLength
+from slipstream.core.request.options import Mode, num_product_nodes
+from slipstream.core.request.settings import Settings
+from slipstream.core.round import NO_PLAN, Round
+from slipstream.core.types import Plan, Proposal, StopPolicy, Verdict, Verification
+
+FIRST_PACE = 1.3
+"""Tokens in the time of a plain round that are assumed before a request has had any."""
+COPIED_PACE = 1.4
+"""The same of rounds that only copy. (SmolLM2-135M, Spec-Bench: 1.7 tokens in 1.2 plain rounds.)"""
+DRAFTED_TOKENS, DRAFTED_STEPS, DRAFTED_ROUNDS = 2.4, 4, 1.25
+"""Tokens, draft steps and plain rounds to verify that are assumed of a round with a draft model."""
+_LONGEST_ROUND = 1e6
+"""Plain rounds that a round may take, as far as it is believed."""
+MANY_FORCED = 4
+"""Forced tokens with which the draft is not asked as well: they are all but certain."""
+
+
+class Planner:
+    """Plans the rounds of one request."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        cap = settings.max_draft_tokens
+        self._length = HeuristicLength(min(HeuristicLength().length, cap), cap)
+        self._backoff = Backoff()
+        self._pace = Pace(FIRST_PACE)
+        self._instead = Pace(1.0 if settings.lookup is None else COPIED_PACE)
+        self._has_begun = False
+        self._prices = Prices(
+            step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    def plan(self, remaining: int, verdict: Verdict) -> Plan:
+        """The next round after `verdict`, with `remaining` tokens until the request's limit.
+
+        A plan of depth 0 is a plain round: when speculation is off, does not pay, has no rows
+        to spare, or when the target's own token is the last one allowed. Where many tokens are
+        `forced` the draft is spared, and else leaves room for them.
+        """
+        self._prices.take(verdict.offer)
+        self._begin()
+        if self._settings.verification is Verification.TARGET_INIT:
+            return self._forest(remaining, verdict)
+        num_forced = len(self.forced(remaining, verdict))
+        nodes = self._free_nodes(verdict) - num_forced
+        if num_forced >= MANY_FORCED or (num_forced and nodes < 1):
+            return NO_PLAN
+        depth = min(self._depth(), remaining - 1, self._fitting_depth(nodes))
+        copying = self._copying(min(nodes, remaining - 1))
+        if depth < 1 or not self._speculates():
+            return _without_draft(nodes, copying, self._row_prices(nodes))
+        return replace(self._shaped(depth, nodes), lookup=copying)
+
+    def forced(self, remaining: int, verdict: Verdict) -> tuple[int, ...]:
+        """What the next round may propose of the tokens that a grammar forces behind `verdict`."""
+        settings = self._settings
+        if settings.mode is Mode.OFF or settings.verification is not Verification.EXACT:
+            return ()
+        limit = min(self._free_nodes(verdict), remaining - 1, settings.longest_path)
+        return verdict.forced[: max(limit, 0)]
+
+    def record(self, at: Round) -> None:
+        """Learn from a round: how fast the request goes, and whether the draft is worth its time.
+
+        Where it is known what would have been proposed without the draft, it has to be faster than
+        that, else than plain decoding.
+        """
+        proposal, verdict = at.proposal, at.verdict
+        if proposal.fallback is not None:
+            return
+        depth = max(proposal.drafted.depths(), default=0)
+        is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR
+        if depth:
+            num_drafted = verdict.num_accepted - len(at.accepted_sources)
+            self._length = self._length.after(all_accepted=num_drafted == depth)
+        if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
+            return
+        cost = self._prices.round(len(proposal.tree))
+        if is_drafted:
+            seconds = None if at.proposing is None else at.proposing_s
+            cost += self._prices.drafted(max(depth, 1), seconds)
+        num_tokens = len(verdict.tokens)
+        cost = min(cost, _LONGEST_ROUND)
+        self._pace.record(num_tokens, cost)
+        if is_drafted:
+            gain = num_tokens / cost / self._pace_instead(proposal, verdict)
+            self._backoff.record(gain)
+            if self._settings.experience is not None:
+                self._settings.experience.record(gain)
+
+    def _begin(self) -> None:
+        """Expect of the draft what it gained before; beside copies, which cost nothing to draft,
+        what its steps cost decides at first."""
+        settings = self._settings
+        if self._has_begun or settings.lookup is None:
+            return
+        self._has_begun = True
+        first = DRAFTED_TOKENS / (DRAFTED_ROUNDS + DRAFTED_STEPS * self._prices.step) / COPIED_PACE
+        experience = settings.experience
+        self._backoff.expect(first if experience is None else experience.gain(first))
+
+    def _pace_instead(self, proposal: Proposal, verdict: Verdict) -> float:
+        """Return how fast rounds like the last one would have gone without the draft."""
+        instead = proposal.instead
+        if instead is not None:
+            num_tokens = min(1 + len(instead.matching(verdict.tokens)), len(verdict.tokens))
+            cost = min(self._prices.round(len(instead)), _LONGEST_ROUND)
+            self._instead.record(num_tokens, cost)
+        return self._instead.value
+
+    def _copying(self, limit: int) -> Copying | None:
+        """What the next round may copy, with `limit` as the longest path."""
+        copying = self._settings.lookup
+        if copying is None or limit < 1:
+            return None
+        is_free = self._settings.mode is Mode.FORCED
+        branch_price = 0.0 if is_free else self._speed * self._prices.branch
+        return replace(copying, max_depth=min(copying.max_depth, limit), branch_price=branch_price)
+
+    def _row_prices(self, nodes: int) -> tuple[float, ...]:
+        """What each of a round's nodes costs, in tokens: those that its time would bring otherwise.
+
+        Speculation that is forced has its shape whatever it costs.
+        """
+        if self._settings.mode is Mode.FORCED:
+            return ()
+        return tuple(self._speed * cost for cost in self._prices.nodes(nodes))
+
+    @property
+    def _speed(self) -> float:
+        """Tokens that come about in the time of a plain round, as this request goes."""
+        return max(self._pace.value, 1.0)
+
+    def _speculates(self) -> bool:
+        if self._settings.mode is Mode.AUTO:
+            return self._backoff.allows()
+        return self._settings.mode is Mode.FORCED
+
+    def _depth(self) -> int:
+        if self._settings.stop is StopPolicy.HEURISTIC:
+            return self._length.length
+        return self._settings.max_draft_tokens
+
+    def _fitting_depth(self, nodes: int) -> int:
+        """The longest path of a tree that has no more than `nodes` nodes."""
+        widths = self._settings.widths
+        if not widths:
+            return nodes
+        depths = range(len(widths) + 1)
+        return max(depth for depth in depths if num_product_nodes(widths[:depth]) <= nodes)
+
+    def _free_nodes(self, verdict: Verdict) -> int:
+        """Nodes that cost the target nothing; forced speculation has one in any case."""
+        if verdict.offer is None:
+            return self._settings.max_nodes
+        least = 1 if self._settings.mode is Mode.FORCED else 0
+        return min(self._settings.max_nodes, max(verdict.offer.rows - 1, least))
+
+    def _forest(self, remaining: int, verdict: Verdict) -> Plan:
+        """Chains under the roots. Their own level needs no drafting, and no round goes without:
+        a slot whose roots are drawn can't be decoded plainly."""
+        roots = verdict.roots
+        nodes = max(self._free_nodes(verdict), len(roots))
+        depth = min(1 + self._depth(), remaining, nodes // max(len(roots), 1))
+        return self._shaped(max(depth, 1), nodes, roots)
+
+    def _shaped(self, depth: int, nodes: int, roots: tuple[int, ...] = ()) -> Plan:
+        settings, prices = self._settings, self._row_prices(nodes)
+        step = self._speed * self._prices.step + sum(prices) / max(nodes, 1)
+        return Plan(
+            max_depth=depth,
+            max_nodes=nodes,
+            shape=settings.shape,
+            stop=settings.stop,
+            threshold=settings.threshold,
+            widths=settings.widths[:depth],
+            roots=roots,
+            worth=min(step, 1.0) if prices else None,
+            row_prices=prices,
+        )
+
+
+def _without_draft(nodes: int, copying: Copying | None, prices: tuple[float, ...]) -> Plan:
+    """A plain round, or one in which only copies are proposed: they cost no draft's time."""
+    if copying is None:
+        return NO_PLAN
+    copying = replace(copying, alone=0.0)
+    return Plan(copying.max_depth, nodes, lookup=copying, row_prices=prices)

@@ -1,0 +1,93 @@
+"""What a round costs by the tokens that it verifies, and which of them pay. Pure arithmetic."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from slipstream.core.errors import InvalidRequest
+
+MAX_POINTS = 64
+"""Of one curve: more would only be a long message."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowCosts:
+    """The time of a round by its batched tokens, in plain rounds: 1 for one token, then rising.
+
+    `points` are (batched tokens, plain rounds), ascending; linear between them, and behind the last
+    one as steep as on average. `branch` is what a tree's second path adds, beside its tokens: one
+    whose nodes continue each other, and not the first path. Raises `InvalidRequest` for points that
+    are no such curve.
+    """
+
+    points: tuple[tuple[int, float], ...] = ((1, 1.0),)
+    branch: float = 0.0
+
+    def __post_init__(self) -> None:
+        points = self.points
+        if not 1 <= len(points) <= MAX_POINTS or points[0] != (1, 1.0):
+            raise InvalidRequest(
+                f"{len(points)} costs of rounds start with {points[:1]}, but must be 1 to"
+                f" {MAX_POINTS} and start with a plain round's"
+            )
+        if not 0 <= self.branch < math.inf:
+            raise InvalidRequest(f"a second path costs {self.branch} plain rounds, not 0 or more")
+        for (low, below), (high, above) in pairwise(points):
+            if not (low < high and below <= above < math.inf):
+                raise InvalidRequest(
+                    f"rounds of {low} and {high} tokens cost {below} and {above}: both must rise"
+                )
+
+    @classmethod
+    def straight(cls, row_cost: float) -> "RowCosts":
+        """Return the costs where every token but the first adds `row_cost` plain rounds."""
+        return cls(((1, 1.0), (2, 1.0 + row_cost)))
+
+    def of(self, num_tokens: int) -> float:
+        """Return the plain rounds that a round of so many tokens takes."""
+        last, most = self.points[-1]
+        if num_tokens >= last:
+            slope = (most - 1.0) / (last - 1) if last > 1 else 0.0
+            return most + slope * (num_tokens - last)
+        low, high = next(pair for pair in pairwise(self.points) if num_tokens < pair[1][0])
+        share = (num_tokens - low[0]) / (high[0] - low[0])
+        return low[1] + share * (high[1] - low[1])
+
+    def nodes(self, count: int) -> tuple[float, ...]:
+        """Return what each of the first `count` tree nodes adds to a round, in plain rounds."""
+        costs = [self.of(1 + nodes) for nodes in range(count + 1)]
+        return tuple(after - before for before, after in pairwise(costs))
+
+
+def num_paying(values: Sequence[float], prices: Sequence[float]) -> int:
+    """Return how many of the first `values` to take so that they exceed their prices by the most.
+
+    Prices that are not given are 0. As prices may fall behind a step, cheap ones are worth going
+    through dear ones for.
+    """
+    padded = (*prices[: len(values)], *(0.0,) * (len(values) - len(prices)))
+    gains = accumulate((value - price for value, price in zip(values, padded, strict=True)))
+    best, count = 0.0, 0
+    for number, gain in enumerate(gains, 1):
+        if gain > best or (gain == best and not prices):
+            best, count = gain, number
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the target has for a session's next round: up to `rows` tokens, the pending one's too.
+
+    A plain round takes `round_s` seconds, and one of more tokens what `costs` says; None: unknown.
+    """
+
+    rows: int
+    round_s: float | None = None
+    costs: RowCosts | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise InvalidRequest(f"{self.rows} rows are offered, but every round has one")
+        if self.round_s is not None and not 0 <= self.round_s < math.inf:
+            raise InvalidRequest(f"an offer's round_s is {self.round_s}, not 0 or more")

@@ -1,0 +1,226 @@
+"""When to stop drafting within a round. Pure; knows nothing of models, trees or tokens.
+
+Every policy is asked after a token was appended, never before: the uncertain token is still
+proposed, and which token it is has no say. So stopping never changes the law of the output.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.types import StopPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Measured acceptance by confidence, linear between evenly spaced points.
+
+    `points[i]` is the share of draft tokens that were kept among those whose top-1 probability
+    was i / (n - 1). It holds for one pair of models at one temperature. Without measurements the
+    draft is taken at its word.
+    """
+
+    points: tuple[float, ...] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if len(self.points) < 2:
+            raise InvalidRequest(f"a calibration has {len(self.points)} points, but needs 2")
+        for point in self.points:
+            if not 0 <= point <= 1:
+                raise InvalidRequest(f"a calibration point is {point}, but must be from 0 to 1")
+
+    def probability(self, top_prob: float) -> float:
+        """The chance that a token of this confidence is kept; 0 for no number."""
+        if math.isnan(top_prob):
+            return 0.0
+        place = min(max(top_prob, 0.0), 1.0) * (len(self.points) - 1)
+        below = min(int(place), len(self.points) - 2)
+        low, high = self.points[below : below + 2]
+        return low + (place - below) * (high - low)
+
+
+CONTEXT = "context"
+"""What ends the drafting where the draft's own context does."""
+TOO_DEAR = "load"
+"""What ends the drafting where no further token is worth its time."""
+STOP_REASONS = (
+    *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, "memory"),
+    *("lookup", "grammar", "none"),
+)
+"""What may end the drafting of a proposal: `Proposal.stopped_by`."""
+
+MAX_DRAFT_TOKENS = 40
+"""No policy drafts a longer path than this (SVIP, released code)."""
+
+SVIP_SLOPE = 0.15
+"""c in the bound sqrt(c * H) (SVIP, released code; the paper's text leaves c out)."""
+
+SVIP_THRESHOLD = 0.3
+DECISION_THRESHOLD = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class StopSignal:
+    """What is known after a draft token was appended.
+
+    `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the law that
+    produced it, at temperature 1. `score` is the decision model's. `path_prob` is the estimated
+    probability that the whole path, this token included, is accepted.
+    """
+
+    depth: int
+    top_prob: float
+    entropy: float
+    score: float | None = None
+    path_prob: float = 1.0
+
+
+class Stop(Protocol):
+    """A policy of one round."""
+
+    def should_stop(self, signal: StopSignal) -> bool:
+        """Whether the token that `signal` tells of is the last to draft on its path."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedStop:
+    """Draft `max_depth` tokens."""
+
+    max_depth: int = MAX_DRAFT_TOKENS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_depth <= MAX_DRAFT_TOKENS:
+            raise InvalidRequest(
+                f"the draft length is {self.max_depth}, but must be from 1 to {MAX_DRAFT_TOKENS}"
+            )
+
+    def should_stop(self, signal: StopSignal) -> bool:
+        return signal.depth >= self.max_depth
+
+
+@dataclass(frozen=True, slots=True)
+class SvipStop:
+    """Stop when entropy bounds the chance of acceptance too low: sqrt(c * H) > h.
+
+    (SVIP, Z. Zhang et al. 2025, section 2.2, read as the released code does.) An entropy that
+    is no number leaves the limit on length.
+    """
+
+    threshold: float = SVIP_THRESHOLD
+    limit: FixedStop = field(default_factory=FixedStop)
+
+    def __post_init__(self) -> None:
+        _check(0 < self.threshold < math.inf, "svip", self.threshold, "above 0")
+
+    def should_stop(self, signal: StopSignal) -> bool:
+        if self.limit.should_stop(signal) or math.isnan(signal.entropy):
+            return self.limit.should_stop(signal)
+        return math.sqrt(SVIP_SLOPE * max(signal.entropy, 0.0)) > self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionStop:
+    """Stop when the decision model gives the token a low score (DynaSD, released code).
+
+    A score that is missing, or no number, leaves the choice to SVIP.
+    """
+
+    threshold: float = DECISION_THRESHOLD
+    fallback: SvipStop = field(default_factory=SvipStop)
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.threshold <= 1, "decision", self.threshold, "from 0 to 1")
+
+    def should_stop(self, signal: StopSignal) -> bool:
+        if signal.score is None or math.isnan(signal.score):
+            return self.fallback.should_stop(signal)
+        return self.fallback.limit.should_stop(signal) or signal.score <= self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class CostStop:
+    """Stop when one more token is expected to bring less than the time it costs.
+
+    The next token counts only if the path and then it are accepted: the step is worth
+    path_prob * P(next), in tokens. `cost_ratio` is the time of a draft step over that of a
+    target round, round trips included. P(next) is taken to be that of the last token: the
+    decision model's score if there is one, else its calibrated confidence.
+    """
+
+    cost_ratio: float
+    calibration: Calibration = field(default_factory=Calibration)
+    limit: FixedStop = field(default_factory=FixedStop)
+
+    def __post_init__(self) -> None:
+        _check(0 < self.cost_ratio < math.inf, "cost", self.cost_ratio, "above 0")
+
+    def should_stop(self, signal: StopSignal) -> bool:
+        if self.limit.should_stop(signal) or math.isnan(signal.path_prob):
+            return self.limit.should_stop(signal)
+        return signal.path_prob * self.next_prob(signal) < self.cost_ratio
+
+    def next_prob(self, signal: StopSignal) -> float:
+        """P(the next token is accepted, given that the path is)."""
+        if signal.score is None or math.isnan(signal.score):
+            return self.calibration.probability(signal.top_prob)
+        return signal.score
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicLength:
+    """Draft length that follows success: +2 when all was accepted, -1 when not, at least 1.
+
+    (The schedule of Hugging Face's assisted generation, as SVIP's baseline uses it.)
+    """
+
+    length: int = 5
+    cap: int = MAX_DRAFT_TOKENS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= self.cap <= MAX_DRAFT_TOKENS:
+            raise InvalidRequest(
+                f"the heuristic draft length is {self.length} of at most {self.cap}, but must be"
+                f" from 1 to {MAX_DRAFT_TOKENS}"
+            )
+
+    def after(self, *, all_accepted: bool) -> "HeuristicLength":
+        """The length for the round after one that ended so."""
+        length = self.length + 2 if all_accepted else self.length - 1
+        return HeuristicLength(min(max(length, 1), self.cap), self.cap)
+
+
+def make_stop(
+    policy: StopPolicy,
+    threshold: float | None = None,
+    *,
+    max_depth: int = MAX_DRAFT_TOKENS,
+    cost_ratio: float | None = None,
+    calibration: Calibration | None = None,
+) -> Stop:
+    """The policy of one round. `threshold` None takes the policy's default.
+
+    The threshold of `cost` is its cost ratio, by default the measured `cost_ratio`. `heuristic`
+    adapts between rounds (`HeuristicLength`); within one it is the fixed `max_depth`. Raises
+    `InvalidRequest` for a value out of range, or one that the policy does not have.
+    """
+    limit = FixedStop(max_depth)
+    if policy in (StopPolicy.FIXED, StopPolicy.HEURISTIC):
+        if threshold is not None:
+            raise InvalidRequest(f"threshold is {threshold}, but stop {policy.value} has none")
+        return limit
+    if policy is StopPolicy.COST:
+        ratio = cost_ratio if threshold is None else threshold
+        if ratio is None:
+            raise InvalidRequest("stop cost needs a measured cost ratio, or a threshold")
+        return CostStop(ratio, calibration or Calibration(), limit)
+    if policy is StopPolicy.SVIP:
+        return SvipStop(SVIP_THRESHOLD if threshold is None else threshold, limit)
+    decision = DECISION_THRESHOLD if threshold is None else threshold
+    return DecisionStop(decision, SvipStop(limit=limit))
+
+
+def _check(ok: bool, policy: str, threshold: float, limit: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"the threshold of stop {policy} is {threshold}, but must be {limit}")

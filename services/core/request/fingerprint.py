@@ -1,0 +1,40 @@
+"""Whether two requests say the same. Pure."""
+
+import hashlib
+import json
+import struct
+from dataclasses import asdict, replace
+
+from slipstream.core.request.prompt import Prompt, are_ids
+from slipstream.core.request.request import Generation
+
+
+def fingerprint(asked: Generation) -> str:
+    """SHA-256 in hexadecimal of what a request says of the answer that it wants.
+
+    Not among that are its id, what its caller holds, whether its session is to begin, and what
+    tokens are to say of themselves. The same for every router of a version.
+    """
+    session = asked.session and replace(asked.session, create=False)
+    kind, prompt = _prompt_bytes(asked.prompt)
+    nameless = replace(
+        asked,
+        prompt=kind,
+        ask=replace(asked.ask, request_id="", with_origins=False, num_logprobs=None),
+        session=session,
+        num_received=0,
+    )
+    digest = hashlib.sha256(json.dumps(asdict(nameless), sort_keys=True).encode())
+    digest.update(b"\n")  # which JSON on one line does not have
+    digest.update(prompt)
+    return digest.hexdigest()
+
+
+def _prompt_bytes(prompt: Prompt) -> tuple[str, bytes]:
+    """The form of a checked prompt, and its bytes, which no other prompt of the form has."""
+    if isinstance(prompt, str):
+        return "text", prompt.encode()
+    if are_ids(prompt):
+        return "ids", struct.pack(f"<{len(prompt)}I", *prompt)
+    texts = [message[part] for message in prompt for part in ("role", "content")]  # type: ignore[index]
+    return "messages", "".join([json.dumps([len(text) for text in texts]), *texts]).encode()

@@ -1,0 +1,126 @@
+"""What a model can be asked for, and its limits, from the tables that requests are checked with.
+
+Knows no engine. Whoever has one says what it is; this says what follows from it.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
+from slipstream.core.request.options import DRAFTERS, MAX_NODES, VERIFICATIONS
+from slipstream.core.request.request import NO_DRAFTER, DraftFacts, ModelFacts
+from slipstream.core.text.text import MAX_STOP_BYTES, MAX_STOP_STRINGS
+from slipstream.core.types import MAX_LOGIT_BIAS, Shape, StopPolicy, Verification
+from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationInfo:
+    """What one verification mode goes with, among the drafters that are there."""
+
+    verification: Verification
+    shapes: tuple[Shape, ...]
+    drafters: tuple[str, ...]
+    lossless: bool
+    """Whether it keeps the target's law."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What one drafter goes with."""
+
+    kind: str
+    shapes: tuple[Shape, ...]
+    stops: tuple[StopPolicy, ...]
+    max_draft_tokens: int | None = None
+    """Longest path it can be asked for; None for no limit of its own."""
+    num_replicas: int = 1
+    lookup: bool = False
+    """Whether copies of the text may stand beside its proposals, in exact verification."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on a request."""
+
+    context_length: int
+    """Prompt and output together."""
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_stop_bytes: int = MAX_STOP_BYTES
+    max_draft_tokens: int = MAX_DRAFT_TOKENS
+    max_nodes: int = MAX_NODES
+    max_logit_bias: int = MAX_LOGIT_BIAS
+    max_logprobs: int | None = None
+    """Likeliest tokens that logprobs can tell of a slot; None where there are none."""
+    max_grammar_bytes: int = 0
+    """Of a JSON schema or a regular expression; 0 where the output can't follow any."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> "Limits":
+        """Those of requests to a target that says this of itself."""
+        size = MAX_GRAMMAR_BYTES if facts.has_grammars else 0
+        return cls(facts.context_length, max_logprobs=facts.max_logprobs, max_grammar_bytes=size)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model and what it can be asked for."""
+
+    model: str
+    vocab_size: int
+    tokenizer_hash: str
+    """SHA-256 of the numbering of tokens: equal where ids mean the same."""
+    stop_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    """Without one, prompts are raw text or token ids."""
+    numerics: str
+    """invariant or fast."""
+    dtype: str
+    limits: Limits
+    verifications: tuple[VerificationInfo, ...] = field(default=())
+    drafters: tuple[DrafterInfo, ...] = field(default=())
+    num_targets: int = 1
+
+
+def drafter_info(facts: DraftFacts, *, num_replicas: int = 1) -> DrafterInfo:
+    """What requests can ask of a draft that says this of itself. Not for `none`."""
+    row = DRAFTERS[facts.kind]
+    stops = row.stops if facts.has_decision_model else row.stops - {StopPolicy.DECISION}
+    return DrafterInfo(
+        facts.kind,
+        tuple(shape for shape in Shape if shape in row.shapes),
+        tuple(stop for stop in StopPolicy if stop in stops),
+        facts.max_lag,
+        num_replicas,
+        row.lookup,
+    )
+
+
+def drafter_infos(drafts: Sequence[DraftFacts]) -> tuple[DrafterInfo, ...]:
+    """One row per kind: what every replica of it can do, and how many there are."""
+    kinds = sorted({draft.kind for draft in drafts} - {NO_DRAFTER})
+    return tuple(_common([draft for draft in drafts if draft.kind == kind]) for kind in kinds)
+
+
+def verification_infos(kinds: Set[str]) -> tuple[VerificationInfo, ...]:
+    """The modes that some drafter of these kinds goes with; without any, plain decoding's."""
+    infos = []
+    for verification, row in VERIFICATIONS.items():
+        drafters = tuple(sorted(row.drafters & kinds))
+        drawn = {shape for kind in drafters for shape in DRAFTERS[kind].shapes & row.shapes}
+        if drafters or verification is Verification.EXACT:
+            shapes = tuple(shape for shape in Shape if shape in drawn)
+            infos.append(
+                VerificationInfo(verification, shapes, drafters, verification.is_lossless, row.note)
+            )
+    return tuple(infos)
+
+
+def _common(drafts: Sequence[DraftFacts]) -> DrafterInfo:
+    lags = [draft.max_lag for draft in drafts if draft.max_lag is not None]
+    decides = all(draft.has_decision_model for draft in drafts)
+    facts = DraftFacts(
+        drafts[0].kind, has_decision_model=decides, max_lag=min(lags) if lags else None
+    )
+    return drafter_info(facts, num_replicas=len(drafts))

@@ -1,0 +1,239 @@
+"""What a request may ask of speculation, and which parts go together. Pure.
+
+The tables `VERIFICATIONS` and `DRAFTERS` are data: lists of what is supported and
+`check_combination` read the same rows.
+Knows nothing of models; defaults that depend on them are the engine's (`None` here).
+"""
+
+from collections.abc import Set
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, make_stop
+from slipstream.core.types import Shape, StopPolicy, Verification
+
+MAX_NODES = 127
+"""With the pending token: 128 rows, past which verification is free on no device seen so far."""
+
+
+class Mode(StrEnum):
+    """Whether a request speculates."""
+
+    AUTO = "auto"
+    """While it pays: plain rounds when it does not."""
+    OFF = "off"
+    """Plain decoding."""
+    FORCED = "forced"
+    """In every round, paying or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """How to speculate; `None` takes the engine's calibrated default.
+
+    `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
+    are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
+    a kind: glide, vanilla or ngram. `lookup` adds what the text repeats, and what n-gram stores
+    have, to what the draft proposes.
+    """
+
+    mode: Mode = Mode.AUTO
+    max_draft_tokens: int | None = None
+    max_nodes: int | None = None
+    shape: Shape | None = None
+    stop: StopPolicy | None = None
+    threshold: float | None = None
+    widths: tuple[int, ...] | None = None
+    verification: Verification | None = None
+    num_roots: int | None = None
+    drafter: str | None = None
+    lookup: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("max_draft_tokens", self.max_draft_tokens, MAX_DRAFT_TOKENS)
+        _check_range("max_nodes", self.max_nodes, MAX_NODES)
+        _check_range("num_roots", self.num_roots, MAX_NODES)
+        if self.drafter is not None:
+            _check_drafter(self.drafter)
+        if self.mode is Mode.OFF:
+            self._check_nothing_given()
+        self._check_widths()
+        self._check_roots()
+        if self.threshold is not None and self.stop is None:
+            raise InvalidRequest(f"threshold is {self.threshold}, but no stop policy is named")
+        if self.stop is not None and self.threshold is not None:
+            make_stop(self.stop, self.threshold)
+
+    def _check_nothing_given(self) -> None:
+        given = [
+            option.name
+            for option in fields(self)
+            if option.name != "mode" and getattr(self, option.name) is not None
+        ]
+        if given:
+            raise UnsupportedCombination(f"mode is off, but {', '.join(given)} is given")
+
+    def _check_widths(self) -> None:
+        if (self.widths is not None) != (self.shape is Shape.PRODUCT):
+            raise UnsupportedCombination("shape product and widths go together only")
+        if self.widths is None:
+            return
+        check_num_depths(len(self.widths))
+        for width in self.widths:
+            _check_range("a width", width, MAX_NODES)
+        nodes, limit = num_product_nodes(self.widths), self.max_nodes or MAX_NODES
+        if nodes > limit:
+            raise InvalidRequest(
+                f"widths {self.widths} make {nodes} nodes, but at most {limit} fit"
+            )
+
+    def _check_roots(self) -> None:
+        if self.num_roots is not None and self.verification is not Verification.TARGET_INIT:
+            raise UnsupportedCombination("num_roots goes with verification target-init only")
+
+
+def check_num_depths(num_depths: int) -> None:
+    """Raise `InvalidRequest` for more widths than a path may have depths."""
+    if not 1 <= num_depths <= MAX_DRAFT_TOKENS:
+        raise InvalidRequest(f"widths has {num_depths} depths, not 1 to {MAX_DRAFT_TOKENS}")
+
+
+def num_product_nodes(widths: tuple[int, ...]) -> int:
+    """Nodes of the full product tree with these children per depth."""
+    total, level = 0, 1
+    for width in widths:
+        level *= width
+        total += level
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What one verification mode or one drafter goes with."""
+
+    name: str
+    shapes: frozenset[Shape]
+    stops: frozenset[StopPolicy]
+    drafters: frozenset[str]
+    note: str = ""
+    lookup: bool = False
+    """Whether copies of the text may stand beside the draft's proposals."""
+
+
+_MODELS = frozenset({"glide", "vanilla"})
+_DRAFTERS = _MODELS | {"ngram"}
+_STOPS = frozenset(StopPolicy)
+_DRAWN_SHAPES = frozenset({Shape.CHAIN, Shape.PRODUCT, Shape.CAPE})
+
+VERIFICATIONS: dict[Verification, Capability] = {
+    Verification.EXACT: Capability(
+        "exact",
+        frozenset(Shape) - {Shape.FORK},
+        _STOPS,
+        _DRAFTERS,
+        "the same tokens as plain",
+        lookup=True,
+    ),
+    Verification.MCSD: Capability(
+        "mcsd", _DRAWN_SHAPES, _STOPS, _MODELS, "cape leaves are drawn, without replacement"
+    ),
+    Verification.MCSD_REPLACEMENT: Capability(
+        "mcsd-replacement",
+        frozenset({Shape.CHAIN, Shape.PRODUCT}),
+        _STOPS,
+        _MODELS,
+        "candidates may repeat",
+    ),
+    Verification.TARGET_INIT: Capability(
+        "target-init", frozenset({Shape.FORK}), _STOPS, _MODELS, "NOT lossless"
+    ),
+}
+
+DRAFTERS: dict[str, Capability] = {
+    "glide": Capability("glide", frozenset(Shape), _STOPS, frozenset({"glide"}), lookup=True),
+    "vanilla": Capability("vanilla", frozenset(Shape), _STOPS, frozenset({"vanilla"}), lookup=True),
+    "ngram": Capability(
+        "ngram",
+        frozenset({Shape.CHAIN, Shape.DYNAMIC}),
+        frozenset({StopPolicy.FIXED, StopPolicy.HEURISTIC}),
+        frozenset({"ngram"}),
+        "no distribution, hence no confidence and no entropy",
+    ),
+}
+
+
+def check_combination(
+    options: SpeculationOptions, drafter: str, *, has_decision_model: bool
+) -> None:
+    """Raises `UnsupportedCombination` when the parts asked for do not go together.
+
+    What is left to the engine's default is not looked at: defaults fit.
+    """
+    _check_drafter(drafter)
+    mode = options.verification or Verification.EXACT
+    for capability in (VERIFICATIONS[mode], DRAFTERS[drafter]):
+        _check_part(capability, "shape", options.shape, capability.shapes)
+        _check_part(capability, "stop", options.stop, capability.stops)
+    if drafter not in VERIFICATIONS[mode].drafters:
+        raise UnsupportedCombination(
+            f"verification {mode.value} does not go with drafter {drafter}"
+        )
+    if options.lookup:
+        _check_lookup(mode, drafter)
+    if options.stop is StopPolicy.DECISION and not has_decision_model:
+        raise UnsupportedCombination("stop decision needs a decision model, but none is loaded")
+
+
+def fitting_shape(options: SpeculationOptions, default: Shape, *, drafter: str) -> Shape:
+    """The shape asked for, or `default`, or else the first one that the other parts go with."""
+    if options.shape is not None:
+        return options.shape
+    mode = options.verification or Verification.EXACT
+    fitting = VERIFICATIONS[mode].shapes & DRAFTERS[drafter].shapes
+    return default if default in fitting else next(shape for shape in Shape if shape in fitting)
+
+
+def fitting_stop(options: SpeculationOptions, default: StopPolicy, *, drafter: str) -> StopPolicy:
+    """The stop policy asked for, or `default`, or else the first one the drafter can serve."""
+    if options.stop is not None:
+        return options.stop
+    fitting = DRAFTERS[drafter].stops
+    return default if default in fitting else next(stop for stop in StopPolicy if stop in fitting)
+
+
+def fits_lookup(options: SpeculationOptions, drafter: str) -> bool:
+    """Whether copies may stand beside what this drafter proposes, as these options verify it."""
+    mode = options.verification or Verification.EXACT
+    return VERIFICATIONS[mode].lookup and DRAFTERS[drafter].lookup
+
+
+def _check_lookup(mode: Verification, drafter: str) -> None:
+    if not VERIFICATIONS[mode].lookup:
+        raise UnsupportedCombination(f"lookup goes with verification exact, not {mode.value}")
+    if not DRAFTERS[drafter].lookup:
+        raise UnsupportedCombination(
+            f"lookup stands beside a draft that is a model, but {drafter} is lookup already"
+        )
+
+
+def _check_part(
+    capability: Capability, name: str, value: StrEnum | None, fits: Set[StrEnum]
+) -> None:
+    if value is not None and value not in fits:
+        known = ", ".join(sorted(fits))
+        raise UnsupportedCombination(
+            f"{name} {value.value} does not go with {capability.name}, which takes {known}"
+        )
+
+
+def _check_drafter(kind: str) -> None:
+    if kind not in DRAFTERS:
+        raise InvalidRequest(
+            f"the drafter is {kind[:80]!r}, but must be one of {', '.join(DRAFTERS)}"
+        )
+
+
+def _check_range(name: str, value: int | None, limit: int) -> None:
+    if value is not None and not 1 <= value <= limit:
+        raise InvalidRequest(f"{name} is {value}, but must be from 1 to {limit}")

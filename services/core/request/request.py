@@ -1,0 +1,256 @@
+"""From what a caller asks to a request that can run: everything that can be refused, is here.
+
+Knows what a model and a draft say of themselves; nothing of where they live, or of text.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from slipstream.core.errors import (
+    InvalidRequest,
+    NotBuilt,
+    PromptTooLong,
+    UnsupportedCombination,
+)
+from slipstream.core.policy.backoff import Experience
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.results import PromptInfo
+from slipstream.core.request.settings import Settings, resolve
+from slipstream.core.text.logprobs import MAX_LOGPROBS
+from slipstream.core.text.text import check_stop_strings
+from slipstream.core.types import SamplingParams, Session
+from slipstream.core.verify.grammar import Grammar
+
+DEFAULT_MAX_TOKENS = 256
+MAX_MAX_TOKENS = 2**31 - 1
+MAX_NAME_LENGTH = 128
+NO_DRAFTER = "none"
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a target says of itself."""
+
+    model_id: str
+    vocab_size: int
+    context_length: int
+    stop_token_ids: frozenset[int]
+    has_grammars: bool = False
+    """Whether its output can be made to follow one."""
+    max_logprobs: int | None = None
+    """Likeliest tokens that it can tell of a slot; None: it tells no log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a draft says of itself: its kind, calibrated defaults and abilities.
+
+    `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for;
+    `step_s` is what a draft step took when it was loaded, in seconds.
+    """
+
+    kind: str
+    profile: Profile = field(default_factory=Profile)
+    has_decision_model: bool = False
+    max_lag: int | None = None
+    step_s: float | None = None
+    experience: Experience = field(default_factory=Experience, compare=False)
+    """What it gained in the requests so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a caller wants of one request, beside the prompt.
+
+    `raw` takes a text prompt as it is, and `allow_special_tokens` the names of special tokens in it
+    as these tokens; `request_id` names the request, and may be empty;
+    `with_origins` has every token say where it came from, `num_logprobs` how likely it was, beside
+    so many of the likeliest; the text follows the `grammar`.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    stop: tuple[str, ...] = ()
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    raw: bool = False
+    request_id: str = ""
+    with_origins: bool = False
+    num_logprobs: int | None = None
+    grammar: Grammar | None = None
+    allow_special_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
+            raise InvalidRequest(
+                f"max_tokens is {self.max_tokens}, but must be from 1 to {MAX_MAX_TOKENS}"
+            )
+        check_stop_strings(self.stop)
+        check_name("request_id", self.request_id)
+        told = self.num_logprobs
+        if told is not None and (type(told) is not int or not 0 <= told <= MAX_LOGPROBS):
+            raise InvalidRequest(f"logprobs is {told}, but must be 0 to {MAX_LOGPROBS}")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRef:
+    """The conversation that a request belongs to; `create` begins it."""
+
+    session_id: str
+    create: bool = False
+
+    def __post_init__(self) -> None:
+        if not _SESSION_ID.fullmatch(self.session_id):
+            raise InvalidRequest(
+                f"the session id is {self.session_id[:80]!r}, but must be 1 to 64 letters, digits,"
+                " dots, dashes or underscores"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All that a caller says: the prompt, what is wanted, of which model, in which session.
+
+    `model` may be empty where there is only one; without a session the request is on its own.
+    `num_received` tokens of its output the caller holds from an answer that broke off.
+    """
+
+    prompt: Prompt
+    ask: Ask = field(default_factory=Ask)
+    model: str = ""
+    session: SessionRef | None = None
+    num_received: int = 0
+
+    def __post_init__(self) -> None:
+        check_name("model", self.model)
+        if type(self.num_received) is not int or not 0 <= self.num_received <= self.ask.max_tokens:
+            raise InvalidRequest(
+                f"num_received is {self.num_received}, but must be from 0 to max_tokens, which is"
+                f" {self.ask.max_tokens}"
+            )
+        if self.num_received and not self.ask.request_id:
+            raise InvalidRequest("a request that goes on needs the request_id that it had")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request: token ids, limits and settings, and what is known of it.
+
+    `tokens` are those before its output; `past` is the output that is final already, and the
+    caller holds `num_received` tokens of the whole output.
+    """
+
+    session: Session
+    tokens: tuple[int, ...]
+    settings: Settings
+    info: PromptInfo
+    stop: tuple[str, ...] = ()
+    past: tuple[int, ...] = ()
+    num_received: int = 0
+    with_origins: bool = False
+
+
+def make_request(
+    session_id: str, tokens: Sequence[int], ask: Ask, model: ModelFacts, draft: DraftFacts
+) -> Request:
+    """A request to go on from `tokens`, which earlier turns are part of.
+
+    Raises `InvalidRequest` for what can't be honoured with this model and this draft.
+    """
+    settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
+    _check_length(len(tokens), ask.max_tokens, model.context_length)
+    check_logit_bias(ask.sampling, model.vocab_size)
+    _check_abilities(ask, model, settings)
+    session = Session(
+        session_id=session_id,
+        num_prompt_tokens=len(tokens),
+        max_tokens=ask.max_tokens,
+        sampling=ask.sampling,
+        verification=settings.verification,
+        stop_token_ids=model.stop_token_ids,
+        num_roots=settings.num_roots,
+        grammar=ask.grammar,
+        num_logprobs=ask.num_logprobs,
+    )
+    info = PromptInfo(ask.request_id, model.model_id, ask.sampling.seed, len(tokens))
+    return Request(session, tuple(tokens), settings, info, ask.stop, with_origins=ask.with_origins)
+
+
+def draft_settings(
+    options: SpeculationOptions, draft: DraftFacts, *, temperature: float = 0.0
+) -> Settings:
+    """The options with nothing left open. Raises `InvalidRequest` where the draft can't follow."""
+    if options.drafter is not None and options.drafter != draft.kind:
+        raise UnsupportedCombination(f"drafter {options.drafter} is not here, but {draft.kind} is")
+    if draft.kind == NO_DRAFTER:
+        if options != SpeculationOptions() and options.mode is not Mode.OFF:
+            raise InvalidRequest("the engine has no draft, so nothing can be asked of one")
+        options = SpeculationOptions(mode=Mode.OFF)
+    kind = "ngram" if draft.kind == NO_DRAFTER else draft.kind
+    _check_lag(options, draft)
+    settings = resolve(
+        options,
+        draft.profile,
+        drafter=kind,
+        has_decision_model=draft.has_decision_model,
+        temperature=temperature,
+        step_s=draft.step_s,
+    )
+    return replace(settings, experience=draft.experience)
+
+
+def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:
+    asked = max(options.max_draft_tokens or 0, len(options.widths or ()))
+    if draft.max_lag is not None and asked > draft.max_lag:
+        raise InvalidRequest(
+            f"{asked} draft tokens are asked for, but the draft was trained for paths of at most"
+            f" {draft.max_lag}"
+        )
+
+
+def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
+    if ask.grammar is not None and not model.has_grammars:
+        raise NotBuilt(f"a {ask.grammar.kind.value} is given, but the target can't follow any")
+    if ask.num_logprobs is None:
+        return
+    if model.max_logprobs is None:
+        raise NotBuilt("logprobs are asked for, but the target tells none")
+    if ask.num_logprobs > model.max_logprobs:
+        raise InvalidRequest(
+            f"logprobs is {ask.num_logprobs}, but the target tells at most {model.max_logprobs}"
+        )
+    if not settings.verification.is_lossless:
+        raise UnsupportedCombination(
+            f"logprobs do not go with verification {settings.verification.value}"
+        )
+
+
+def _check_length(num_prompt_tokens: int, max_tokens: int, limit: int) -> None:
+    if num_prompt_tokens + max_tokens > limit:
+        raise PromptTooLong(
+            f"a prompt of {num_prompt_tokens} tokens and up to {max_tokens} new ones exceed"
+            f" the context of {limit} tokens"
+        )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises `InvalidRequest` for a name that is long, or not one line of printable ASCII."""
+    # Names come back in errors and logs, where line breaks would forge lines.
+    if len(name) > MAX_NAME_LENGTH or not (name.isascii() and name.isprintable()):
+        raise InvalidRequest(
+            f"{what} is {name[:80]!r}, but must be at most {MAX_NAME_LENGTH} printable ASCII"
+            " characters"
+        )
+
+
+def check_logit_bias(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises `InvalidRequest` when a biased token is not in the vocabulary."""
+    for token, _ in sampling.logit_bias:
+        if token >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens"
+            )

@@ -1,0 +1,171 @@
+"""What a request gives back. Plain values; knows nothing of engines."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.origins import Origins
+from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.text.logprobs import Logprobs
+from slipstream.core.types import FinishReason
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInfo:
+    """What is known of a request when it begins."""
+
+    request_id: str
+    """Names the request in answers, errors and logs."""
+    model: str
+    """The model that answers."""
+    seed: int
+    num_prompt_tokens: int
+    """Tokens before the output, earlier turns included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, in seconds.
+
+    `prefill_s` is up to the first final token, `decode_s` the rest; `draft_s` and `verify_s`
+    are the engines' parts of `decode_s`, the way there and back included. The rest splits these two
+    up where engines live elsewhere (see `ReplyTiming`), and is 0 otherwise.
+    """
+
+    prefill_s: float
+    decode_s: float
+    draft_s: float
+    verify_s: float
+    draft_service_s: float = 0.0
+    draft_engine_s: float = 0.0
+    kv_wait_s: float = 0.0
+    target_service_s: float = 0.0
+    target_engine_s: float = 0.0
+    serialisation_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Continuity:
+    """What became of a request that lived through losses."""
+
+    is_kept: bool = False
+    """Whether the answer was kept, so that the same request again gets it."""
+    num_resumed_tokens: int = 0
+    """Output tokens that were final before this call; statistics do not count their rounds."""
+    num_unkept_tokens: int = 0
+    """Tokens that were sent before they could be kept."""
+    num_target_losses: int = 0
+    """Times that a target was lost, and another one went on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """Counts, timings and speculation statistics of one request."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens whose keys and values were there from an earlier turn."""
+    num_output_tokens: int
+    timings: Timings
+    speculation: SpeculationStats
+    continuity: Continuity = Continuity()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens per second, prefill included; those of this call."""
+        return self._num_new_tokens / (self.timings.prefill_s + self.timings.decode_s)
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Output tokens after the first round per second of decoding."""
+        return self._num_new_tokens / self.timings.decode_s if self.timings.decode_s else 0.0
+
+    @property
+    def _num_new_tokens(self) -> int:
+        return max(self.num_output_tokens - self.continuity.num_resumed_tokens, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole tokens and all of their text.
+
+    The first chunk carries `prompt`; the last one, which may be the first, reason and statistics.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stats: RequestStats | None = None
+    prompt: PromptInfo | None = None
+    origins: Origins = ()
+    """Where each token came from; empty unless asked for."""
+    logprobs: Logprobs = ()
+    """How likely each token was; empty unless asked for."""
+
+    def __post_init__(self) -> None:
+        _check_length("origins", self.origins, self.token_ids)
+        _check_length("log-probabilities", self.logprobs, self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished request. `text` ends before a stop string, `token_ids` with the token of it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: RequestStats
+    prompt: PromptInfo
+    origins: Origins = ()
+    """Where each token came from; empty unless asked for."""
+    logprobs: Logprobs = ()
+    """How likely each token was; empty unless asked for."""
+
+    def __post_init__(self) -> None:
+        _check_length("origins", self.origins, self.token_ids)
+        _check_length("log-probabilities", self.logprobs, self.token_ids)
+
+    @property
+    def request_id(self) -> str:
+        """Names the request in answers, errors and logs."""
+        return self.prompt.request_id
+
+    @property
+    def lossless(self) -> bool:
+        """False for `target-init` verification, which changes the law of the output."""
+        return self.stats.speculation.lossless
+
+
+def collected(chunks: Iterable[Chunk]) -> Result:
+    """All of a request's chunks as its result."""
+    parts = list(chunks)
+    first, last = parts[0], parts[-1]
+    assert first.prompt is not None
+    assert last.finish_reason is not None
+    assert last.stats is not None
+    return Result(
+        text="".join(part.text for part in parts),
+        token_ids=tuple(token for part in parts for token in part.token_ids),
+        finish_reason=last.finish_reason,
+        stats=last.stats,
+        prompt=first.prompt,
+        origins=_joined([(part.origins, part.token_ids) for part in parts]),
+        logprobs=_joined([(part.logprobs, part.token_ids) for part in parts]),
+    )
+
+
+def _joined(parts: Sequence[tuple[tuple[T | None, ...], Sequence[int]]]) -> tuple[T | None, ...]:
+    """What is said of all tokens, where anything is said of any: a router of another version may
+    have sent the rest."""
+    if not any(said for said, _ in parts):
+        return ()
+    unsaid = (said or (None,) * len(token_ids) for said, token_ids in parts)
+    return tuple(item for items in unsaid for item in items)
+
+
+def _check_length(what: str, said: Sequence[object], token_ids: Sequence[int]) -> None:
+    if said and len(said) != len(token_ids):
+        raise InvalidRequest(f"{len(token_ids)} tokens have {len(said)} {what}")

@@ -1,0 +1,95 @@
+"""Options of a request with nothing left open: as asked for, or else as calibrated. Pure."""
+
+from dataclasses import dataclass, field
+
+from slipstream.core.draft.ngram_sources import Copying
+from slipstream.core.policy.backoff import Experience
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
+from slipstream.core.request.options import (
+    Mode,
+    SpeculationOptions,
+    check_combination,
+    fits_lookup,
+    fitting_shape,
+    fitting_stop,
+)
+from slipstream.core.request.profile import Profile
+from slipstream.core.types import Shape, StopPolicy, Verification
+
+DEFAULT_NUM_ROOTS = 4
+DEFAULT_LOOKUP = 1
+"""Shortest match that is copied where a request asks for lookup and the profile knows of none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A request's options with nothing left open."""
+
+    mode: Mode
+    shape: Shape
+    stop: StopPolicy
+    threshold: float | None
+    max_draft_tokens: int
+    max_nodes: int
+    widths: tuple[int, ...]
+    verification: Verification
+    num_roots: int
+    step_cost: float | None
+    row_cost: float | None
+    lookup: Copying | None
+    step_s: float | None = None
+    experience: Experience | None = field(default=None, compare=False)
+    """What earlier requests gained by the same draft."""
+
+    @property
+    def longest_path(self) -> int:
+        """Most tokens on a path that a round may propose."""
+        return max(self.max_draft_tokens, self.lookup.max_depth if self.lookup else 0)
+
+
+def resolve(
+    options: SpeculationOptions,
+    profile: Profile,
+    *,
+    drafter: str,
+    has_decision_model: bool,
+    temperature: float = 0.0,
+    step_s: float | None = None,
+) -> Settings:
+    """Fill `options` from `profile`; a draft step takes `step_s` seconds, if known.
+
+    Raises `UnsupportedCombination` where they do not fit.
+    """
+    check_combination(options, drafter, has_decision_model=has_decision_model)
+    verification = options.verification or Verification.EXACT
+    stop = fitting_stop(options, profile.stop, drafter=drafter)
+    inherits = options.threshold is None and stop is profile.stop
+    max_draft_tokens = options.max_draft_tokens or profile.max_depth
+    widths = (options.widths or ())[:max_draft_tokens]
+    roots = options.num_roots or DEFAULT_NUM_ROOTS
+    return Settings(
+        mode=options.mode,
+        shape=fitting_shape(options, profile.shape, drafter=drafter),
+        stop=stop,
+        threshold=profile.threshold_at(temperature) if inherits else options.threshold,
+        max_draft_tokens=len(widths) or max_draft_tokens,
+        max_nodes=options.max_nodes or profile.max_nodes,
+        widths=widths,
+        verification=verification,
+        num_roots=roots if verification is Verification.TARGET_INIT else 1,
+        step_cost=profile.step_cost,
+        row_cost=profile.row_cost,
+        lookup=_copying(options, profile, drafter=drafter),
+        step_s=step_s,
+    )
+
+
+def _copying(options: SpeculationOptions, profile: Profile, *, drafter: str) -> Copying | None:
+    """What is copied beside the draft; a default that does not fit gives way."""
+    is_on = profile.lookup > 0 if options.lookup is None else options.lookup
+    if not is_on or options.mode is Mode.OFF or not fits_lookup(options, drafter):
+        return None
+    nodes = options.max_nodes or profile.max_nodes
+    depth = options.max_draft_tokens or min(nodes, MAX_DRAFT_TOKENS)
+    shortest = profile.lookup or DEFAULT_LOOKUP
+    return Copying(shortest, depth, alone=profile.lookup_alone)

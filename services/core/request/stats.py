@@ -1,0 +1,134 @@
+"""What speculation did for a request: sums and a histogram of all rounds, and the newest ones.
+
+Field names are those of vLLM's per-request acceptance metrics. Knows no clock and no exporter.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.round import Round
+
+LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
+
+MAX_PER_STEP = 1024
+"""Steps, the newest ones, of which statistics have the outcome one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Figures of one request, or of several put together.
+
+    A *step* is a round in which something was drafted; rounds without are plain steps. Accepted
+    tokens are draft tokens that became final: never the target's own (bonus or root).
+    """
+
+    num_spec_steps: int
+    """Rounds in which something was drafted."""
+    num_plain_steps: int
+    """Rounds in which nothing was: plain decoding. The prompt's own is not recorded."""
+    num_draft_tokens: int
+    """Draft tokens verified: the nodes of all trees, leaves included."""
+    num_accepted_draft_tokens: int
+    """Draft tokens that became final."""
+    num_spec_tokens: int
+    """The largest number of draft tokens on a path that a round was allowed."""
+    per_step_accepted: tuple[int, ...]
+    """Accepted tokens of each of the newest `MAX_PER_STEP` steps, in order."""
+    per_step_drafted: tuple[int, ...]
+    """Draft tokens of each of these steps, in order."""
+    per_step_depth: tuple[int, ...]
+    """Longest drafted path of each of these steps, in order: what could have been accepted."""
+    acceptance_histogram: Mapping[int, int]
+    """All steps by how many draft tokens they accepted; counts of 0 steps are left out."""
+    stop_reasons: Mapping[str, int]
+    """How often each thing ended the drafting of a step."""
+    lossless: bool
+    """Whether the verification used keeps the target's distribution."""
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
+    """Rounds in which no draft answered, by reason; plain steps unless something was copied."""
+    num_lookup_tokens: int = 0
+    """Of the draft tokens, those that no model proposed: copied from the text, or forced."""
+    num_accepted_lookup_tokens: int = 0
+    """Of those, the ones that became final."""
+    num_store_tokens: int = 0
+    """Of the draft tokens, those that only the n-gram store proposed."""
+    num_accepted_store_tokens: int = 0
+    """Of those, the ones that became final."""
+    num_learned_tokens: int = 0
+    """Of the draft tokens, those that were copied from the text of earlier requests."""
+    num_accepted_learned_tokens: int = 0
+    """Of those, the ones that became final."""
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Final tokens per step, the target's own included: 1 + accepted / steps; 1 without any."""
+        if not self.num_spec_steps:
+            return 1.0
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; trees draft alternatives, of which most must fail."""
+        if not self.num_draft_tokens:
+            return 0.0
+        return self.num_accepted_draft_tokens / self.num_draft_tokens
+
+
+class Outcomes:
+    """Collects the outcome of every round of a request, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int, int]] = deque(maxlen=MAX_PER_STEP)
+        """Accepted and drafted tokens and the longest path of each."""
+        self._accepted: Counter[int] = Counter()
+        self._num_drafted = 0
+        self._stop_reasons: Counter[str] = Counter()
+        self._fallbacks: Counter[str] = Counter()
+        self._num_plain_steps = 0
+        self._copied: Counter[CopySource] = Counter()
+        self._copied_accepted: Counter[CopySource] = Counter()
+
+    def record(self, at: Round) -> None:
+        """Count a round. Target-initialised roots are the target's own and are not counted."""
+        proposal = at.proposal
+        if proposal.fallback is not None:
+            self._fallbacks[proposal.fallback] += 1
+        if not 0 <= at.num_accepted <= at.depth <= at.num_nodes:
+            raise ValueError(
+                f"{at.num_accepted} accepted of depth {at.depth} of {at.num_nodes} nodes"
+            )
+        if at.num_nodes == 0:
+            self._num_plain_steps += 1
+            return
+        self._steps.append((at.num_accepted, at.num_nodes, at.depth))
+        self._accepted[at.num_accepted] += 1
+        self._num_drafted += at.num_nodes
+        self._stop_reasons[proposal.stopped_by] += 1
+        self._copied += Counter(proposal.sources)
+        self._copied_accepted += Counter(at.accepted_sources)
+
+    def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
+        """The figures so far."""
+        histogram, kept = dict(sorted(self._accepted.items())), self._copied_accepted
+        return SpeculationStats(
+            num_spec_steps=sum(histogram.values()),
+            num_plain_steps=self._num_plain_steps,
+            num_draft_tokens=self._num_drafted,
+            num_accepted_draft_tokens=sum(num * steps for num, steps in histogram.items()),
+            num_spec_tokens=num_spec_tokens,
+            per_step_accepted=tuple(accepted for accepted, _, _ in self._steps),
+            per_step_drafted=tuple(drafted for _, drafted, _ in self._steps),
+            per_step_depth=tuple(depth for _, _, depth in self._steps),
+            acceptance_histogram=histogram,
+            stop_reasons=dict(self._stop_reasons),
+            lossless=lossless,
+            fallbacks=dict(self._fallbacks),
+            num_lookup_tokens=self._copied[LOOKUP] + self._copied[GRAMMAR],
+            num_accepted_lookup_tokens=kept[LOOKUP] + kept[GRAMMAR],
+            num_store_tokens=self._copied[STORE],
+            num_accepted_store_tokens=kept[STORE],
+            num_learned_tokens=self._copied[LEARNED],
+            num_accepted_learned_tokens=kept[LEARNED],
+        )

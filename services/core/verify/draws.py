@@ -1,0 +1,90 @@
+"""Verification without a look at the host: every row's token is drawn where the logits are.
+
+For requests whose law is the logits and a temperature, the token of a slot depends on its row
+alone. So all rows draw at once, one vector of tokens travels, and the walk follows it. Draws the
+very tokens of `core.verify.verify`. Knows no model and no mode but `exact`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import ModelError
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import SamplingParams, Session, Verification
+from slipstream.core.verify.keyed_noise import Purpose
+from slipstream.core.verify.noise import gumbel_rows, slot_keys
+from slipstream.core.verify.walk import Walk
+
+NO_TOKEN = -1
+"""Stands for the token of a row whose scores are no law."""
+
+
+def has_plain_law(sampling: SamplingParams) -> bool:
+    """Whether nothing but the temperature stands between logits and law."""
+    return sampling.is_greedy or (
+        sampling.top_k is None and sampling.top_p == 1 and sampling.min_p == 0
+    )
+
+
+def fits_device(session: Session) -> bool:
+    """Whether rows may draw on their own: no penalties, bias or truncation, mode `exact`, and
+    nothing to be told but tokens, and no grammar."""
+    sampling = session.sampling
+    is_untouched = not (sampling.logit_bias or sampling.depends_on_prefix)
+    is_exact = session.verification is Verification.EXACT
+    is_silent = session.num_logprobs is None
+    is_free = session.grammar is None
+    return is_exact and is_silent and is_free and is_untouched and has_plain_law(sampling)
+
+
+def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:
+    """Keys of a row's noise, for the slot at `position`; a greedy request needs none."""
+    if sampling.is_greedy:
+        return 0, 0
+    return slot_keys(sampling.seed, position, purpose=Purpose.DRAW)
+
+
+def perturbed(logits: Tensor, temperatures: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
+    """Scores [R, n] whose best is each row's draw: `logits` [R, n] fp32 themselves where the
+    temperature [R] is 0, else divided by it, with the noise of the row's `keys` [R, 2] for `ids`
+    [n] added."""
+    heat = temperatures.unsqueeze(1)
+    relative = (logits - logits.amax(-1, keepdim=True)) / torch.where(heat == 0, 1.0, heat)
+    warm = torch.where(heat == 1, logits, relative)
+    return torch.where(heat == 0, logits, gumbel_rows(keys, ids).add_(warm))
+
+
+def draw_rows(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """Return each row's token [R] int64; `NO_TOKEN` where `verify` would raise `ModelError`.
+
+    `logits` [R, V] fp32, `temperatures` [R] fp32 with 0 for greedy, `keys` [R, 2] int32.
+    """
+    best = logits.amax(-1)
+    ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    tokens = perturbed(logits, temperatures, keys, ids).argmax(-1)
+    return torch.where(best.isfinite(), tokens, NO_TOKEN)
+
+
+def draw_greedy_rows(logits: Tensor) -> Tensor:
+    """`draw_rows` where every temperature is 0."""
+    return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), NO_TOKEN)
+
+
+def walk_drawn(tree: TokenTree, tokens: Sequence[int]) -> Walk:
+    """Follow the tokens drawn by the rows, `tokens[node + 1]` by that of `node`, down the tree.
+
+    Raises `ModelError` where the walk meets a row without a law.
+    """
+    node = ROOT
+    nodes: list[int] = []
+    while True:
+        token = tokens[node + 1]
+        if token == NO_TOKEN:
+            raise ModelError("a slot has scores that are no law")
+        below = (child for child in tree.children(node) if tree.tokens[child] == token)
+        node = next(below, ROOT)
+        if node == ROOT:
+            return Walk(tuple(nodes), token)
+        nodes.append(node)

@@ -1,0 +1,171 @@
+"""Checks of proposals and verdicts: drafts and targets elsewhere are untrusted."""
+
+import math
+from collections.abc import Sequence
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.stop import STOP_REASONS
+from slipstream.core.request.options import MAX_NODES
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import Proposal, Session, SparseLaw, Verdict, Verification
+
+MAX_RIVALS = 64
+_MASS_TOLERANCE = 1e-3
+
+
+def check_proposal(
+    session: Session, proposal: Proposal, *, vocab_size: int, roots: Sequence[int] = ()
+) -> None:
+    """Raises `InvalidRequest` when `proposal` can't be verified in the session's mode.
+
+    `roots` are those of the last verdict, if there were any.
+    """
+    tree, mode = proposal.tree, session.verification
+    _check_sizes(proposal)
+    if proposal.stopped_by not in STOP_REASONS:  # metrics keep every value there ever was
+        raise InvalidRequest(
+            f"drafting was ended by {proposal.stopped_by[:40]!r},"
+            f" not by one of {', '.join(STOP_REASONS)}"
+        )
+    check_tokens(tree.tokens, vocab_size, "the proposal")
+    _check_rivals(proposal.rivals, mode, vocab_size)
+    if mode is not Verification.MCSD_REPLACEMENT:
+        _check_siblings(tree)
+    if mode is Verification.TARGET_INIT:
+        _check_fork(tree, roots)
+    drawn = nodes_with_laws(session, tree)
+    if drawn and not proposal.laws:
+        raise InvalidRequest(f"{mode.value} verification needs the laws candidates were drawn from")
+    for node in drawn:
+        children = [tree.tokens[child] for child in tree.children(node)]
+        _check_law(proposal.laws[node + 1], node, children, vocab_size)
+
+
+def nodes_with_laws(session: Session, tree: TokenTree) -> list[int]:
+    """The nodes whose children must come with the law they were drawn from, in this mode."""
+    mode = session.verification
+    inner = sorted(set(tree.parents))
+    if mode is Verification.EXACT:
+        return []
+    if mode is Verification.TARGET_INIT:
+        return [] if session.sampling.is_greedy else [node for node in inner if node != ROOT]
+    return inner
+
+
+def _check_sizes(proposal: Proposal) -> None:
+    nodes = len(proposal.tree)
+    if proposal.stats and len(proposal.stats) != nodes:
+        raise InvalidRequest(f"a tree of {nodes} nodes has {len(proposal.stats)} statistics")
+    if proposal.laws and len(proposal.laws) != nodes + 1:
+        raise InvalidRequest(
+            f"a tree of {nodes} nodes has {len(proposal.laws)} laws, but needs {nodes + 1}"
+        )
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
+    """Raise `InvalidRequest` for an id that is no token's."""
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"{source} has token {bad}, outside the vocabulary of {vocab_size}")
+
+
+def _check_rivals(rivals: Sequence[int], mode: Verification, vocab_size: int) -> None:
+    if not rivals:
+        return
+    if mode is not Verification.EXACT:
+        raise InvalidRequest(f"{mode.value} verification gives no margins over rivals")
+    if len(rivals) > MAX_RIVALS:
+        raise InvalidRequest(f"{len(rivals)} rivals are asked for, but at most {MAX_RIVALS} may be")
+    check_tokens(rivals, vocab_size, "the list of rivals")
+
+
+def _check_siblings(tree: TokenTree) -> None:
+    if len(set(zip(tree.parents, tree.tokens, strict=True))) != len(tree):
+        raise InvalidRequest("siblings carry the same token, but were not drawn with replacement")
+
+
+def _check_fork(tree: TokenTree, roots: Sequence[int]) -> None:
+    first = [tree.tokens[node] for node in tree.children(ROOT)]
+    if roots and first and first != list(roots):
+        raise InvalidRequest(f"the proposal has roots {first}, but the target drew {list(roots)}")
+    below = [parent for parent in tree.parents if parent != ROOT]
+    if len(set(below)) != len(below):
+        raise InvalidRequest("target-init verification takes one chain under each root only")
+
+
+def _check_law(law: SparseLaw | None, node: int, children: Sequence[int], vocab_size: int) -> None:
+    if law is None:
+        raise InvalidRequest(f"the children of node {node} come without the law they are drawn of")
+    if len(law.tokens) != len(law.probs):
+        raise InvalidRequest(
+            f"the law at node {node} has {len(law.tokens)} tokens, {len(law.probs)} probabilities"
+        )
+    if len(set(law.tokens)) != len(law.tokens):
+        raise InvalidRequest(f"the law at node {node} names a token twice")
+    check_tokens(law.tokens, vocab_size, f"the law at node {node}")
+    # Each number first: what is none, or not finite, has no sum.
+    bad = next((prob for prob in law.probs if not 0 <= prob <= 1 + _MASS_TOLERANCE), None)
+    if bad is not None:
+        raise InvalidRequest(f"the law at node {node} has the probability {bad}, not 0 to 1")
+    total = math.fsum(law.probs)
+    if not abs(total - 1) <= _MASS_TOLERANCE:
+        raise InvalidRequest(f"the law at node {node} has a mass of {total:.6g}, but must have 1")
+    possible = {token for token, prob in zip(law.tokens, law.probs, strict=True) if prob > 0}
+    for token in children:
+        if token not in possible:
+            raise InvalidRequest(f"node {node} has child {token}, which its law can't have drawn")
+
+
+def check_verdict(
+    sequence: TokenSequence, proposal: Proposal, verdict: Verdict, *, vocab_size: int
+) -> None:
+    """Raise `InvalidRequest` for a verdict that no target reaches on `proposal` for `sequence`."""
+    session, num_tokens = sequence.session, len(sequence)
+    _check_length(session, num_tokens, proposal, verdict)
+    _check_accepted(proposal.tree, verdict)
+    check_tokens(verdict.tokens, vocab_size, "the verdict")
+    check_tokens(verdict.forced, vocab_size, "the forced text")
+    _check_roots(session, verdict, vocab_size)
+    if verdict.num_cached > num_tokens:
+        raise InvalidRequest(f"{verdict.num_cached} of {num_tokens} tokens are said to be cached")
+    if len(verdict.margins) not in (0, len(proposal.rivals)) or any(
+        map(math.isnan, verdict.margins)
+    ):
+        raise InvalidRequest(
+            f"{len(verdict.margins)} margins, or no numbers, are over {len(proposal.rivals)} rivals"
+        )
+
+
+def _check_length(session: Session, num_tokens: int, proposal: Proposal, verdict: Verdict) -> None:
+    count, is_over = len(verdict.tokens), verdict.finish_reason is not None
+    most = 1 + max(proposal.tree.depths(), default=0)
+    room = max(session.num_prompt_tokens + session.max_tokens - num_tokens, 0)
+    if count > min(most, room):
+        raise InvalidRequest(f"the verdict has {count} tokens, above {min(most, room)}")
+    if is_over:
+        return
+    if count == room:
+        raise InvalidRequest(f"the request goes on at its limit of {session.max_tokens} tokens")
+    draws_roots = session.verification is Verification.TARGET_INIT and not len(proposal.tree)
+    if not count and not draws_roots:
+        raise InvalidRequest("the verdict has no token, and the request goes on")
+
+
+def _check_accepted(tree: TokenTree, verdict: Verdict) -> None:
+    accepted = verdict.tokens[: verdict.num_accepted]
+    nodes = {ROOT}
+    for token in accepted:  # siblings may be alike, where they are drawn with replacement
+        nodes = {at for node in nodes for at in tree.children(node) if tree.tokens[at] == token}
+    if len(accepted) < verdict.num_accepted or not nodes:
+        raise InvalidRequest(f"{verdict.num_accepted} accepted tokens are no path of the proposal")
+
+
+def _check_roots(session: Session, verdict: Verdict, vocab_size: int) -> None:
+    roots, most = verdict.roots, 0
+    if session.verification is Verification.TARGET_INIT:
+        most = min(session.num_roots, MAX_NODES)
+    is_over = verdict.finish_reason is not None
+    if len(roots) > most or (most and not roots and not is_over):
+        raise InvalidRequest(f"the verdict has {len(roots)} roots, not 1 to {most}")
+    check_tokens(roots, vocab_size, "the list of roots")

@@ -1,0 +1,178 @@
+"""The target's decision: how far a proposal is right, and which token follows.
+
+`exact` draws each slot's token as plain decoding would and follows it into the tree; `mcsd`
+tests candidates by rejection sampling; `target-init` has a file of its own. Knows nothing of
+models, caches or where the proposal came from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft.candidates import argmax_first, places
+from slipstream.core.text.logprobs import TokenLogprob
+from slipstream.core.tree import ROOT
+from slipstream.core.types import Proposal, SamplingParams, Session, Verification
+from slipstream.core.verify.constraint import Constraint
+from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
+from slipstream.core.verify.laws import LawContext
+from slipstream.core.verify.likelihood import telling
+from slipstream.core.verify.noise import MAX_GUMBEL, gumbel
+from slipstream.core.verify.port_checks import check_proposal
+from slipstream.core.verify.slots import draw, multi_candidate
+from slipstream.core.verify.target_init import verify_forest
+from slipstream.core.verify.walk import Row, Slot, Walk, WalkStep, descend
+
+_MANY = 256
+"""Tokens whose noise costs more than telling which of them could be drawn at all."""
+
+
+def verify(
+    session: Session,
+    prefix: Sequence[int],
+    proposal: Proposal,
+    row: Row,
+    *,
+    roots: Sequence[int] = (),
+    constraint: Constraint | None = None,
+) -> Walk:
+    """Decide what becomes final after `prefix`, all final tokens of the session.
+
+    `row` is called once for each node the walk visits, the root included, and for no other.
+    `roots` are those of the last verdict, in `target-init`: a proposal must hang under them. The
+    `constraint` is that of the session's grammar, and holds for every node's own prefix.
+    Raises `InvalidRequest` when the proposal can't be verified in the session's mode; engines
+    call `check_proposal` themselves before they spend a forward pass on it.
+    """
+    first = row(ROOT)
+    check_proposal(session, proposal, vocab_size=first.shape[0], roots=roots)
+
+    def known_row(node: int) -> Tensor:
+        return first if node == ROOT else row(node)
+
+    if session.verification is Verification.TARGET_INIT:
+        return verify_forest(session, prefix, proposal, known_row, constraint=constraint)
+    laws = LawContext(session.sampling, session.num_prompt_tokens, constraint)
+    slot, told = _slot(session, laws, proposal), list[TokenLogprob]()
+    if session.num_logprobs is not None:
+        slot = telling(slot, proposal.tree, num_top=session.num_logprobs, told=told)
+    walk = descend(proposal.tree, ROOT, prefix, slot, known_row)
+    if told:
+        walk = replace(walk, logprobs=tuple(told))
+    if not proposal.rivals:
+        return walk
+    token = proposal.tree.tokens[walk.nodes[0]] if walk.nodes else walk.token
+    assert token is not None, "exact verification always draws"
+    return replace(walk, margins=_margins(session, laws, first, prefix, (token, *proposal.rivals)))
+
+
+def _margins(
+    session: Session,
+    laws: LawContext,
+    logits: Tensor,
+    prefix: Sequence[int],
+    tokens: Sequence[int],
+) -> tuple[float, ...]:
+    """Return by how much the first of `tokens` beats each other one in the draw after `prefix`.
+
+    In the processed law, its noise included; infinite for a token outside the law's support.
+    """
+    ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    scores = laws.scores(logits, prefix)[ids]
+    if not session.sampling.is_greedy:
+        noise = gumbel(session.sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
+        scores = noise.add_(scores)
+    return tuple((scores[0] - scores[1:]).tolist())
+
+
+def choose(
+    session: Session,
+    logits: Tensor,
+    prefix: Sequence[int],
+    *,
+    constraint: Constraint | None = None,
+) -> int:
+    """The token plain decoding puts after `prefix`, all tokens before the slot; logits [V] fp32.
+
+    The first best token when greedy, else Gumbel-max with noise keyed by seed and position; of
+    those that the `constraint` allows, if there is one.
+    """
+    laws = LawContext(session.sampling, session.num_prompt_tokens, constraint)
+    return _choose(session.sampling, laws, logits, prefix)
+
+
+def _choose(
+    sampling: SamplingParams, laws: LawContext, logits: Tensor, prefix: Sequence[int]
+) -> int:
+    scores, ids = laws.support(logits, prefix)
+    best = argmax_first(scores)
+    if sampling.is_greedy:
+        return best if ids is None else int(ids[best])
+    if ids is None:
+        ids = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
+    if ids.shape[0] > _MANY:
+        scores, ids = _contenders(scores, ids, best, seed=sampling.seed, position=len(prefix))
+    noise = gumbel(sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
+    return int(ids[argmax_first(noise.add_(scores))])
+
+
+def _contenders(
+    scores: Tensor, ids: Tensor, best: int, *, seed: int, position: int
+) -> tuple[Tensor, Tensor]:
+    """The scores [n] and ids [n], ascending, of tokens that some noise could make the draw.
+
+    Below temperature 1 they are a small part of the vocabulary, and noise is what costs.
+    """
+    reached = float(scores[best]) + gumbel_of(seed, position, int(ids[best]), purpose=Purpose.DRAW)
+    near = scores >= reached - MAX_GUMBEL
+    if 2 * int(near.sum()) > scores.shape[0]:  # gathering that many costs more than their noise
+        return scores, ids
+    kept = places(near)
+    return scores[kept], ids[kept]
+
+
+def _slot(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
+    if session.verification is Verification.EXACT:
+        return _exact(session, laws, proposal)
+    return _mcsd(session, laws, proposal)
+
+
+def _exact(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
+    """Draw the slot's token as without a proposal; go on if a child carries it."""
+    tree = proposal.tree
+
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
+        token = _choose(session.sampling, laws, logits, tokens)
+        for child in tree.children(node):
+            if tree.tokens[child] == token:
+                return WalkStep(child)
+        return WalkStep(None, token)
+
+    return step
+
+
+def _mcsd(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
+    """Test the children one after the other; draw from what they leave over."""
+    tree, seed = proposal.tree, session.sampling.seed
+    replacement = session.verification is Verification.MCSD_REPLACEMENT
+
+    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
+        left, position = laws.probs(logits, tokens), len(tokens)
+        children = tree.children(node)
+        law = proposal.laws[node + 1] if children else None
+        if law is not None:
+            outcome = multi_candidate(
+                left,
+                law,
+                [tree.tokens[child] for child in children],
+                uniform=lambda index: uniform(seed, position, Purpose.ACCEPT, index),
+                replacement=replacement,
+            )
+            if outcome.accepted is not None:
+                return WalkStep(children[outcome.accepted])
+            left = outcome.left
+        return WalkStep(None, draw(left, uniform(seed, position, Purpose.RESIDUAL, 0)))
+
+    return step

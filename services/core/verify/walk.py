@@ -1,0 +1,61 @@
+"""Walking a proposed tree down, one slot per depth: what every verification mode shares.
+
+A mode is the rule of a single slot. Rows of logits are asked for only where a walk goes, because
+evaluating a law costs more than a node. Knows no mode, no law and no model.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from slipstream.core.text.logprobs import TokenLogprob
+from slipstream.core.tree import TokenTree
+
+Row = Callable[[int], Tensor]
+"""fp32 logits [V] of the slot after a node; `ROOT` is the slot after the last final token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What verification decided.
+
+    `nodes` are the accepted nodes from the root down, `token` is the target's own after them.
+    With target-initialised roots there is no such token, but the `roots` of that slot. `margins`
+    say by how much the first token beats each of the proposal's rivals, `logprobs` how likely each
+    token was, where that is asked for.
+    """
+
+    nodes: tuple[int, ...]
+    token: int | None
+    roots: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WalkStep:
+    """What the rule of a slot decided: to go on to `child`, or to end the walk with `token`."""
+
+    child: int | None
+    token: int | None = None
+
+
+Slot = Callable[[int, Tensor, Sequence[int]], WalkStep]
+"""A mode's rule: (node, logits [V] of the slot after it, every token before that slot) -> step."""
+
+
+def descend(tree: TokenTree, node: int, tokens: Sequence[int], slot: Slot, row: Row) -> Walk:
+    """Walk down from `node`, the last of `tokens`, until `slot` says to end.
+
+    Calls `row` once for each node visited, `node` first. The walk's nodes are those below it.
+    """
+    tokens = list(tokens)
+    nodes: list[int] = []
+    while True:
+        step = slot(node, row(node), tokens)
+        if step.child is None:
+            return Walk(tuple(nodes), step.token)
+        node = step.child
+        nodes.append(node)
+        tokens.append(tree.tokens[node])

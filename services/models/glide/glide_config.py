@@ -1,0 +1,121 @@
+"""Description of a set of GliDe weights: shapes, its target, the lag it was trained for."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import WeightsError
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GlideConfig:
+    """Shapes and origin of a GliDe draft (GliDe with a CaPE, section 4.1).
+
+    `target_layers` are read in this order, one cross-attention sublayer each, by every draft
+    layer; with none, the draft has no cross-attention (the paper's figure 4, "vanilla").
+    `head_size` is the number of columns of the trimmed head. `max_lag` is the largest distance
+    between a query and the newest target key it could see in training: 1 means "the position just
+    before", and 0, for a draft that reads no layers and only for one, that there is none to keep.
+    """
+
+    target_model: str
+    tokenizer_hash: str
+    vocab_size: int
+    head_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    target_layers: tuple[int, ...]
+    max_lag: int
+    num_layers: int = 1
+    rms_norm_eps: float = 1e-5
+    attention_bias: bool = False
+    qk_norm: bool = False
+    dtype: str = "bfloat16"
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise WeightsError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        _check_layers(self.target_layers, self.max_lag)
+        if self.num_heads % self.num_kv_heads:
+            raise WeightsError(
+                f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if self.head_size > self.vocab_size:
+            raise WeightsError(
+                f"head_size {self.head_size} exceeds the vocabulary of {self.vocab_size}"
+            )
+        if self.format_version != FORMAT_VERSION:
+            raise WeightsError(
+                f"format_version is {self.format_version}, this build reads {FORMAT_VERSION}"
+            )
+
+
+def _check_layers(layers: tuple[int, ...], max_lag: int) -> None:
+    if min(layers, default=0) < 0:
+        raise WeightsError(f"target_layers {layers} must name layers from 0 up")
+    if len(set(layers)) != len(layers):
+        raise WeightsError(f"target_layers {layers} names a layer twice")
+    if max_lag < 1 if layers else max_lag != 0:
+        raise WeightsError(
+            f"max_lag is {max_lag} with {len(layers)} target_layers, it must be at least 1 with"
+            " some and 0 with none"
+        )
+
+
+_POSITIVE = (
+    "vocab_size",
+    "head_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "num_layers",
+)
+
+
+def write_config(config: GlideConfig, directory: Path) -> None:
+    """Write `config.json` into `directory`, whole or not at all."""
+    path = directory / CONFIG_NAME
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def read_config(directory: Path) -> GlideConfig:
+    """Read `config.json`; WeightsError when it is missing, broken or of another shape."""
+    path = directory / CONFIG_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise WeightsError(f"{path} does not exist") from None
+    except ValueError as error:
+        raise WeightsError(f"{path} is no JSON: {error}") from None
+    return _from_json(raw, path)
+
+
+def _from_json(raw: Any, path: Path) -> GlideConfig:
+    if not isinstance(raw, dict):
+        raise WeightsError(f"{path} holds {type(raw).__name__}, not an object")
+    known = {field.name for field in fields(GlideConfig)}
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        raise WeightsError(f"{path} has unknown fields: {', '.join(unknown)}")
+    try:
+        layers = tuple(int(layer) for layer in raw["target_layers"])
+        return GlideConfig(**{**raw, "target_layers": layers})
+    except KeyError as error:
+        raise WeightsError(f"{path} lacks the field {error}") from None
+    except TypeError as error:
+        raise WeightsError(f"{path} does not describe GliDe weights: {error}") from None

@@ -1,0 +1,117 @@
+"""A GliDe draft that starts from its target, a transformers causal LM with Llama-like layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.core.errors import ModelMismatch
+from slipstream.models.glide.glide import GlideCrossAttention, GlideLayer, GlideModel
+from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.target_parts import target_parts
+
+
+@dataclass(frozen=True, slots=True)
+class GlideShape:
+    """A user's choices about a draft; the rest follows from the target. `max_lag` is 0 where
+    no layers are read."""
+
+    target_layers: tuple[int, ...]
+    head_size: int
+    max_lag: int
+    num_layers: int = 1
+
+
+def config_for_target(
+    model: Any, shape: GlideShape, *, name: str, tokenizer_hash: str
+) -> GlideConfig:
+    """The config of a draft for `model`; ModelMismatch when its layers cannot be copied."""
+    parts, text = target_parts(model), model.config.get_text_config()
+    beyond = [layer for layer in shape.target_layers if layer >= parts.num_layers]
+    if beyond:
+        raise ModelMismatch(f"layers {beyond} do not exist, the target has {parts.num_layers}")
+    if getattr(text, "hidden_act", "silu") != "silu":
+        raise ModelMismatch(f"the target's activation is {text.hidden_act}, GliDe's is silu")
+    attention = _layers(model)[-1].self_attn
+    return GlideConfig(
+        target_model=name,
+        tokenizer_hash=tokenizer_hash,
+        vocab_size=parts.vocab_size,
+        head_size=min(shape.head_size, parts.vocab_size),
+        hidden_size=parts.hidden_size,
+        intermediate_size=int(text.intermediate_size),
+        num_heads=parts.num_heads,
+        num_kv_heads=parts.num_kv_heads,
+        head_dim=parts.head_dim,
+        target_layers=shape.target_layers,
+        max_lag=shape.max_lag,
+        num_layers=shape.num_layers,
+        rms_norm_eps=float(text.rms_norm_eps),
+        attention_bias=attention.q_proj.bias is not None,
+        qk_norm=getattr(attention, "q_norm", None) is not None,
+    )
+
+
+def init_from_target(model: Any, config: GlideConfig) -> GlideModel:
+    """A float32 draft: self-attention and MLP from the target's last layers, each
+    cross-attention's norm, query and output from the layer it reads, final norm the target's.
+    """
+    draft, layers = GlideModel(config), _layers(model)
+    with torch.no_grad():
+        for layer, source in zip(draft.layers, layers[-config.num_layers :], strict=True):
+            _copy_layer(layer, source)
+            for cross, index in zip(layer.cross, config.target_layers, strict=True):
+                _copy_cross(cross, layers[index])
+        draft.norm.weight.copy_(model.get_decoder().norm.weight)
+    return draft
+
+
+def trimmed_vocab(counts: Tensor, size: int, *, forced: Sequence[int]) -> Tensor:
+    """The `size` most frequent ids [size] int64, ascending, `forced` always among them.
+
+    counts: [V]; ties go to the lower id (FR-Spec / EAGLE-3 draft vocabularies).
+    """
+    rank = counts.double().clone()
+    rank[list(set(forced))] = float("inf")
+    order = torch.sort(rank, descending=True, stable=True).indices
+    return order[: max(size, len(set(forced)))].sort().values
+
+
+def _layers(model: Any) -> Sequence[Any]:
+    layers = getattr(model.get_decoder(), "layers", None)
+    wanted = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+    if layers is None or not all(hasattr(layers[-1], name) for name in wanted):
+        raise ModelMismatch(f"{type(model).__name__} has no Llama-like layers to start from")
+    result: Sequence[Any] = layers
+    return result
+
+
+def _copy_layer(layer: GlideLayer, source: Any) -> None:
+    layer.self_norm.weight.copy_(source.input_layernorm.weight)
+    layer.mlp_norm.weight.copy_(source.post_attention_layernorm.weight)
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"):
+        _copy(getattr(layer.self_attn, name), getattr(source.self_attn, name, None), name)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        _copy(getattr(layer.mlp, name), getattr(source.mlp, name), name)
+
+
+def _copy_cross(cross: GlideCrossAttention, source: Any) -> None:
+    cross.norm.weight.copy_(source.input_layernorm.weight)
+    for name in ("q_proj", "q_norm", "o_proj"):
+        _copy(getattr(cross, name), getattr(source.self_attn, name, None), name)
+
+
+def _copy(into: nn.Module | None, source: Any, name: str) -> None:
+    if into is None and source is None:
+        return
+    if into is None or source is None:
+        raise ModelMismatch(f"the target's layers disagree about {name}")
+    for key, value in into.named_parameters():
+        other = getattr(source, key, None)
+        if other is None or other.shape != value.shape:
+            raise ModelMismatch(f"the target's {name}.{key} does not fit the draft's")
+        value.copy_(other)
+    if getattr(source, "bias", None) is not None and getattr(into, "bias", None) is None:
+        raise ModelMismatch(f"the target's {name} has a bias, the draft's has none")

@@ -1,0 +1,175 @@
+"""A GliDe draft's pass in torch, over packed layers: what tokens see, as slots and masks."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from slipstream.core.draft.mask import SlicedMasks
+from slipstream.models.glide.glide import GlideModel
+from slipstream.models.glide.glide_packed import (
+    DraftTokens,
+    GlideParts,
+    PackedLayer,
+    PackedNorm,
+    PooledAttention,
+    Slots,
+)
+from slipstream.models.glide.glide_state import GlideState, SessionStep
+from slipstream.models.glide.target_parts import TargetParts, rotary_tables
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import KvLayout
+from slipstream.models.numerics.linears import DraftLinear
+from slipstream.models.scorer import Scores
+from slipstream.models.target.rope import RotaryFactors
+
+
+class TorchGlide:
+    """Layers and head of one draft; `weight_bytes` is what its weights take."""
+
+    engine = "torch"
+
+    def __init__(
+        self, model: GlideModel, head: Tensor, target: TargetParts, layout: KvLayout
+    ) -> None:
+        """`head` [V_d, d] gives the scores."""
+        dtype = layout.dtype
+        self._target, self._dtype = target, dtype
+        self._embeddings = target.embeddings.to(dtype)
+        self._layers = [PackedLayer(layer, dtype) for layer in model.layers]
+        self._norm = PackedNorm(model.norm, dtype)
+        self._head, self._head_size = DraftLinear(head.to(dtype)), len(head)
+        self._masks = SlicedMasks()
+        self._rotary = RotaryFactors(torch.empty(0), torch.empty(0))
+        weights = sum(weight.numel() for weight in model.parameters()) + head.numel()
+        size = dtype.itemsize + 1  # 8-bit weights lie beside the others
+        self.weight_bytes = weights * size + self._embeddings.nbytes
+
+    def parts(self, length: int) -> GlideParts:
+        """Return what scores are computed with, for positions below `length`."""
+        return GlideParts(
+            embeddings=self._embeddings,
+            layers=self._layers,
+            norm=self._norm,
+            head=self._head,
+            rotation=self._tables(length),
+        )
+
+    def reach(self, length: int) -> None:
+        """Have rotary factors of positions 0..length-1."""
+        self._rotary = self._tables(length)
+
+    def scores(self, steps: Sequence[SessionStep]) -> Scores:
+        """Return scores of the tokens that go on, step by step."""
+        pool = steps[0].state.cache.pool
+        x = self._embed(list(chain.from_iterable(step.tokens for step in steps)))
+        parts = [self._last(step) for step in steps]
+        rotation = self._rotation(steps, parts[0])
+        *earlier, final = self._layers
+        if earlier:
+            whole = [self._whole(*both) for both in zip(steps, parts, strict=True)]
+            for index, layer in enumerate(earlier):
+                x = layer(x, index, PooledAttention(pool, whole, rotation))
+        batch = PooledAttention(pool, parts, rotation, self._kept(parts))
+        return self._scores(final(x, len(earlier), batch))
+
+    def _last(self, step: SessionStep) -> DraftTokens:
+        """Return a step's tokens in the last layer."""
+        state, count = step.state, len(step.tokens)
+        slots, seen = _places(state.cache, step.start, step.start + count)
+        if step.first_node < 0:
+            return DraftTokens(slots, seen, count, step.num_kept, None, _before(state, 1), None)
+        mask = None
+        if not state.is_chain:
+            above = self._masks.rows(tuple(state.parents), step.first_node)
+            mask = _tree_mask(
+                above.to(self._embeddings.device), len(state.tokens), self._embeddings
+            )
+        return DraftTokens(slots, seen, count, count, mask, state.target_kv, None)
+
+    def _whole(self, step: SessionStep, last: DraftTokens) -> DraftTokens:
+        """Return a step's tokens in the layers before the last: all of them go on."""
+        if step.first_node >= 0:
+            return last
+        own, cross = self._prefix_masks(step)
+        kv = step.state.target_kv
+        return DraftTokens(last.slots, last.seen, last.count, last.count, own, kv, cross)
+
+    def _scores(self, x: Tensor) -> Scores:
+        if not x.size(0):
+            return Scores(logits=x.new_empty(0, self._head_size, dtype=torch.float32), hidden=x)
+        hidden = self._norm(x)
+        return Scores(logits=self._head(hidden).float(), hidden=hidden)
+
+    def _embed(self, tokens: Sequence[int]) -> Tensor:
+        if len(tokens) == 1:
+            return self._embeddings[tokens[0] : tokens[0] + 1]
+        return self._embeddings[torch.tensor(tokens, device=self._embeddings.device)]
+
+    def _prefix_masks(self, step: SessionStep) -> tuple[Tensor, Tensor]:
+        """Return masks of a prefix's new tokens over their own and the target's positions, in a
+        layer whose outputs the next layer's keys need."""
+        count, seen = len(step.state.tokens), step.num_read
+        own = torch.arange(step.start, count, device=self._embeddings.device)[:, None]
+        cross = _additive(torch.arange(seen, device=own.device)[None] < own, self._embeddings)
+        mask = _additive(torch.arange(count, device=own.device)[None] <= own, self._embeddings)
+        if step.start == 0 and seen:
+            cross[0, 0] = 0  # position 0 has nothing before it; training lets it read itself
+        return mask, cross
+
+    def _kept(self, parts: Sequence[DraftTokens]) -> Slots | None:
+        """Return which tokens of a pass go on behind the last layer's keys."""
+        if all(rows.num_kept == rows.count for rows in parts):
+            return None
+        if len(parts) == 1:
+            return slice(parts[0].count - parts[0].num_kept, None)
+        return torch.tensor(list(_kept_rows(parts)), device=self._embeddings.device)
+
+    def _tables(self, length: int) -> RotaryFactors:
+        return RotaryFactors.of(*rotary_tables(self._target, length, dtype=self._dtype))
+
+    def _rotation(self, steps: Sequence[SessionStep], first: DraftTokens) -> RotaryFactors:
+        """Return the rotary factors of all tokens."""
+        positions = list(chain.from_iterable(step.positions for step in steps))
+        start, last = positions[0], positions[-1]
+        is_run = last - start + 1 == len(positions) and first.self_mask is None
+        if len(steps) == 1 and is_run:
+            return self._rotary.at(slice(start, last + 1))
+        return self._rotary.at(torch.tensor(positions, device=self._embeddings.device))
+
+
+def _before(state: GlideState, back: int) -> Sequence[tuple[Tensor, Tensor]]:
+    """Return what the token `back` places before the end of the prefix reads: earlier positions."""
+    limit = len(state.tokens) - back
+    if not state.target_kv or state.target_kv[0][0].shape[2] <= limit:
+        return state.target_kv
+    pairs = [(keys[:, :, :limit], values[:, :, :limit]) for keys, values in state.target_kv]
+    return pairs if limit else ()
+
+
+def _places(cache: KvCache, start: int, stop: int) -> tuple[Slots, Slots]:
+    """Return where positions start..stop-1 are in the pool, and all up to them."""
+    base = cache.base(stop)
+    if base is not None:
+        return slice(base + start, base + stop), slice(base, base + stop)
+    table = cache.table(stop)
+    return table[start:], table
+
+
+def _kept_rows(parts: Sequence[DraftTokens]) -> Iterator[int]:
+    end = 0
+    for rows in parts:
+        end += rows.count
+        yield from range(end - rows.num_kept, end)
+
+
+def _tree_mask(seen: Tensor, base: int, like: Tensor) -> Tensor:
+    """Return [R, base + nodes], 0 where a node may look, else -inf; seen [R, nodes]."""
+    mask = like.new_zeros(seen.shape[0], base + seen.shape[1])
+    mask[:, base:].masked_fill_(~seen, float("-inf"))
+    return mask
+
+
+def _additive(allowed: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))

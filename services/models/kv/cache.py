@@ -1,0 +1,165 @@
+"""Keys and values of one session: a table of pages.
+
+Slots are those of the pool's buffers; position i of the session sits at slot i % 128 of its page
+i // 128. A page that others use as well is copied before anything in it changes.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import CapacityError
+from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
+from slipstream.models.scorer import KvView
+
+
+class KvCache:
+    """One session's pages in a pool, and how many positions of them hold final tokens.
+
+    What lies behind `count` is scratch for the tokens of one forward.
+    """
+
+    def __init__(
+        self, pool: KvPool, *, limit: int, pages: Sequence[int] = (), count: int = 0
+    ) -> None:
+        """Up to `limit` positions. The session becomes a user of `pages`, which hold the first
+        `count` positions already."""
+        self.pool = pool
+        self.limit = limit
+        self.count = count
+        self.pages = list(pages)
+        for page in pages:
+            pool.share(page)
+        self._num_straight = 0
+        self._table: Tensor | None = None
+        self._measure()
+
+    @classmethod
+    def over(cls, pool: KvPool, pages: Sequence[int], *, limit: int, count: int) -> "KvCache":
+        """Return a cache over pages whose users the caller counts."""
+        cache = cls(pool, limit=limit, count=count)
+        cache.pages += pages
+        cache._measure()
+        return cache
+
+    @property
+    def num_slots(self) -> int:
+        """Positions that there are pages for."""
+        return len(self.pages) * BLOCK_SIZE
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its pages, those shared with others included."""
+        return len(self.pages) * self.pool.layout.bytes_per_page
+
+    def reserve(self, num_slots: int) -> None:
+        """Have pages for that many positions.
+
+        Raises `CapacityError` above the limit and what `KvPool.take` raises; then nothing changes.
+        """
+        if num_slots > self.limit:
+            raise CapacityError(
+                f"{num_slots} cache slots are needed, but the limit is {self.limit}"
+            )
+        missing = round_up(num_slots, BLOCK_SIZE) // BLOCK_SIZE - len(self.pages)
+        if missing > 0:
+            last = self.pages[-1] if self.pages else None
+            self.pages += self.pool.take(missing, after=last)
+            self._measure()
+
+    def own(self, stop: int) -> None:
+        """Have the pages of positions count..stop-1 alone, so that they may be written.
+
+        Raises `NoRoom` where a copy of a shared page finds no place.
+        """
+        for at in range(self.count // BLOCK_SIZE, round_up(stop, BLOCK_SIZE) // BLOCK_SIZE):
+            page = self.pages[at]
+            if self.pool.num_users(page) > 1:
+                (own,) = self.pool.take(1)
+                self._copy_page(at, own)
+                self.pool.drop(page)
+                self.pages[at] = own
+                self._measure()
+
+    def slot(self, position: int) -> int:
+        """Return where a position is in the pool's buffers."""
+        return self.pages[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+
+    def base(self, width: int) -> int | None:
+        """The first of `width` neighbouring slots that hold the first positions in order; None
+        where they are no neighbours."""
+        if width > self._num_straight * BLOCK_SIZE:
+            return None
+        return self.pages[0] * BLOCK_SIZE
+
+    def table(self, width: int) -> Tensor:
+        """Slots [width] int64 of the first positions; any slot stands for those without a page."""
+        if self._table is None or len(self._table) < width:
+            device = self.pool.layout.device
+            pages = torch.tensor(self.pages, device=device).unsqueeze(1) * BLOCK_SIZE
+            self._table = (pages + torch.arange(BLOCK_SIZE, device=device)).flatten()
+            missing = max(width - len(self._table), 0)
+            self._table = torch.cat([self._table, self._table[:1].expand(missing)])
+        return self._table[:width]
+
+    def gather(self, layer: int, start: int, stop: int) -> Tensor:
+        """Positions start..stop-1 of a layer, [2 * kv_heads, n, head_dim]; copied if need be."""
+        buffer, base = self.pool.layer(layer), self.base(stop)
+        if base is not None:
+            own = buffer[:, base + start : base + stop]
+        else:
+            own = buffer.index_select(1, self.table(stop)[start:])
+        if self.pool.peers is None:
+            return own
+        return self.pool.peers.heads(own, self.pages, layer, range(start, stop))
+
+    def truncate(self, count: int) -> None:
+        """Forget every position from `count` on."""
+        self.count = min(self.count, count)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Make the tokens in `slots` the positions behind `count`, moved where needed."""
+        end = self.count + len(slots)
+        self.reserve(end)
+        goal = [self.slot(position) for position in range(self.count, end)]
+        moves = [(a, b) for a, b in zip(slots, goal, strict=True) if a != b]
+        if moves:
+            self.pool.copy([a for a, _ in moves], [b for _, b in moves])
+        self.count = end
+
+    def view(self, layers: Sequence[int]) -> KvView:
+        """The final positions of some layers, without a copy where the pages are neighbours."""
+        half = self.pool.layout.num_kv_heads
+        if self.base(self.num_slots) is None:
+            seen = {at: self.gather(at, 0, self.count) for at in layers}
+        else:
+            seen = {at: self.gather(at, 0, self.num_slots) for at in layers}
+        pairs = {at: (both[:half], both[half:]) for at, both in seen.items()}
+        return KvView(self.count, pairs)
+
+    def trim(self) -> None:
+        """Give back the pages behind the final positions."""
+        needed = round_up(self.count, BLOCK_SIZE) // BLOCK_SIZE
+        for page in self.pages[needed:]:
+            self.pool.drop(page)
+        del self.pages[needed:]
+        self._measure()
+
+    def close(self) -> None:
+        """Give all pages back. Again is fine."""
+        self.truncate(0)
+        self.trim()
+
+    def _copy_page(self, at: int, into: int) -> None:
+        held = min(self.count - at * BLOCK_SIZE, BLOCK_SIZE)
+        if held > 0:
+            first, goal = self.pages[at] * BLOCK_SIZE, into * BLOCK_SIZE
+            self.pool.copy(range(first, first + held), range(goal, goal + held))
+
+    def _measure(self) -> None:
+        """Note what follows from the pages."""
+        self._table = None
+        first = self.pages[0] if self.pages else 0
+        straight = (at for at, page in enumerate(self.pages) if page != first + at)
+        self._num_straight = next(straight, len(self.pages))

@@ -1,0 +1,229 @@
+"""Keys and values of an engine: pages of one preallocated buffer a layer, counted by user."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import CapacityError, NoRoom
+
+BLOCK_SIZE = 128
+"""Key ranges are padded to a multiple of this, so a page of a cache is as long."""
+SCRATCH_ROWS = 512
+
+
+def round_up(count: int, block: int) -> int:
+    """The smallest multiple of `block` that is at least `count`."""
+    return -(-count // block) * block
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Shape of a model's cache: [2 * kv_heads, slots, head_dim] a layer, keys before values.
+
+    A model that is split among ranks has `num_kv_heads` in all, and each rank an equal part.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    num_ranks: int = 1
+
+    @property
+    def num_own_heads(self) -> int:
+        """Key heads of one rank."""
+        return self.num_kv_heads // self.num_ranks
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes, on each rank."""
+        return 2 * self.num_layers * self.num_own_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Bytes of a block of `BLOCK_SIZE` tokens."""
+        return BLOCK_SIZE * self.bytes_per_token
+
+
+class PageList:
+    """Free pages 0..count-1, handed out as neighbours wherever that is possible.
+
+    A table of neighbours is read in place, any other has to be gathered: hence the care.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._runs: list[tuple[int, int]] = [(0, count)] if count else []
+        self._num_free = count
+
+    def __len__(self) -> int:
+        return self._num_free
+
+    def take(self, count: int, *, after: int | None = None) -> list[int]:
+        """`count` pages, of which there must be enough; those behind page `after` first.
+
+        Else out of the smallest run that is long enough, or of the longest ones.
+        """
+        assert count <= self._num_free, "the caller has asked how many there are"
+        pages: list[int] = []
+        if after is not None:
+            pages += self._cut(self._run_at(after + 1), count)
+        while len(pages) < count:
+            missing = count - len(pages)
+            fitting = [at for at, (_, size) in enumerate(self._runs) if size >= missing]
+            sizes = [size for _, size in self._runs]
+            best = min(fitting, key=sizes.__getitem__) if fitting else sizes.index(max(sizes))
+            pages += self._cut(best, missing)
+        self._num_free -= count
+        return pages
+
+    def give(self, page: int) -> None:
+        """Take a page back."""
+        at = bisect_left(self._runs, (page, 0))
+        start, size = page, 1
+        if at < len(self._runs) and self._runs[at][0] == page + 1:
+            size += self._runs.pop(at)[1]
+        if at > 0 and sum(self._runs[at - 1]) == page:
+            at -= 1
+            start, before = self._runs.pop(at)
+            size += before
+        self._runs.insert(at, (start, size))
+        self._num_free += 1
+
+    def _run_at(self, page: int) -> int | None:
+        """The run that begins with a page, if one does."""
+        at = bisect_left(self._runs, (page, 0))
+        found = at < len(self._runs) and self._runs[at][0] == page
+        return at if found else None
+
+    def _cut(self, at: int | None, count: int) -> list[int]:
+        """Up to `count` pages off the front of a run."""
+        if at is None:
+            return []
+        start, size = self._runs[at]
+        taken = min(size, count)
+        if taken == size:
+            del self._runs[at]
+        else:
+            self._runs[at] = (start + taken, size - taken)
+        return list(range(start, start + taken))
+
+
+class Peers(Protocol):
+    """A pool's counterparts at the other ranks of a model that is split."""
+
+    def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
+        """Copy the same slots there."""
+        ...
+
+    def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor:
+        """All heads [2 * kv_heads, n, head_dim] of a layer at the positions of `span`, which lie
+        in `pages`; `own` are those that are here."""
+        ...
+
+
+class KvPool:
+    """Pages of `BLOCK_SIZE` slots in buffers [2 * kv_heads, slots, head_dim], one a layer.
+
+    A page may have several users; who wants to write to one needs it alone. Behind the pages lie
+    scratch slots for tokens of one forward that are not kept, or not in place. Memory is
+    reserved at once, but pages are cleared when they are first handed out: what is masked must be
+    a finite number, and an untouched page of a CPU costs nothing.
+    """
+
+    def __init__(
+        self, layout: KvLayout, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS
+    ) -> None:
+        self.layout = layout
+        self.peers: Peers | None = None
+        self.num_pages = num_pages
+        self.scratch = range(
+            num_pages * BLOCK_SIZE, num_pages * BLOCK_SIZE + round_up(scratch_rows, BLOCK_SIZE)
+        )
+        shape = (2 * layout.num_own_heads, self.scratch.stop, layout.head_dim)
+        self._layers = [
+            torch.empty(shape, dtype=layout.dtype, device=layout.device)
+            for _ in range(layout.num_layers)
+        ]
+        self._free = PageList(num_pages)
+        self._num_users = [0] * num_pages
+        self._is_clear = bytearray(num_pages)
+        self._clear(slice(self.scratch.start, self.scratch.stop))
+
+    @property
+    def num_free(self) -> int:
+        """Pages without a user."""
+        return len(self._free)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes reserved, scratch included."""
+        return self.scratch.stop * self.layout.bytes_per_token
+
+    @property
+    def num_used_bytes(self) -> int:
+        """Bytes of the pages in use, for any thread."""
+        return (self.num_pages - self.num_free) * self.layout.bytes_per_page
+
+    def layer(self, index: int) -> Tensor:
+        """One layer's buffer, [2 * kv_heads, slots, head_dim]: keys, then values."""
+        return self._layers[index]
+
+    def take(self, count: int, *, after: int | None = None) -> list[int]:
+        """Pages for one user, neighbours where possible, behind page `after` best of all.
+
+        Raises `CapacityError` for more than there are at all, `NoRoom` for more than are free.
+        """
+        if count > self.num_pages:
+            raise CapacityError(
+                f"{count * BLOCK_SIZE} slots of keys and values are needed, but there are"
+                f" {self.num_pages * BLOCK_SIZE} in all"
+            )
+        if count > self.num_free:
+            raise NoRoom(
+                f"{count * BLOCK_SIZE} slots of keys and values are needed, but"
+                f" {self.num_free * BLOCK_SIZE} are free"
+            )
+        pages = self._free.take(count, after=after)
+        for page in pages:
+            self._num_users[page] = 1
+            if not self._is_clear[page]:
+                self._is_clear[page] = True
+                self._clear(slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE))
+        return pages
+
+    def num_users(self, page: int) -> int:
+        """Return the number of users of a page."""
+        return self._num_users[page]
+
+    def share(self, page: int) -> None:
+        """One more user of a page that is in use."""
+        assert self._num_users[page] > 0
+        self._num_users[page] += 1
+
+    def drop(self, page: int) -> None:
+        """One user less; the last one's page is free."""
+        self._num_users[page] -= 1
+        assert self._num_users[page] >= 0
+        if not self._num_users[page]:
+            self._free.give(page)
+
+    @torch.inference_mode()
+    def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
+        """Copy slots; all are read before any is written."""
+        if self.peers is not None:
+            self.peers.copy(source, into)
+        device = self.layout.device
+        from_slots = torch.tensor(source, device=device)
+        to_slots = torch.tensor(into, device=device)
+        for buffer in self._layers:
+            buffer.index_copy_(1, to_slots, buffer.index_select(1, from_slots))
+
+    @torch.inference_mode()
+    def _clear(self, slots: slice) -> None:
+        for buffer in self._layers:
+            buffer[:, slots].zero_()

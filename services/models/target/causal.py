@@ -1,0 +1,246 @@
+"""A causal language model over our own cache: many sessions, trees of rows.
+
+The forward is native code where there are kernels for model and processor (`native/`), else torch
+(`torch_decoder.py`), in fixed shapes on CUDA (`bucketed.py`).
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import ModelError
+from slipstream.core.request.options import MAX_NODES
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
+from slipstream.models.native.decoder import NativeDecoder
+from slipstream.models.native.library import NoLibrary, NotNative
+from slipstream.models.native.source import WeightSource
+from slipstream.models.numerics.invariance import Numerics, RowRule
+from slipstream.models.parallel.ranks import ALONE, Ranks
+from slipstream.models.target.architecture import outline_of
+from slipstream.models.target.batched_tokens import Draw, Drawn, Part
+from slipstream.models.target.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from slipstream.models.cuda.bucketed import BucketedForward
+    from slipstream.models.parallel.tensor_parallel import Workers
+    from slipstream.models.target.torch_decoder import TorchDecoder
+
+_LOG = logging.getLogger("slipstream.models")
+
+Engine = Literal["native", "torch", "shaped"]
+"""What computes: native code, torch, or torch in forwards of fixed shape."""
+
+_CHUNK_ROWS = 256
+_MAX_SHAPED_ROWS = 512
+_OWN_SCRATCH = MAX_NODES
+
+
+class CausalModel:
+    """A target, or a draft, as a forward of the tokens of any number of sessions.
+
+    `invariant` numerics make a token's bits depend on its own prefix only; `fast` ones may
+    differ in the last bit with the number of tokens, of all sessions, and the form of the tree.
+    `dtype` is that of keys and values, `weights_type` names the weights' as results show it.
+    """
+
+    def __init__(
+        self,
+        model: "WeightSource | PreTrainedModel",
+        *,
+        numerics: Numerics = "invariant",
+        ranks: Ranks = ALONE,
+        engine: Engine | None = None,
+    ) -> None:
+        """Take the model over: its modules are swapped in place. All `ranks` do so together.
+
+        `engine` None is the fastest that there is; a source of weights has native code only.
+        Raises `ModelError` for one that can't be used, and when the architecture has parts that
+        this cache can't serve.
+        """
+        self.numerics = numerics
+        at = model.outline() if isinstance(model, WeightSource) else outline_of(model, ranks)
+        self.layout, self.embedding = at.layout, at.embedding
+        self.hidden_size, self._mlp_size = at.hidden_size, at.mlp_size
+        self.vocab_size, self.context_length = at.vocab_size, at.context_length
+        self.device, self.dtype = at.layout.device, at.layout.dtype
+        self.weights_type = at.weights_type
+        known = ReferenceCheck(model)
+        self._decoder = self._chosen(model, ranks, engine)
+        self._shaped = self._with_shapes(engine, ranks)
+        known.check(self._sample, at.name)
+
+    @property
+    def is_native(self) -> bool:
+        """Return whether native code computes; else it is torch."""
+        return isinstance(self._decoder, NativeDecoder)
+
+    @property
+    def engine(self) -> str:
+        """Return what computes: torch, shaped, or native with the name of its kernels."""
+        if isinstance(self._decoder, NativeDecoder):
+            return f"native {self._decoder.kernels}"
+        return "torch" if self._shaped is None else "shaped"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are here."""
+        return self._decoder.weight_bytes
+
+    @property
+    def rule(self) -> RowRule:
+        """Numbers of tokens that are computed together."""
+        return self._decoder.rule
+
+    @property
+    def has_shapes(self) -> bool:
+        """Return whether forwards over an engine's pool come in fixed shapes."""
+        return self._shaped is not None
+
+    def workspace_bytes(self, num_rows: int) -> int:
+        """Return the most bytes that a forward of so many tokens needs besides weights and caches.
+
+        Hidden states and what the widest products make of them, logits in both precisions, and
+        the keys of one layer gathered once.
+        """
+        width = 4 * self.hidden_size + 4 * self._mlp_size
+        row = width * self.dtype.itemsize + self.vocab_size * (self.dtype.itemsize + 4)
+        layer = self.layout.bytes_per_token // self.layout.num_layers
+        return int(num_rows * row + self.context_length * layer)
+
+    def pool(self, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS) -> KvPool:
+        """Memory for the caches of an engine's sessions."""
+        pool = self._new_pool(num_pages, scratch_rows)
+        if self._shaped is not None:
+            self._shaped.serve(pool)
+        return pool
+
+    def drive(self, workers: "Workers") -> None:
+        """Have the other ranks compute with this one, rank 0, from now on."""
+        assert not isinstance(self._decoder, NativeDecoder), "a model that is split is torch's"
+        self._decoder.drive(workers)
+
+    def open(self, capacity: int) -> KvCache:
+        """An empty cache with room for `capacity` tokens, in memory of its own."""
+        num_pages = round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE
+        return self.open_in(self._new_pool(num_pages, _OWN_SCRATCH))
+
+    def open_in(self, pool: KvPool) -> KvCache:
+        """An empty cache over an engine's memory, without a page yet."""
+        return KvCache(pool, limit=self.context_length)
+
+    def prefill(self, cache: KvCache, tokens: Sequence[int]) -> None:
+        """Cache `tokens` at the positions that follow the cache's count, in chunks."""
+        for start in range(0, len(tokens), _CHUNK_ROWS):
+            _, (slots,) = self.forward([Part(cache, tokens[start : start + _CHUNK_ROWS])])
+            cache.keep(slots)
+
+    @torch.inference_mode()
+    def forward(self, parts: Sequence[Part]) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
+        """Return final hidden states [n, d] part by part, pending tokens before nodes, and the
+        tokens' slots by part.
+
+        The parts' caches are different ones of one pool. Nothing becomes final: the caller sets
+        each cache which slots to `keep`. Raises `ModelError` for a position past the context,
+        `CapacityError` for tokens that find no room.
+        """
+        for part in parts:
+            self._make_room(part)
+        pool = parts[0].cache.pool
+        drawn = self._drawn(pool, parts)
+        if drawn is not None:
+            return drawn.hidden.clone(), drawn.places  # the next forward writes over it
+        return self._decoder.forward(pool, parts)
+
+    @torch.inference_mode()
+    def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> Drawn | None:
+        """Return what `forward` does, with tokens drawn on the device; one transfer brings them.
+
+        None, and nothing done, where forwards come in no fixed shapes or none of them fits.
+        """
+        for part in parts:
+            self._make_room(part)
+        return self._drawn(parts[0].cache.pool, parts, draws)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] for hidden states [rows, d]: both are in the model's dtype, or in
+        float32 where native code computes."""
+        return self._decoder.logits(hidden)
+
+    def _new_pool(self, num_pages: int, scratch_rows: int) -> KvPool:
+        pool = KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
+        if not isinstance(self._decoder, NativeDecoder):
+            self._decoder.open(pool)
+        return pool
+
+    def _make_room(self, part: Part) -> None:
+        end = part.end + max(part.tree.depths(), default=0)
+        if end > self.context_length:
+            raise ModelError(
+                f"position {part.end} is past the model's context of {self.context_length} tokens"
+            )
+        part.cache.reserve(part.end)
+        part.cache.own(min(end, part.cache.num_slots))
+
+    def _drawn(
+        self, pool: KvPool, parts: Sequence[Part], draws: Sequence[Draw] = ()
+    ) -> Drawn | None:
+        if self._shaped is None:
+            return None
+        packed = self._shaped.pack(pool, parts, draws)
+        if packed is None:
+            return None
+        hidden, tokens = self._shaped.forward(pool, packed, draws)
+        return Drawn(hidden, packed.places, tokens.tolist() if draws else [])
+
+    def _chosen(
+        self, model: "WeightSource | PreTrainedModel", ranks: Ranks, engine: Engine | None
+    ) -> "NativeDecoder | TorchDecoder":
+        if isinstance(model, WeightSource):
+            return NativeDecoder(model, self.layout)
+        if engine in (None, "native") and ranks.size == 1:
+            from slipstream.models.native.checkpoint import InMemory
+
+            try:
+                return NativeDecoder(InMemory(model), self.layout)
+            except NotNative as reason:
+                if engine is not None:
+                    raise ModelError(f"the engine is {engine}, but {reason}") from None
+                if self.device.type == "cpu":
+                    level = logging.WARNING if isinstance(reason, NoLibrary) else logging.INFO
+                    _LOG.log(level, "torch computes %s: %s", type(model).__name__, reason)
+        from slipstream.models.target.torch_decoder import TorchDecoder
+
+        return TorchDecoder(model, self.layout, numerics=self.numerics, ranks=ranks)
+
+    def _with_shapes(self, engine: Engine | None, ranks: Ranks) -> "BucketedForward | None":
+        decoder, is_alone = self._decoder, ranks.size == 1
+        if engine is None and is_alone and self.device.type == "cuda":
+            engine = "shaped"
+        if engine != "shaped":
+            return None
+        if not is_alone:
+            raise ModelError("a model that is split among processes has no forwards of fixed shape")
+        from slipstream.models.cuda.attention_kernels import choose_kernel
+        from slipstream.models.cuda.bucketed import BucketedForward, buckets_for
+        from slipstream.models.cuda.graphs import Replay
+
+        assert not isinstance(decoder, NativeDecoder)
+        buckets = buckets_for(
+            max_rows=_MAX_SHAPED_ROWS, context_length=self.context_length, rule=decoder.rule
+        )
+        is_invariant = self.numerics == "invariant"
+        kernel = choose_kernel(self.layout, decoder.group, is_invariant=is_invariant)
+        return BucketedForward(decoder, kernel, buckets, Replay(self.device))
+
+    def _sample(self) -> Tensor:
+        """Hidden states of the tokens that models are compared by."""
+        cache = self.open(SAMPLE_TOKENS)
+        hidden, _ = self.forward([Part(cache, sample_tokens(self.vocab_size))])
+        return hidden

@@ -1,0 +1,154 @@
+"""Any causal language model as a draft: the plain draft of speculative decoding."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.sequence import common_prefix
+from slipstream.core.tree import TokenTree
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
+from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
+
+
+@dataclass(slots=True)
+class CausalState:
+    cache: KvCache
+    tokens: list[int] = field(default_factory=list)
+    """Tokens whose keys are cached, in order; a drafted chain included."""
+    nodes: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    num_synced: int = 0
+
+
+class CausalScorer:
+    """`Scorer` over a `CausalModel`. A chain grows in its cache, a tree is scored anew.
+
+    The tokens of a pass share a forward, as far as there is room for their trees; in `fast`
+    numerics a token may differ in the last bit from the same token alone.
+    """
+
+    vocab: Tensor | None = None
+    max_lag: int | None = None
+
+    def __init__(self, model: CausalModel, *, vocab_size: int | None = None) -> None:
+        """Leading ids up to `vocab_size` are scored, by default all of the model's."""
+        self._model = model
+        self._vocab_size = vocab_size or model.vocab_size
+        self.context_length: int = model.context_length
+        self.hidden_size: int = model.hidden_size
+        self.layout: KvLayout = model.layout
+
+    def pool(self, num_pages: int) -> KvPool:
+        return self._model.pool(num_pages)
+
+    def open(self, capacity: int, pool: KvPool | None = None) -> CausalState:
+        if pool is None:
+            pool = self.pool(round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE)
+        cache = KvCache(pool, limit=capacity)
+        cache.reserve(capacity)
+        return CausalState(cache)
+
+    def num_same(self, state: CausalState, tokens: Sequence[int]) -> int:
+        return common_prefix(state.tokens, tokens)
+
+    def check(self, ask: Ask) -> None:
+        state: CausalState = ask.state
+        end = len(ask.tokens)
+        if isinstance(ask, Grow):
+            check_nodes(ask, state.parents, state.num_synced)
+            tree = TokenTree((*state.nodes, *ask.tokens), (*state.parents, *ask.parents))
+            end = state.num_synced + max(tree.depths())
+        elif not ask.tokens:
+            raise InvalidRequest("a draft cannot score an empty prefix")
+        limit = min(state.cache.num_slots, self.context_length)
+        if end > limit:
+            raise CapacityError(
+                f"the draft's session has room for {limit} tokens, {end} are needed"
+            )
+
+    def score(self, asks: Sequence[Ask]) -> Scores:
+        """See `Scorer.score`; what a plain draft can read of the target is nothing."""
+        for ask in asks:
+            self.check(ask)
+        parts = [self._known(_part(ask)) for ask in asks]
+        rows: list[Tensor] = []
+        for group in _groups(parts, len(asks[0].state.cache.pool.scratch)):
+            rows += self._forward(group)
+        pairs = zip(asks, rows, strict=True)
+        hidden = torch.cat([own[len(own) - ask.num_scores :] for ask, own in pairs])
+        logits = self._model.logits(hidden)[:, : self._vocab_size]
+        return Scores(logits.float(), hidden.float())
+
+    def num_bytes(self, state: CausalState) -> int:
+        return state.cache.num_bytes
+
+    def close(self, state: CausalState) -> None:
+        state.cache.close()
+
+    def _known(self, part: Part) -> Part:
+        """The part with the last token of the model in the place of each that it does not have.
+
+        A target that numbers its tokens alike may have more of them, which no text has.
+        """
+        last, tree = len(self._model.embedding) - 1, part.tree
+        if max((*part.pending, *tree.tokens)) <= last:
+            return part
+        pending = [min(token, last) for token in part.pending]
+        nodes = tuple(min(token, last) for token in tree.tokens)
+        return Part(part.cache, pending, TokenTree(nodes, tree.parents))
+
+    def _forward(self, parts: Sequence[Part]) -> Sequence[Tensor]:
+        """Hidden states of each part's rows; what is no tree is kept."""
+        hidden, places = self._model.forward(parts)
+        for part, slots in zip(parts, places, strict=True):
+            if not part.tree:
+                part.cache.keep(slots)
+        own: tuple[Tensor, ...] = hidden.split([len(slots) for slots in places])
+        return own
+
+
+def _part(ask: Ask) -> Part:
+    return _synced(ask) if isinstance(ask, Sync) else _grown(ask)
+
+
+def _synced(ask: Sync) -> Part:
+    state: CausalState = ask.state
+    same = common_prefix(state.tokens, ask.tokens)
+    # The last token is processed again, if need be: its scores are wanted.
+    state.cache.truncate(min(same, len(ask.tokens) - 1))
+    state.tokens = list(ask.tokens)
+    state.num_synced = len(ask.tokens)
+    state.nodes.clear()
+    state.parents.clear()
+    return Part(state.cache, state.tokens[state.cache.count :])
+
+
+def _grown(ask: Grow) -> Part:
+    state: CausalState = ask.state
+    is_chain = len(ask.tokens) == 1 and ask.parents[0] == len(state.nodes) - 1
+    is_chain = is_chain and len(state.tokens) == state.num_synced + len(state.nodes)
+    state.nodes += ask.tokens
+    state.parents += ask.parents
+    if is_chain:
+        state.tokens += ask.tokens
+        return Part(state.cache, ask.tokens)
+    del state.tokens[state.num_synced :]
+    state.cache.truncate(state.num_synced)
+    return Part(state.cache, (), TokenTree(tuple(state.nodes), tuple(state.parents)))
+
+
+def _groups(parts: Sequence[Part], num_nodes: int) -> Iterator[list[Part]]:
+    """The parts in order, with trees of up to `num_nodes` nodes together."""
+    group: list[Part] = []
+    for part in parts:
+        if group and sum(len(one.tree) for one in (*group, part)) > num_nodes:
+            yield group
+            group = []
+        group.append(part)
+    yield group

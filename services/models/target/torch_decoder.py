@@ -1,0 +1,117 @@
+"""A decoder's forward in torch: transformers' modelling code over our cache, many sessions.
+
+Weights, configuration and modelling code are transformers' own; the cache, the attention
+kernel and the form of its linear layers (`fast_modules.py`) are ours. Any processor, any
+architecture.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from slipstream.models.kv.paged import PagedTokens
+from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.numerics.invariance import Numerics, query_rule
+from slipstream.models.numerics.linears import Linears
+from slipstream.models.parallel.ranks import Ranks
+from slipstream.models.parallel.shards import localise, own_bytes
+from slipstream.models.parallel.tensor_parallel import TensorParallelDriver, Workers
+from slipstream.models.target.attention import attend
+from slipstream.models.target.batched_tokens import BatchedTokens, BatchPlanner, Part
+from slipstream.models.target.fast_modules import FastAttention, RotaryTables, patch_modules, write
+
+_ATTENTION = "slipstream"
+
+
+def _attention_interface(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface for blocks that keep their own module."""
+    rows, pool = kwargs["slip_rows"], kwargs["slip_pool"]
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    query = query[0].transpose(0, 1)
+    fresh = torch.cat([key[0], value[0]]).transpose(0, 1).contiguous()
+    layer = pool.layer(module.layer_idx)
+    write(layer, fresh, rows)
+    out = attend(query, fresh, layer, rows, scale)
+    return out.view(1, len(rows), query.shape[1], -1), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
+
+
+class TorchDecoder:
+    """The forward and the head of one model, on this rank.
+
+    `rule`: numbers of tokens that are computed together, `weight_bytes` what its weights take.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks
+    ) -> None:
+        """Take the model over: its modules are swapped in place. All `ranks` do so together."""
+        is_invariant = numerics == "invariant"
+        self.weight_bytes, self.layout = own_bytes(model), layout
+        if ranks.size > 1:
+            localise(model, ranks, in_order=is_invariant)
+        linears, self._body = Linears(is_invariant=is_invariant), model.base_model
+        self.head = linears.make([model.get_output_embeddings()])
+        patch_modules(self._body, linears, RotaryTables())
+        count = sum(isinstance(module, FastAttention) for module in self._body.modules())
+        assert count in (0, layout.num_layers), "attention blocks of one form"
+        linears.rule = self.rule = ranks.meet(linears.rule, model.device)
+        model.config._attn_implementation = _ATTENTION
+        self._ranks = ranks
+        self._driver: TensorParallelDriver | None = None
+        self.group: int = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
+        rule = query_rule(layout, self.group, is_invariant=is_invariant)
+        self._planner = BatchPlanner(layout, self.group, is_invariant=is_invariant, rule=rule)
+
+    def drive(self, workers: Workers) -> None:
+        """Have the other ranks compute with this one, rank 0, from now on."""
+        self._driver = TensorParallelDriver(self._ranks, workers)
+
+    def open(self, pool: KvPool) -> None:
+        """Have the other ranks make the same pool."""
+        if self._driver is not None:
+            self._driver.open(pool)
+
+    def forward(
+        self, pool: KvPool, parts: Sequence[Part]
+    ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
+        """Return hidden states [n, d] part by part, and the tokens' slots by part."""
+        rows = self._planner.plan(parts)
+        if self._driver is None:
+            hidden = self._forward(pool, rows)
+        else:
+            hidden = self._driver.forward(pool, parts, lambda: self._forward(pool, rows))
+        if rows.order != tuple(range(len(rows))):
+            hidden = hidden[list(rows.order)]
+        return hidden, rows.places
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
+        if self._driver is not None:
+            return self._driver.logits(hidden, self.head)
+        return self.head(hidden)
+
+    def run(
+        self, tokens: Tensor, positions: Tensor, rows: BatchedTokens | PagedTokens, pool: KvPool
+    ) -> Tensor:
+        """The body alone: hidden states [rows, d] in the order of `rows`."""
+        out = self._body(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            slip_rows=rows,
+            slip_pool=pool,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _forward(self, pool: KvPool, rows: BatchedTokens) -> Tensor:
+        return self.run(rows.tokens, rows.positions, rows, pool)

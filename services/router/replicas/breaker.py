@@ -1,0 +1,189 @@
+"""Replicas that failed lately, and a request's use of one after another. The clock is an argument.
+
+After a few failures in a row a replica rests, and no request uses it. Then one request may try:
+when it succeeds, all may use it again, and when it fails, the replica rests for longer.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from slipstream.core import errors
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.timing import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    """How many failures in a row make a name rest, and for how long."""
+
+    failures: int = 3
+    first_s: float = 0.5
+    longest_s: float = 10.0
+    """Every rest is twice as long as the one before, up to this."""
+
+    def __post_init__(self) -> None:
+        if self.failures < 1:
+            raise InvalidRequest(f"failures is {self.failures}, but must be at least 1")
+        if not 0 < self.first_s <= self.longest_s:
+            raise InvalidRequest(
+                f"rests of {self.first_s} to {self.longest_s} s are not above 0 and growing"
+            )
+
+
+_USUAL = BreakerLimits()
+
+
+class Breakers:
+    """Names, each closed (all may ask), open (it rests) or half open (one may try)."""
+
+    def __init__(self, clock: Clock, limits: BreakerLimits = _USUAL) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._known: dict[str, _Breaker] = {}
+
+    def resting(self) -> frozenset[str]:
+        """Those that nobody may ask now: they rest, or somebody is trying them."""
+        return frozenset(name for name in self._known if not self.may_ask(name))
+
+    def may_ask(self, name: str) -> bool:
+        """Whether a request may ask it now."""
+        at = self._known.get(name)
+        return at is None or not at.is_open or (at.trial is None and self._clock() >= at.until)
+
+    def begin(self, name: str) -> "Attempt":
+        """A request asks it from now on, having seen that it may. `end` what is returned."""
+        attempt = Attempt(self, name)
+        at = self._known.get(name)
+        if at is not None and at.is_open and self.may_ask(name):
+            at.trial = attempt
+        return attempt
+
+    def forget(self, name: str) -> None:
+        """What was known of it holds no longer: it is another one now, or gone."""
+        self._known.pop(name, None)
+
+    def reason(self, name: str) -> str:
+        """Why nobody may ask it; empty when all may."""
+        at = self._known.get(name)
+        if at is None or not at.is_open:
+            return ""
+        state = "resting" if self._clock() < at.until else "tried again"
+        return f"{state} after {at.num_failures} failure{'s' if at.num_failures > 1 else ''}"
+
+    def _succeeded(self, attempt: "Attempt") -> None:
+        at = self._known.get(attempt.name)
+        if at is not None and (not at.is_open or at.trial is attempt):
+            del self._known[attempt.name]
+
+    def _failed(self, attempt: "Attempt") -> None:
+        at = self._known.setdefault(attempt.name, _Breaker())
+        if at.is_open and at.trial is not attempt:
+            return  # it began before the rest did, and says nothing new
+        at.trial = None
+        at.num_failures += 1
+        if at.num_failures >= self._limits.failures:
+            rest_s = 2 * at.rest_s if at.rest_s else self._limits.first_s
+            at.rest_s = min(rest_s, self._limits.longest_s)
+            at.until = self._clock() + at.rest_s
+
+    def _ended(self, attempt: "Attempt") -> None:
+        at = self._known.get(attempt.name)
+        if at is not None and at.trial is attempt:
+            at.trial = None
+
+
+class Attempt:
+    """One request's use of a name. It may succeed and fail many times, until it ends."""
+
+    def __init__(self, breakers: Breakers, name: str) -> None:
+        self.name = name
+        self._breakers = breakers
+
+    def succeeded(self) -> None:
+        """It has answered."""
+        self._breakers._succeeded(self)
+
+    def failed(self) -> None:
+        """It has not answered, or not as it should."""
+        self._breakers._failed(self)
+
+    def end(self) -> None:
+        """The request asks no more. Without an outcome, another one may try. Again is fine."""
+        self._breakers._ended(self)
+
+
+@dataclass(slots=True)
+class _Breaker:
+    num_failures: int = 0
+    """In a row."""
+    rest_s: float = 0.0
+    """The last rest; 0 before the first, which is to say closed."""
+    until: float = 0.0
+    trial: Attempt | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Open, or half open once the rest is over."""
+        return self.rest_s > 0
+
+
+_OF_THE_REPLICA = (
+    errors.Unavailable,
+    errors.DeadlineExceeded,
+    errors.InternalError,
+    errors.ModelError,
+)
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class InUse(Generic[P]):
+    """A replica that a request uses; releasing its session ends the use."""
+
+    name: str
+    """Its address."""
+    port: P
+    park: Callable[[float], Awaitable[None]]
+    """Keep the session for that many seconds, for its next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Replicas that failed lately: in this request, and in all requests."""
+
+    own: Breakers
+    shared: Breakers
+
+    def resting(self) -> frozenset[str]:
+        """Return the names of those that are not to be used now."""
+        return self.own.resting() | self.shared.resting()
+
+    def begin(self, name: str) -> "ReplicaAttempt":
+        """Begin to use a replica."""
+        return ReplicaAttempt(self.own.begin(name), self.shared.begin(name))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAttempt:
+    """One use of a replica, counted for this request and for all of them."""
+
+    own: Attempt
+    shared: Attempt
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure: for all requests only where it says more of the replica than of this
+        request, because it does not answer or fails inside."""
+        self.own.failed()
+        if isinstance(error, _OF_THE_REPLICA):
+            self.shared.failed()
+
+    def succeeded(self) -> None:
+        """Count an answer."""
+        self.own.succeeded()
+        self.shared.succeeded()
+
+    def end(self) -> None:
+        """End the use."""
+        self.own.end()
+        self.shared.end()

@@ -1,0 +1,197 @@
+"""Where replicas are: a fixed list, a DNS name, a file, or the registry that they announce
+themselves to. Knows addresses, not who answers there.
+
+What can't be read for a moment changes nothing: the last list stays, and the log says why.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.server_info import ReplicaRole
+from slipstream.core.timing import Clock
+from slipstream.rpc.channel import check_address
+from slipstream.state.factory import open_registry
+from slipstream.state.options import StoreOptions
+
+POLL_S = 1.0
+DNS_POLL_S = 5.0
+DNS_LIMIT_S = 5.0
+LINGER_S = 10.0
+REGISTRY = "registry:"
+_DNS, _FILE = "dns:///", "file:"
+_LOG = logging.getLogger("slipstream.router")
+
+Addresses = frozenset[str]
+Pause = Callable[[float], Awaitable[None]]
+Ask = Callable[[], Awaitable[Addresses]]
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class Source(Protocol):
+    """Says which addresses there are, first and whenever they change."""
+
+    def changes(self) -> AsyncIterator[Addresses]:
+        """All addresses, each time other ones than the last time. May end; then nothing changes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StaticSource:
+    """Addresses that never change."""
+
+    addresses: Addresses
+
+    async def changes(self) -> AsyncIterator[Addresses]:
+        """Once."""
+        yield self.addresses
+
+
+class PolledSource:
+    """Asks again and again. A question that fails changes nothing."""
+
+    def __init__(self, ask: Ask, *, poll_s: float, pause: Pause) -> None:
+        """`ask` may raise anything when it can't say."""
+        self._ask = ask
+        self._poll_s = poll_s
+        self._pause = pause
+        self._problem = ""
+
+    async def changes(self) -> AsyncIterator[Addresses]:
+        """The first answer, and every one that differs from the one before."""
+        last: Addresses | None = None
+        while True:
+            found = await self._answer()
+            if found is not None and found != last:
+                last = found
+                yield found
+            await self._pause(self._poll_s)
+
+    async def _answer(self) -> Addresses | None:
+        try:
+            found = await self._ask()
+        except Exception as error:  # a list that can't be read is not the end of its replicas
+            if str(error) != self._problem:
+                _LOG.warning("replicas can't be listed, so the last list stays: %s", error)
+                self._problem = str(error)
+            return None
+        self._problem = ""
+        return found
+
+
+class Lingering:
+    """A source whose addresses stay named for a while: a lost list is soon whole again."""
+
+    def __init__(self, ask: Ask, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    async def __call__(self) -> Addresses:
+        """Those that were named within `LINGER_S`."""
+        found = await self._ask()
+        now = self._clock()
+        self._seen |= dict.fromkeys(found, now)
+        self._seen = {at: seen for at, seen in self._seen.items() if now - seen <= LINGER_S}
+        return frozenset(self._seen)
+
+
+def parse_source(
+    items: Sequence[str],
+    *,
+    registered: Ask | None = None,
+    pause: Pause = asyncio.sleep,
+    resolve: Resolve | None = None,
+) -> Source:
+    """The source that a configuration names: addresses, or one of the other forms.
+
+    These are `dns:///NAME:PORT`, `file:PATH`, and `registry:` for those that `registered` names.
+    Raises `InvalidRequest` for anything else.
+    """
+    special = [item for item in items if item.startswith((_DNS, _FILE, REGISTRY))]
+    if not special:
+        return StaticSource(frozenset(_checked(item) for item in items))
+    if len(items) > 1:
+        raise InvalidRequest(
+            f"{special[0]} names all replicas, so nothing else can stand beside it"
+        )
+    if items[0] == REGISTRY and registered is not None:
+        return PolledSource(Lingering(registered, time.monotonic), poll_s=POLL_S, pause=pause)
+    if items[0].startswith(REGISTRY):
+        raise InvalidRequest(f"{items[0]!r} must be registry: alone, with a store_url")
+    if items[0].startswith(_FILE):
+        path = Path(items[0].removeprefix(_FILE)).expanduser()
+        return PolledSource(lambda: _read(path), poll_s=POLL_S, pause=pause)
+    host, port = _name_and_port(items[0])
+    ask = resolve or _resolve
+    return PolledSource(lambda: _named(ask, host, port), poll_s=DNS_POLL_S, pause=pause)
+
+
+async def _read(path: Path) -> Addresses:
+    """One address per line; what follows a # is a comment."""
+    try:
+        text = await asyncio.to_thread(path.read_text, encoding="utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{path} is not UTF-8 text") from None
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return frozenset(_checked(line) for line in lines if line)
+
+
+async def _named(resolve: Resolve, host: str, port: int) -> Addresses:
+    try:
+        async with asyncio.timeout(DNS_LIMIT_S):
+            found = await resolve(host, port)
+    except TimeoutError:
+        raise InvalidRequest(f"{host} was not resolved within {DNS_LIMIT_S:g} s") from None
+    return frozenset(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in found)
+
+
+async def _resolve(host: str, port: int) -> Sequence[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def _name_and_port(item: str) -> tuple[str, int]:
+    host, _, port = item.removeprefix(_DNS).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidRequest(f"{item!r} must be dns:///NAME:PORT")
+    return host, int(port)
+
+
+def _checked(address: str) -> str:
+    if "://" in address:
+        raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
+    return check_address(address)
+
+
+class Sources:
+    """The sources of both roles. `aclose` it."""
+
+    def __init__(self, targets: Sequence[str], drafts: Sequence[str], store: StoreOptions) -> None:
+        """Raises `InvalidRequest` for what names no source, or a registry without a store."""
+        needs_registry = REGISTRY in (*targets, *drafts) and store.url is not None
+        self._registry = open_registry(store) if needs_registry else None
+        self.targets = self._source(targets, ReplicaRole.TARGET)
+        self.drafts = self._source(drafts, ReplicaRole.DRAFT)
+
+    async def aclose(self) -> None:
+        """End connections. Again is fine."""
+        if self._registry is not None:
+            await self._registry.aclose()
+
+    def _source(self, items: Sequence[str], role: ReplicaRole) -> Source:
+        registry = self._registry
+        if registry is None:
+            return parse_source(items)
+
+        async def registered() -> Addresses:
+            return frozenset(at.address for at in await registry.live(role))
+
+        return parse_source(items, registered=registered)

@@ -1,0 +1,174 @@
+"""The draft of one request, which may be lost at any time and replaced by another replica.
+
+A request never fails because of its draft. A failure makes the round a plain one that carries the
+reason, and the same draft or another one is used again soon. Drafts are untrusted: a proposal that
+can't be verified counts as a failure.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from slipstream.core import errors
+from slipstream.core.errors import InvalidRequest, SlipstreamError
+from slipstream.core.policy.stop import CONTEXT
+from slipstream.core.ports import Draft
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import Plan, Proposal, Session
+from slipstream.core.verify.port_checks import check_proposal
+from slipstream.router.replicas.breaker import Failures, InUse, ReplicaAttempt
+
+NO_DRAFT = "no draft"
+NO_KEYS = "no keys"
+"""The draft lacks the target's newest keys and values: it can't reach them, or is too slow."""
+_LACKING = {"lag": NO_KEYS, CONTEXT: CONTEXT}
+"""Why a draft could propose nothing at all, by what ended its drafting."""
+_LOG = logging.getLogger("slipstream.router")
+# Few words, so that fallbacks can be counted by them. The more special class comes first.
+_REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
+    (errors.DeadlineExceeded, "timeout"),
+    (errors.Unavailable, "unavailable"),
+    (errors.HandshakeError, "mismatch"),
+    (errors.ModelMismatch, "mismatch"),
+    (errors.CapacityError, "full"),
+    (errors.InvalidRequest, "invalid"),
+    (errors.SessionError, "session"),
+)
+Choose = Callable[[Collection[str]], InUse[Draft] | None]
+"""Return a draft that is not among the names given; None when there is none."""
+
+
+class FailoverDraft:
+    """`core.ports.Draft` of one request, over one replica after another."""
+
+    def __init__(
+        self,
+        choose: Choose,
+        failures: Failures,
+        *,
+        vocab_size: int,
+        remaining: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`remaining` returns the seconds that the request has left, None without a limit."""
+        self._choose = choose
+        self._remaining = remaining
+        self._failures = failures
+        self._vocab_size = vocab_size
+        self._session_id = ""
+        self._used: InUse[Draft] | None = None
+        self._attempt: ReplicaAttempt | None = None
+        self._reason = NO_DRAFT
+        self._logged: set[tuple[str, type[Exception]]] = set()
+        """Failures that were logged: a draft that keeps failing is tried again and again."""
+
+    @property
+    def used(self) -> str | None:
+        """The name of the draft in use."""
+        return None if self._used is None else self._used.name
+
+    async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """Return a draft's proposal, or an empty one whose `fallback` is the reason."""
+        session, self._session_id = sequence.session, sequence.session_id
+        used = self._used or (None if self._reason == CONTEXT else self._take())
+        if used is None:
+            return _without_draft(plan, Proposal(fallback=self._reason))
+        try:
+            proposal = await used.port.propose(sequence, plan)
+            _check(session, plan, proposal, vocab_size=self._vocab_size)
+        except Exception as error:  # whatever comes of reading its answer
+            await self._lose(used, error)
+            return _without_draft(plan, Proposal(fallback=self._reason))
+        if self._attempt is not None:
+            self._attempt.succeeded()
+        self._reason = NO_DRAFT
+        if not len(proposal.tree):
+            lacking = _LACKING.get(proposal.stopped_by)
+            if lacking == CONTEXT:  # of no more use to the request, whose tokens only grow
+                self._reason = CONTEXT
+                await self._end(self._let_go())
+            return _without_draft(plan, replace(proposal, fallback=lacking))
+        return proposal
+
+    async def release(self, session_id: str) -> None:
+        """See `core.ports.Draft.release`."""
+        await self._end(self._let_go())
+
+    async def park(self, ttl_s: float) -> str | None:
+        """Have the session kept; return the name of the draft that keeps it, None without one."""
+        used = self._let_go()
+        if used is None:
+            return None
+        try:
+            await used.park(ttl_s)
+        except Exception as error:  # whatever comes of reading its answer
+            _LOG.warning("%s did not park a session: %s", used.name, error)
+            return None
+        finally:
+            await self._end(used)
+        return used.name
+
+    def _take(self) -> InUse[Draft] | None:
+        used = self._used = self._choose(self._failures.resting())
+        self._attempt = None if used is None else self._failures.begin(used.name)
+        return used
+
+    def _let_go(self) -> InUse[Draft] | None:
+        used, self._used = self._used, None
+        if self._attempt is not None:
+            self._attempt.end()
+        return used
+
+    async def _lose(self, used: InUse[Draft], error: Exception) -> None:
+        self._reason = reason_of(error)
+        if not self._is_over(used) and self._attempt is not None:
+            self._attempt.failed(error)
+            if (failure := (used.name, type(error))) not in self._logged:
+                self._logged.add(failure)
+                _LOG.warning("a request goes on without the draft %s: %s", used.name, error)
+        await self._end(self._let_go())
+
+    def _is_over(self, used: InUse[Draft]) -> bool:
+        """Whether the request itself has ended: its time is up, or it released the draft."""
+        remaining = self._remaining()
+        return self._used is not used or (remaining is not None and remaining <= 0)
+
+    async def _end(self, used: InUse[Draft] | None) -> None:
+        if used is None:
+            return
+        try:
+            await used.port.release(self._session_id)
+        except Exception:  # the request goes on, or has ended well
+            _LOG.exception("the draft %s did not free session %s", used.name, self._session_id)
+
+
+def reason_of(error: Exception) -> str:
+    """Return a word or two for why no draft answered."""
+    return next((word for kind, word in _REASONS if isinstance(error, kind)), "failed")
+
+
+def _check(session: Session, plan: Plan, proposal: Proposal, *, vocab_size: int) -> None:
+    tree = proposal.tree
+    if len(tree) > plan.max_nodes:
+        raise InvalidRequest(
+            f"the proposal has {len(tree)} nodes, above the {plan.max_nodes} asked"
+        )
+    depth = max(tree.depths(), default=0)
+    if depth > plan.max_depth:
+        raise InvalidRequest(f"the proposal is {depth} deep, above the {plan.max_depth} asked")
+    check_proposal(session, proposal, vocab_size=vocab_size, roots=plan.roots)
+    for stats in proposal.stats:
+        numbers = (stats.top_prob, stats.prob, stats.entropy, stats.score or 0.0)
+        if not all(map(math.isfinite, numbers)):
+            raise InvalidRequest(f"a node's statistics are {numbers}, which are no numbers")
+
+
+def _without_draft(plan: Plan, proposal: Proposal) -> Proposal:
+    """Return the empty proposal; under target-initialised roots the roots alone.
+
+    A position whose roots are drawn can't be decoded plainly: nothing would become final. The
+    roots need no draft, and one of them stays.
+    """
+    roots = TokenTree(plan.roots, (ROOT,) * len(plan.roots))
+    return replace(proposal, tree=roots, stats=(), laws=())

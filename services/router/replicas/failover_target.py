@@ -1,0 +1,158 @@
+"""The target of one request: replicas may be lost, and another one goes on.
+
+The next replica gets all final tokens and the round that was lost, and returns the same tokens.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+from slipstream.core import errors
+from slipstream.core.errors import CapacityError, SlipstreamError
+from slipstream.core.ports import Target
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal, Session, Verdict, Verification
+from slipstream.router.replicas.breaker import Failures, InUse, ReplicaAttempt
+
+_LOG = logging.getLogger("slipstream.router")
+_LOST = (
+    errors.Unavailable,
+    errors.DeadlineExceeded,
+    errors.HandshakeError,
+    errors.InternalError,
+    errors.SessionOutOfSync,
+)
+"""Errors that say more of the replica than of the request: another replica may do better."""
+MAX_LOSSES = 32
+"""Losses of one request: it may be what the replicas die of."""
+MAX_INTERNAL_ERRORS = 4
+"""Internal errors of one request, which may cause them. Fewer than a target endures in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How another target is found."""
+
+    choose: Callable[[Collection[str]], InUse[Target] | None]
+    """Return one that is not among the names given; None when there is none."""
+    pause: Callable[[], Awaitable[None]]
+    """Wait a little: there may be others then."""
+    remaining: Callable[[], float | None]
+    """Return the seconds that the request has left; None for no limit."""
+    wait_s: float = 30.0
+    """How long a request waits for a target when all are lost."""
+
+
+class FailoverTarget:
+    """`core.ports.Target` of one request, over one replica after another."""
+
+    def __init__(
+        self,
+        first: InUse[Target],
+        search: Search,
+        failures: Failures,
+        *,
+        on_loss: Callable[[], None],
+    ) -> None:
+        """`on_loss` is called for every target that is lost."""
+        self._search = search
+        self._failures = failures
+        self._on_loss = on_loss
+        self._session_id = ""
+        self._used: InUse[Target] | None = first
+        self._attempt: ReplicaAttempt | None = failures.begin(first.name)
+        self._full: set[str] = set()
+        """Targets without room for the round that is verified."""
+        self._num_losses = self._num_internal_errors = 0
+
+    async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
+        """See `core.ports.Target.verify`. Raises the last replica's error without another one."""
+        self._session_id = sequence.session_id
+        while True:
+            used = self._used
+            assert used is not None
+            try:
+                verdict = await used.port.verify(sequence, proposal)
+            except (*_LOST, CapacityError) as error:
+                await self._replace(used, error)
+                proposal = _repeated(sequence.session, proposal)
+                continue
+            self._full.clear()
+            if self._attempt is not None:
+                self._attempt.succeeded()
+            return verdict
+
+    async def release(self, session_id: str) -> None:
+        """See `core.ports.Target.release`."""
+        await self._end()
+
+    async def park(self, ttl_s: float) -> str | None:
+        """Have the session kept; return the name of the target that keeps it, None without one."""
+        used = self._used
+        if used is None:
+            return None
+        try:
+            await used.park(ttl_s)
+        except SlipstreamError as error:
+            _LOG.warning("target %s did not park a session: %s", used.name, error)
+            return None
+        finally:
+            await self._end()
+        return used.name
+
+    async def _replace(self, lost: InUse[Target], error: SlipstreamError) -> None:
+        """Use another target, or raise the error."""
+        if self._used is not lost or self._is_late():  # the request has ended
+            raise error
+        if self._attempt is not None:
+            self._attempt.failed(error)
+        await self._end()
+        self._num_losses += 1
+        self._num_internal_errors += isinstance(error, errors.InternalError)
+        if self._num_losses > MAX_LOSSES or self._num_internal_errors >= MAX_INTERNAL_ERRORS:
+            raise error
+        if isinstance(error, CapacityError):
+            # A full replica is alive: waiting for it is the caller's choice, trying each is ours.
+            self._full.add(lost.name)
+            found = self._choose(self._full)
+        else:
+            found = await self._found()
+        if found is None:
+            raise error
+        if not isinstance(error, CapacityError):
+            self._on_loss()
+            _LOG.warning("target %s is lost, %s goes on: %s", lost.name, found.name, error)
+        self._used, self._attempt = found, self._failures.begin(found.name)
+
+    async def _found(self) -> InUse[Target] | None:
+        """Return another target as soon as there is one; None when there was none for long."""
+        remaining_s = self._search.remaining()
+        wait_s = self._search.wait_s
+        try:
+            async with asyncio.timeout(wait_s if remaining_s is None else min(wait_s, remaining_s)):
+                while (found := self._choose()) is None:
+                    await self._search.pause()
+        except TimeoutError:
+            return None
+        return found
+
+    def _choose(self, full: Collection[str] = ()) -> InUse[Target] | None:
+        return self._search.choose(self._failures.resting().union(full))
+
+    def _is_late(self) -> bool:
+        remaining_s = self._search.remaining()
+        return remaining_s is not None and remaining_s <= 0
+
+    async def _end(self) -> None:
+        used, self._used = self._used, None
+        if self._attempt is not None:
+            self._attempt.end()
+            self._attempt = None
+        if used is not None:
+            await used.port.release(self._session_id)
+
+
+def _repeated(session: Session, proposal: Proposal) -> Proposal:
+    """Return what another target verifies: roots that the lost one drew are none of its own."""
+    return Proposal() if session.verification is Verification.TARGET_INIT else proposal

@@ -1,0 +1,275 @@
+"""All replicas, both roles: which models there are, and who is to run a request. No requests."""
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from slipstream.core.draft.ngram_draft import NGRAM
+from slipstream.core.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    Unavailable,
+    UnsupportedCombination,
+)
+from slipstream.core.request.request import NO_DRAFTER, DraftFacts
+from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
+from slipstream.router.replicas.breaker import Breakers
+from slipstream.router.replicas.heartbeat import Epoch
+from slipstream.router.replicas.placement import (
+    KINDS,
+    TargetView,
+    best_kind,
+    choose_draft,
+    choose_target,
+    misfit,
+)
+from slipstream.router.replicas.pool import Pool
+from slipstream.router.replicas.probes import (
+    DescribedDraft,
+    DescribedTarget,
+    draft_view,
+    target_view,
+)
+from slipstream.router.replicas.replica import Replica
+from slipstream.rpc.exchange import Peer
+
+_LOG = logging.getLogger("slipstream.router")
+NO_TARGET = "no target has been reached yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A target replica chosen for a request, and what it was at that moment."""
+
+    replica: Replica[DescribedTarget]
+    model: DescribedTarget
+    epoch: Epoch
+    """Over as soon as the replica is lost, even if it is back at once."""
+
+    @property
+    def peer(self) -> Peer:
+        """Return how the replica is reached, until it is lost."""
+        return replace(self.replica.peer, lost=self.epoch.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a session asks of placement: its model, its numbering of tokens, its last replica."""
+
+    model_id: str
+    tokenizer_hash: str | None = None
+    sticky: str | None = None
+    arithmetic: str | None = None
+    """See `DescribedTarget.arithmetic`; None for any."""
+
+    def admits(self, model: DescribedTarget) -> bool:
+        """Whether it would do."""
+        same_numbering = self.tokenizer_hash in (None, model.tokenizer_hash)
+        return same_numbering and self.arithmetic in (None, model.arithmetic)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterDefaults:
+    """What requests get that name no drafter: `drafter`, or the best there is.
+
+    `expects_drafts` where drafts are listed at all, reached or not.
+    """
+
+    expects_drafts: bool
+    drafter: str | None = None
+
+
+class Fleet:
+    """The replicas of one router."""
+
+    def __init__(
+        self,
+        targets: Pool[DescribedTarget],
+        drafts: Pool[DescribedDraft],
+        *,
+        defaults: DrafterDefaults,
+        breakers: Breakers,
+    ) -> None:
+        """`breakers` are the failures of all replicas that all requests know of, by address."""
+        self._targets = targets
+        self._drafts = drafts
+        self._defaults = defaults
+        self.breakers = breakers
+        self._reported = frozenset[str]()
+        """Models of which the log says that their targets' weights differ."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether any request can run."""
+        return bool(self._targets.ready())
+
+    def infos(self) -> tuple[ReplicaInfo, ...]:
+        """Every replica, by role and address; a ready one may rest after failures."""
+        everyone = [*(at.info for at in self._drafts), *(at.info for at in self._targets)]
+        return tuple(
+            replace(at, reason=at.reason or self.breakers.reason(at.address) or self._note(at))
+            for at in sorted(everyone, key=lambda at: (at.role.value, at.address))
+        )
+
+    def check_weights(self) -> None:
+        """Log once for every model whose ready targets have different weights."""
+        mixed = self._mixed()
+        for model_id in sorted(mixed - self._reported):
+            _LOG.warning(
+                "targets of model %s have different weights: a request that loses its target goes"
+                " on only where the weights are equal",
+                model_id,
+            )
+        self._reported = mixed
+
+    def _mixed(self) -> frozenset[str]:
+        ready = [at.described for at in self._targets.ready() if at.described is not None]
+        known = {(model.name, model.weights_digest) for model in ready}
+        counts = Counter(name for name, _ in known)
+        return frozenset(name for name, count in counts.items() if count > 1)
+
+    def _note(self, info: ReplicaInfo) -> str:
+        is_mixed = info.role is ReplicaRole.TARGET and info.model in self._mixed()
+        return "other targets of its model have other weights" if is_mixed else ""
+
+    def models(self) -> dict[str, Placed]:
+        """A replica of every model: of all targets that were ever reached and are still listed."""
+        found: dict[str, Placed] = {}
+        for replica in sorted(self._targets, key=lambda at: at.state is ReplicaState.READY):
+            if replica.described is not None:  # the ready ones come last, and stay
+                found[replica.described.name] = Placed(replica, replica.described, replica.epoch)
+        return found
+
+    def context_length(self) -> int:
+        """Tokens of the longest context of all models. Raises `Unavailable` without any model."""
+        lengths = [at.model.facts.context_length for at in self.models().values()]
+        if not lengths:
+            raise Unavailable(NO_TARGET)
+        return max(lengths)
+
+    def num_targets(self, model_id: str) -> int:
+        """Target replicas that serve the model now."""
+        return sum(at.model_id == model_id for at in self._target_views())
+
+    def model_name(self, asked: str) -> str:
+        """The model that is meant; an empty name means the only one.
+
+        Raises `ModelNotFound`, `InvalidRequest` where there are several, `Unavailable` where no
+        target was reached.
+        """
+        names = sorted(self.models())
+        if not names:
+            raise Unavailable(NO_TARGET)
+        if asked in names:
+            return asked
+        listing = ", ".join(names)
+        if asked:
+            raise ModelNotFound(f"there is no model {asked!r} here, but {listing}")
+        if len(names) > 1:
+            raise InvalidRequest(f"the request names no model, but there are several: {listing}")
+        return names[0]
+
+    def target(self, wanted: Wanted, *, excluded: Collection[str] = ()) -> Placed:
+        """The replica that is to verify, none of the addresses `excluded`.
+
+        Raises `Unavailable` when none is ready.
+        """
+        ready = [(at, at.described) for at in self._targets.ready() if at.described is not None]
+        views = [target_view(at, model) for at, model in ready if wanted.admits(model)]
+        chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky, excluded=excluded)
+        if chosen is None:
+            raise Unavailable(_without(wanted, has_others=bool(ready) and not views))
+        return next(
+            Placed(at, at.described, at.epoch)
+            for at in self._targets.ready()
+            if at.address == chosen.address and at.described is not None
+        )
+
+    def draft(
+        self, target: Placed, kind: str, *, sticky: str | None, excluded: Collection[str]
+    ) -> tuple[Replica[DescribedDraft], DescribedDraft] | None:
+        """The replica that is to guess for the target; None when there is none."""
+        known = {
+            at.address: (at, at.described)
+            for at in self._drafts.ready()
+            if at.described is not None
+        }
+        chosen = choose_draft(
+            [draft_view(*pair) for pair in known.values()],
+            target_view(target.replica, target.model),
+            kind,
+            sticky=sticky,
+            excluded=excluded,
+        )
+        return None if chosen is None else known[chosen.address]
+
+    def draft_facts(self, target: Placed, asked: str | None) -> DraftFacts:
+        """What a request to this target can ask of its draft: one of the kind asked, or the best.
+
+        A draft that is lost for the moment still counts, by what it said last. Raises
+        `UnsupportedCombination` when there are drafts, but none of this kind.
+        """
+        kind = asked or self._defaults.drafter
+        if kind == NO_DRAFTER:
+            return DraftFacts(NO_DRAFTER)
+        if kind == NGRAM.kind:
+            return NGRAM
+        known = self.drafts_for(target)
+        chosen = kind or _best(known)
+        for model, _ in known:
+            if model.name == chosen:
+                return model.facts
+        return self._unknown_draft(kind, {model.name for model, _ in known})
+
+    def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:
+        """Facts of a draft that never said anything; it may still come where drafts are listed."""
+        expects = self._defaults.expects_drafts
+        if kind is None:
+            return DraftFacts(KINDS[0]) if expects else NGRAM
+        if here or not expects:
+            listing = ", ".join(sorted({*here, NGRAM.kind}))
+            raise UnsupportedCombination(f"drafter {kind} is not here, but {listing}")
+        return DraftFacts(kind)
+
+    def drafts_for(self, target: Placed) -> list[tuple[DescribedDraft, bool]]:
+        """Drafts that fit the target, ready ones first, each with whether it is ready."""
+        view = target_view(target.replica, target.model)
+        found = [
+            (at.described, at.state is ReplicaState.READY)
+            for at in self._drafts
+            if at.described is not None
+            and at.state is not ReplicaState.UNFIT
+            and not misfit(view, draft_view(at, at.described))
+        ]
+        return sorted(found, key=lambda pair: not pair[1])
+
+    def at(self, address: str | None) -> Placed | None:
+        """The ready target at an address."""
+        for replica in self._targets.ready():
+            if replica.address == address and replica.described is not None:
+                return Placed(replica, replica.described, replica.epoch)
+        return None
+
+    def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
+        """The ready draft at an address."""
+        return next((at for at in self._drafts.ready() if at.address == address), None)
+
+    def _target_views(self) -> list[TargetView]:
+        ready = self._targets.ready()
+        return [target_view(at, at.described) for at in ready if at.described is not None]
+
+
+def _without(wanted: Wanted, *, has_others: bool) -> str:
+    if not (has_others and wanted.arithmetic):
+        return f"no target for model {wanted.model_id} is ready"
+    return (
+        f"no target for model {wanted.model_id} is ready with the weights, element type and"
+        f" numerics that the request began with: {wanted.arithmetic}"
+    )
+
+
+def _best(known: Sequence[tuple[DescribedDraft, bool]]) -> str | None:
+    """The best kind among those that are ready, or else among all."""
+    ready = {model.name for model, is_ready in known if is_ready}
+    return best_kind(ready) or best_kind({model.name for model, _ in known})

@@ -1,0 +1,98 @@
+"""Whether a replica still answers: it is asked again and again, and must not be silent for long.
+
+Knows neither replicas nor the wire.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from slipstream.core.errors import InvalidRequest, Unavailable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """How often replicas are asked, and how long one may be silent before it is lost."""
+
+    every_s: float = 1.0
+    limit_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.every_s > 0:
+            raise InvalidRequest(f"heartbeat_s is {self.every_s}, but must be above 0")
+        if self.limit_s < self.every_s:
+            raise InvalidRequest(
+                f"replica_timeout_s is {self.limit_s}, but must be at least the heartbeat's"
+                f" {self.every_s} s"
+            )
+
+    @property
+    def num_silent(self) -> int:
+        """Beats without an answer that make a replica lost."""
+        return round(self.limit_s / self.every_s)
+
+    async def follow(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Ask for ever. Raises `Unavailable` when no answer comes in time, and what `ask` did."""
+        while True:
+            await self._answered(asyncio.get_running_loop().create_task(ask()))
+            await asyncio.sleep(self.every_s)
+
+    async def _answered(self, asking: asyncio.Task[None]) -> None:
+        """Beats are counted, not time: a router that was itself stopped for long has seen one."""
+        try:
+            for _ in range(self.num_silent):
+                await asyncio.wait({asking}, timeout=self.every_s)
+                if asking.done():
+                    return await asking
+        finally:
+            asking.cancel()
+        raise Unavailable(f"it has not answered for {self.limit_s:g} s")
+
+
+async def while_both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T]) -> T:
+    """Run both until either ends; what that one returned or raised. The other is cancelled."""
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(one), loop.create_task(other)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return await next(task for task in tasks if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Epoch:
+    """From when a replica was described until it is lost. Another one begins when it is back.
+
+    Whoever runs a request on a replica takes its `epoch` when the request is placed, and races
+    `lost` against whatever it waits for. A replica that drains is not lost.
+    """
+
+    def __init__(self) -> None:
+        self._lost = asyncio.Event()
+        self._reason = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is over. What runs on the replica has nobody to answer it any more."""
+        return self._lost.is_set()
+
+    @property
+    def reason(self) -> str:
+        """Why it is over; empty while it is not."""
+        return self._reason
+
+    async def lost(self) -> str:
+        """Wait until it is over; why. May be cancelled, and awaited by many."""
+        await self._lost.wait()
+        return self._reason
+
+    def end(self, reason: str) -> None:
+        """It is over, for good. Again changes nothing."""
+        if not self.is_lost:
+            self._reason = reason
+            self._lost.set()

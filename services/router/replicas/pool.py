@@ -1,0 +1,77 @@
+"""All replicas of one role, as a source lists them. Knows nothing of what they are asked for."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from slipstream.core.request.server_info import ReplicaState
+from slipstream.router.replicas.discovery import Addresses, Source
+from slipstream.router.replicas.heartbeat import Heartbeat
+from slipstream.router.replicas.replica import Described, Hooks, Probe, Replica
+from slipstream.rpc.channel import Dialer
+
+D = TypeVar("D", bound=Described)
+_USUAL, _NOBODY = Heartbeat(), Hooks()
+
+
+class Pool(Generic[D]):
+    """Keeps a connection to every replica that there is. Whoever runs `run` owns it."""
+
+    def __init__(
+        self,
+        source: Source,
+        probe: Probe[D],
+        dial: Dialer,
+        *,
+        heartbeat: Heartbeat = _USUAL,
+        hooks: Hooks = _NOBODY,
+    ) -> None:
+        """`hooks` are told of the changes of every replica."""
+        self._source = source
+        self._probe = probe
+        self._dial = dial
+        self._heartbeat = heartbeat
+        self._hooks = hooks
+        self._listed: dict[str, tuple[Replica[D], asyncio.Task[None]]] = {}
+        self._retired: list[Replica[D]] = []
+
+    def __iter__(self) -> Iterator[Replica[D]]:
+        """Those that are listed, by address, and those that were and still run requests."""
+        listed = [replica for _, (replica, _) in sorted(self._listed.items())]
+        return iter([*listed, *self._retired])
+
+    def ready(self) -> list[Replica[D]]:
+        """Those that take requests."""
+        return [replica for replica in self if replica.state is ReplicaState.READY]
+
+    async def run(self) -> None:
+        """Follow the source and every replica it lists, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for addresses in self._source.changes():
+                    self._update(addresses, group)
+        finally:
+            for replica in self:
+                await replica.close()
+
+    def _update(self, addresses: Addresses, group: asyncio.TaskGroup) -> None:
+        for address in sorted(self._listed.keys() - addresses):
+            replica, following = self._listed.pop(address)
+            replica.retire()
+            self._retired.append(replica)
+            group.create_task(self._retire(replica, following))
+        for address in sorted(addresses - self._listed.keys()):
+            replica = Replica(
+                address, self._dial, self._probe, heartbeat=self._heartbeat, hooks=self._hooks
+            )
+            self._listed[address] = (replica, group.create_task(replica.follow()))
+
+    async def _retire(self, replica: Replica[D], following: asyncio.Task[None]) -> None:
+        """Let its requests finish before the connection is closed; they learn when it is lost."""
+        await replica.idle.wait()
+        following.cancel()
+        await asyncio.wait({following})
+        await replica.close()
+        self._retired.remove(replica)
+        if replica.address not in self._listed:
+            self._hooks.forget(replica.address)

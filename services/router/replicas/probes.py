@@ -1,0 +1,233 @@
+"""What replicas are, as they say themselves: asked once per connection, and checked.
+
+Knows the wire; not how replicas are found or chosen.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from slipstream.core.errors import HandshakeError
+from slipstream.core.request.request import DraftFacts, ModelFacts
+from slipstream.core.request.server_info import ReplicaRole
+from slipstream.router.replicas.placement import DraftView, Layout, TargetView
+from slipstream.router.replicas.replica import Replica
+from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
+from slipstream.rpc.conversion.convert_facts import (
+    check_identity,
+    draft_facts_from_pb,
+    model_facts_from_pb,
+)
+from slipstream.rpc.exchange import MAX_ANSWER_BYTES
+from slipstream.rpc.status import error_from
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.text.tokenizer import TextTokenizer
+
+DESCRIBE_LIMIT_S = 30.0
+R = TypeVar("R", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTarget:
+    """A target, with the tokenizer that it gave out."""
+
+    facts: ModelFacts
+    description: target_pb2.DescribeTargetResponse
+    tokenizer: TextTokenizer
+
+    @property
+    def name(self) -> str:
+        """The model."""
+        return self.facts.model_id
+
+    @property
+    def incarnation(self) -> str:
+        """Names the process."""
+        return self.description.identity.incarnation
+
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights."""
+        return self.description.dtype
+
+    @property
+    def weights_digest(self) -> str:
+        """SHA-256 of its weights."""
+        return self.description.identity.weights_digest
+
+    @property
+    def arithmetic(self) -> str:
+        """Equal where the same text gives the same tokens: weights, element type, numerics, and
+        what computes."""
+        about = self.description
+        return f"{self.weights_digest[:16]} {self.dtype} {about.numerics} {about.engine}"
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Equal where token ids mean the same."""
+        return self.description.identity.tokenizer_hash
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedDraft:
+    """A draft."""
+
+    facts: DraftFacts
+    description: draft_pb2.DescribeDraftResponse
+
+    @property
+    def name(self) -> str:
+        """The kind of drafter."""
+        return self.facts.kind
+
+    @property
+    def incarnation(self) -> str:
+        """Names the process."""
+        return self.description.identity.incarnation
+
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights; empty where it is no model."""
+        return self.description.dtype
+
+    @property
+    def weights_digest(self) -> str:
+        """Empty: what drafts compute changes no token."""
+        return ""
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether it reads the target's keys and values."""
+        return bool(self.description.target_layers)
+
+
+class TargetProbe:
+    """Asks targets; fetches each tokenizer once."""
+
+    role = ReplicaRole.TARGET
+    service = "slipstream.rpc.v1.TargetService"
+
+    def __init__(self) -> None:
+        # Models may number their tokens alike and yet differ in their chat templates.
+        # Kept while a target has it: one that names itself anew each time must not fill the memory.
+        self._tokenizers = WeakValueDictionary[tuple[str, str], TextTokenizer]()
+
+    async def describe(self, channel: grpc.aio.Channel) -> DescribedTarget:
+        """See `Probe.describe`; a tokenizer that is not what its hash says can't be used."""
+        answer = await _describe_target(channel, with_tokenizer=False)
+        check_identity(answer.identity)
+        facts = model_facts_from_pb(answer)
+        key = (facts.model_id, answer.identity.tokenizer_hash)
+        tokenizer = self._tokenizers.get(key)
+        if tokenizer is None:
+            tokenizer = self._tokenizers[key] = await _fetch_tokenizer(channel, key[1])
+        return DescribedTarget(facts, answer, tokenizer)
+
+    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
+        """See `Probe.load`."""
+        method, request = f"/{self.service}/GetTargetLoad", target_pb2.GetTargetLoadRequest()
+        return (await call_unary(channel, method, request, target_pb2.GetTargetLoadResponse)).load
+
+
+class DraftProbe:
+    """Asks drafts."""
+
+    role = ReplicaRole.DRAFT
+    service = "slipstream.rpc.v1.DraftService"
+
+    async def describe(self, channel: grpc.aio.Channel) -> DescribedDraft:
+        """See `Probe.describe`."""
+        method, request = f"/{self.service}/DescribeDraft", draft_pb2.DescribeDraftRequest()
+        answer = await _described(channel, method, request, draft_pb2.DescribeDraftResponse)
+        check_identity(answer.identity)
+        return DescribedDraft(draft_facts_from_pb(answer), answer)
+
+    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
+        """See `Probe.load`."""
+        method, request = f"/{self.service}/GetDraftLoad", draft_pb2.GetDraftLoadRequest()
+        return (await call_unary(channel, method, request, draft_pb2.GetDraftLoadResponse)).load
+
+
+def target_view(replica: Replica[DescribedTarget], model: DescribedTarget) -> TargetView:
+    """What placement needs to know."""
+    identity = model.description.identity
+    return TargetView(
+        replica.address,
+        identity.model_id,
+        identity.tokenizer_hash,
+        identity.vocab_size,
+        _layout(model.description.layout),
+        replica.num_busy,
+        replica.last_began,
+    )
+
+
+def draft_view(replica: Replica[DescribedDraft], model: DescribedDraft) -> DraftView:
+    """What placement needs to know."""
+    answer = model.description
+    has_layout = answer.HasField("target_layout")
+    return DraftView(
+        replica.address,
+        model.facts.kind,
+        answer.identity.tokenizer_hash,
+        answer.identity.vocab_size,
+        answer.target_model_id,
+        _layout(answer.target_layout) if has_layout else None,
+        replica.num_busy,
+        replica.last_began,
+    )
+
+
+def _layout(message: common_pb2.KvLayout) -> Layout:
+    return Layout(message.num_layers, message.num_kv_heads, message.head_dim)
+
+
+async def _describe_target(
+    channel: grpc.aio.Channel, *, with_tokenizer: bool
+) -> target_pb2.DescribeTargetResponse:
+    method = f"/{TargetProbe.service}/DescribeTarget"
+    request = target_pb2.DescribeTargetRequest(with_tokenizer=with_tokenizer)
+    max_bytes = MAX_MESSAGE_BYTES if with_tokenizer else MAX_ANSWER_BYTES
+    kind = target_pb2.DescribeTargetResponse
+    return await _described(channel, method, request, kind, max_bytes=max_bytes)
+
+
+async def _described(
+    channel: grpc.aio.Channel,
+    method: str,
+    request: Message,
+    kind: type[R],
+    *,
+    max_bytes: int = MAX_ANSWER_BYTES,
+) -> R:
+    try:
+        return await call_unary(
+            channel, method, request, kind, timeout_s=DESCRIBE_LIMIT_S, max_bytes=max_bytes
+        )
+    except grpc.aio.AioRpcError as error:
+        raise error_from(error) from None
+
+
+async def _fetch_tokenizer(channel: grpc.aio.Channel, expected: str) -> TextTokenizer:
+    answer = await _describe_target(channel, with_tokenizer=True)
+    return await asyncio.to_thread(_tokenizer, answer.tokenizer, expected)
+
+
+def _tokenizer(message: target_pb2.Tokenizer, expected: str) -> TextTokenizer:
+    """Slow: a vocabulary has a megabyte or more."""
+    try:
+        tokenizer = TextTokenizer.from_parts(
+            message.json, message.chat_template, dict(message.special_tokens)
+        )
+        vocab_hash = tokenizer.vocab_hash
+    except BaseException as error:  # the library is Rust, whose panics are no `Exception`
+        raise HandshakeError(f"its tokenizer can't be used: {error}") from None
+    if vocab_hash != expected:
+        raise HandshakeError(
+            f"its tokenizer has the hash {vocab_hash[:12]}, but it says {expected[:12]}"
+        )
+    return tokenizer

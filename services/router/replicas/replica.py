@@ -1,0 +1,300 @@
+"""One replica: reached, described, followed by its health and its answers, lost and found.
+
+It is lost when its connection breaks, or when it is silent for too long: a stopped process keeps
+its connections.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
+from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
+from slipstream.router.replicas.heartbeat import Epoch, Heartbeat, while_both
+from slipstream.rpc.channel import Dialer
+from slipstream.rpc.exchange import Peer, parsed
+from slipstream.rpc.status import error_from, is_named
+from slipstream.rpc.v1 import common_pb2
+
+CONNECT_LIMIT_S = 5.0
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 2.0
+_WATCH = "/grpc.health.v1.Health/Watch"
+_LOG = logging.getLogger("slipstream.router")
+
+
+class Described(Protocol):
+    """What a replica said of itself."""
+
+    @property
+    def name(self) -> str:
+        """Model of a target, kind of a draft."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """Its process."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Element type of its weights; empty for a draft that is no model."""
+        ...
+
+    @property
+    def weights_digest(self) -> str:
+        """SHA-256 of its weights; empty for a draft."""
+        ...
+
+
+D = TypeVar("D", bound=Described)
+D_co = TypeVar("D_co", bound=Described, covariant=True)
+
+
+class Probe(Protocol[D_co]):
+    """How replicas of a role are asked what they are."""
+
+    @property
+    def role(self) -> ReplicaRole:
+        """What they are there for."""
+        ...
+
+    @property
+    def service(self) -> str:
+        """Full name of the service they have."""
+        ...
+
+    async def describe(self, channel: grpc.aio.Channel) -> D_co:
+        """What the replica is. Raises `HandshakeError` for one that can't be used."""
+        ...
+
+    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
+        """What the replica holds at the moment. Raises `grpc.aio.AioRpcError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Called after a change of a replica's state, and when its address is a new process or gone."""
+
+    on_change: Callable[[], None] = lambda: None
+    forget: Callable[[str], None] = lambda address: None
+
+
+class Replica(Generic[D]):
+    """A replica as the router sees it."""
+
+    def __init__(
+        self,
+        address: str,
+        dial: Dialer,
+        probe: Probe[D],
+        *,
+        heartbeat: Heartbeat,
+        hooks: Hooks,
+    ) -> None:
+        self.address = address
+        self.channel = dial(address)
+        """How it is reached; another one once certificates have changed and it was lost."""
+        self.state = ReplicaState.CONNECTING
+        self.reason = "not reached yet"
+        self.described: D | None = None
+        """What it said of itself last, whatever became of it since."""
+        self.epoch = Epoch()
+        """Over while it is not reached; see `Epoch` for how to be told of that."""
+        self.epoch.end(self.reason)
+        self.load: common_pb2.Load | None = None
+        """What it said last that it holds; None before that."""
+        self.num_requests = 0
+        self.last_began = 0.0
+        """When this router's last request began here, by the monotonic clock."""
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._dial = dial
+        self._stamp = dial.stamp()
+        self._outdated: list[grpc.aio.Channel] = []
+        self._probe = probe
+        self._heartbeat = heartbeat
+        self._hooks = hooks
+        self._num_others = 0
+        """Requests of other routers that ran on it when it was asked last."""
+        self._is_retired = False
+        self._is_reported = False
+        """Whether the log says why it is not reached."""
+
+    @property
+    def name(self) -> str:
+        """For errors: target 10.0.0.7:50052."""
+        return f"{self._probe.role.value} {self.address}"
+
+    @property
+    def peer(self) -> Peer:
+        """Return how the replica is reached; its users are counted."""
+        return Peer(self.name, self.channel, self.used)
+
+    @property
+    def num_busy(self) -> int:
+        """Requests that run on it, those of other routers included as far as they are known."""
+        return self.num_requests + self._num_others
+
+    @property
+    def info(self) -> ReplicaInfo:
+        """Return what the router reports of it."""
+        described = self.described
+        return ReplicaInfo(
+            role=self._probe.role,
+            address=self.address,
+            state=self.state,
+            reason=self.reason,
+            model="" if described is None else described.name,
+            num_requests=self.num_requests,
+            incarnation="" if described is None else described.incarnation,
+            dtype="" if described is None else described.dtype,
+            weights_digest="" if described is None else described.weights_digest,
+        )
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Count a request for as long as it runs here."""
+        self.num_requests += 1
+        self.last_began = time.monotonic()
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+            if not self.num_requests:
+                self.idle.set()
+
+    def retire(self) -> None:
+        """Take nothing new. What runs is told when the replica is lost, as before."""
+        self._is_retired = True
+        self._set(self.state, self.reason)
+
+    async def follow(self) -> None:
+        """Reach it, and follow what it says of itself, until cancelled or retired and lost."""
+        wait_s = FIRST_WAIT_S
+        while not self._is_retired:
+            began = time.monotonic()
+            reason = await self._attend()
+            lasted = time.monotonic() - began > LONGEST_WAIT_S
+            if lasted and self.state is not ReplicaState.CONNECTING:
+                wait_s = FIRST_WAIT_S
+            self._set(ReplicaState.CONNECTING, reason)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    async def close(self) -> None:
+        """End its connections."""
+        for channel in (self.channel, *self._outdated):
+            await channel.close()
+
+    async def _renew(self) -> None:
+        """Have the certificates of now. Who still waits at the old channel learns by its epoch."""
+        if (stamp := self._dial.stamp()) != self._stamp:
+            self._outdated.append(self.channel)
+            self.channel, self._stamp = self._dial(self.address), stamp
+        while self._outdated and not self.num_requests:
+            await self._outdated.pop().close()
+
+    async def _attend(self) -> str:
+        """Follow one connection to its end; why it ended."""
+        reason = ""
+        try:
+            await self._renew()
+            reason = await self._watch()
+        except TimeoutError:
+            reason = f"it did not answer within {CONNECT_LIMIT_S:g} s"
+        except grpc.aio.AioRpcError as error:
+            reason = str(error_from(error))
+        except SlipstreamError as error:
+            reason = str(error)
+        except Exception as error:  # whatever a replica does, it is not the end of the others
+            reason = f"it is not understood: {type(error).__name__}"
+            if reason != self.reason:
+                _LOG.exception("%s is not understood", self.name)
+        finally:
+            self.epoch.end(reason or "the router has let go of it")
+            self.load, self._num_others = None, 0
+        return reason
+
+    async def _watch(self) -> str:
+        request = health_pb2.HealthCheckRequest(service=self._probe.service)
+        watch: Any = self.channel.unary_stream(_WATCH)(request.SerializeToString())
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                health = await _read(watch)
+            await while_both(self._follow(watch, health), self._heartbeat.follow(self._ask_load))
+        finally:
+            watch.cancel()
+        return "it has ended the connection"
+
+    async def _follow(self, watch: Any, health: health_pb2.HealthCheckResponse | None) -> None:
+        """Act on what it says of its health; the faster it says it, the longer that waits."""
+        is_described, wait_s = False, FIRST_WAIT_S
+        while health is not None:
+            if health.status != health_pb2.HealthCheckResponse.SERVING:
+                state = ReplicaState.DRAINING if is_described else ReplicaState.CONNECTING
+                self._set(state, "it says that it is not serving")
+            elif is_described or await self._describe():
+                is_described = True
+                self._set(ReplicaState.READY, "")
+            began = time.monotonic()
+            health = await _read(watch)
+            if time.monotonic() - began < wait_s:
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            else:
+                wait_s = FIRST_WAIT_S
+
+    async def _describe(self) -> bool:
+        """Ask what it is; False for one that can't be used. It may come back as another one."""
+        try:
+            self.described = await self._probe.describe(self.channel)
+        except HandshakeError as error:
+            self._set(ReplicaState.UNFIT, str(error))
+            return False
+        except SlipstreamError as error:
+            raise Unavailable(f"it did not say what it is: {error}") from None
+        await self._ask_load()
+        self.epoch = Epoch()
+        self._hooks.forget(self.address)
+        return True
+
+    async def _ask_load(self) -> None:
+        """Any answer will do, a refusal too; only gRPC's own, which is none, is passed over."""
+        num_before = self.num_requests
+        try:
+            load = await self._probe.load(self.channel)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not is_named(error):
+                raise
+            return
+        # A request may have come or gone while it counted; none is to count for two.
+        self._num_others = max(load.num_sessions - max(num_before, self.num_requests), 0)
+        self.load = load
+
+    def _set(self, state: ReplicaState, reason: str) -> None:
+        reason = printable(reason)
+        if self._is_retired:
+            state, reason = ReplicaState.DRAINING, "removed from the list"
+        if (state, reason) == (self.state, self.reason):
+            return
+        if state is not self.state or not self._is_reported:
+            _LOG.info("%s is %s%s", self.name, state.value, f": {reason}" if reason else "")
+        self._is_reported = state is not ReplicaState.READY
+        self.state, self.reason = state, reason
+        self._hooks.on_change()
+
+
+async def _read(watch: Any) -> health_pb2.HealthCheckResponse | None:
+    """Return what it says of its health, None at the end; `InternalError` for other bytes."""
+    answer, kind = await watch.read(), health_pb2.HealthCheckResponse
+    return None if answer is grpc.aio.EOF else parsed(kind, answer, "it")

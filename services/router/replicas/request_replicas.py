@@ -1,0 +1,164 @@
+"""The replicas of one request: the target and the draft in use, which may be replaced."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from slipstream.core.draft.ngram_draft import NGRAM, LookupDraft, NgramDraft
+from slipstream.core.draft.ngram_sources import NgramSources
+from slipstream.core.errors import SlipstreamError, Unavailable
+from slipstream.core.ports import Draft, Target
+from slipstream.core.types import Session
+from slipstream.router.lease_keeper import KvLocation
+from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.router.replicas.failover_draft import FailoverDraft
+from slipstream.router.replicas.failover_target import FailoverTarget, Search
+from slipstream.router.replicas.fleet import Fleet, Placed, Wanted
+from slipstream.router.replicas.probes import DescribedDraft
+from slipstream.router.replicas.replica import Replica
+from slipstream.rpc.exchange import CallOptions
+from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
+from slipstream.rpc.remote_target import RemoteTarget
+from slipstream.rpc.v1 import draft_pb2
+from slipstream.state.record import Record
+
+SEARCH_S = 0.1
+"""How often a request without a target looks for one."""
+_LOG = logging.getLogger("slipstream.router")
+_AT_ONCE = BreakerLimits(failures=1)
+"""A request that was failed by a replica is not the next to try it."""
+_FENCE_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReplicaOptions:
+    """How a request uses its replicas. `target.fence` is that of its session."""
+
+    target: CallOptions
+    draft: CallOptions
+    kind: str
+    """Kind of drafter."""
+    sticky: str | None = None
+    """Address of the draft that may hold the session's keys and values."""
+    target_wait_s: float = 30.0
+    """How long to wait for a target when all are lost."""
+    sources: NgramSources = field(default_factory=NgramSources)
+    """What may be copied from, beside the request's own text."""
+
+
+class RequestReplicas:
+    """Both ports of one request, over replicas. Park or release them in the end."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        placed: Placed,
+        options: RequestReplicaOptions,
+        *,
+        on_loss: Callable[[], None],
+    ) -> None:
+        """`on_loss` is called for every target that is lost."""
+        self._fleet = fleet
+        self._placed = placed
+        self._options = options
+        self._attempts = count()
+        self._failover: FailoverDraft | None = None
+        self.draft: Draft = LookupDraft(self._drafter(), options.sources)
+        search = Search(
+            self._choose_target,
+            lambda: asyncio.sleep(SEARCH_S),
+            options.target.remaining,
+            options.target_wait_s,
+        )
+        first = self._use_target(placed)
+        self.target = FailoverTarget(first, search, self._failures(), on_loss=on_loss)
+
+    async def park(self, ttl_s: float) -> KvLocation:
+        """Have the session kept on both sides; return where."""
+        draft = None if self._failover is None else await self._failover.park(ttl_s)
+        return KvLocation(await self.target.park(ttl_s), draft)
+
+    async def release(self, session_id: str) -> None:
+        """End both streams, which frees the session. Again, or after parking, is fine."""
+        await self.draft.release(session_id)
+        await self.target.release(session_id)
+
+    def _drafter(self) -> Draft:
+        options = self._options
+        if options.kind == NGRAM.kind:
+            return NgramDraft(options.sources)
+        self._failover = FailoverDraft(
+            self._choose_draft,
+            self._failures(),
+            vocab_size=self._placed.model.facts.vocab_size,
+            remaining=options.draft.remaining,
+        )
+        return self._failover
+
+    def _failures(self) -> Failures:
+        return Failures(Breakers(time.monotonic, _AT_ONCE), self._fleet.breakers)
+
+    def _fenced(self, options: CallOptions) -> CallOptions:
+        """A stream that follows another one of the same request must be able to take over."""
+        return replace(options, fence=(options.fence << _FENCE_BITS) + next(self._attempts))
+
+    def _use_target(self, placed: Placed) -> InUse[Target]:
+        options = self._fenced(self._options.target)
+        target = RemoteTarget(placed.peer, placed.model.description.identity, options)
+        self._at = placed, target
+        return InUse(placed.replica.address, target, target.park)
+
+    def _choose_target(self, excluded: Collection[str]) -> InUse[Target] | None:
+        model = self._placed.model
+        wanted = Wanted(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
+        try:
+            placed = self._fleet.target(wanted, excluded=excluded)
+        except Unavailable:
+            return None
+        return self._use_target(placed)
+
+    def _choose_draft(self, excluded: Collection[str]) -> InUse[Draft] | None:
+        options = self._options
+        found = self._fleet.draft(
+            self._placed, options.kind, sticky=options.sticky, excluded=excluded
+        )
+        return None if found is None else self._use_draft(*found)
+
+    def _use_draft(self, replica: Replica[DescribedDraft], model: DescribedDraft) -> InUse[Draft]:
+        description = self._placed.model.description
+        side = TargetSide(
+            description.identity,
+            description.layout,
+            self._feed if model.reads_keys else lambda: None,
+        )
+        draft = RemoteDraft(replica.peer, side, self._fenced(self._options.draft))
+        return InUse(replica.address, draft, draft.park)
+
+    def _feed(self) -> draft_pb2.KvFeed | None:
+        """Return where a draft reads the keys and values of the target in use."""
+        placed, target = self._at
+        return target.feed(placed.model.description.advertised_address or placed.replica.address)
+
+
+async def free_parked(fleet: Fleet, record: Record, options: CallOptions) -> None:
+    """Have both sides free what they keep for a session: opening it takes it over, ending frees."""
+    placed = fleet.at(record.target)
+    if placed is None:
+        return
+    options = replace(options, fence=options.fence << _FENCE_BITS)
+    session = Session(record.session_id, num_prompt_tokens=1, max_tokens=1)
+    identity, layout = placed.model.description.identity, placed.model.description.layout
+    sides: list[RemoteTarget | RemoteDraft] = [RemoteTarget(placed.peer, identity, options)]
+    draft = fleet.draft_at(record.draft)
+    if draft is not None:
+        sides.append(RemoteDraft(draft.peer, TargetSide(identity, layout), options))
+    for side in sides:
+        try:
+            await side.open(session)
+        except SlipstreamError as error:
+            _LOG.warning("a session's keys stay until their time is up: %s", error)
+        finally:
+            side.end()

@@ -1,0 +1,298 @@
+"""Values of the ports on the wire, both ways. Whatever comes in is checked at birth.
+
+`x_to_pb` takes a core value, `x_from_pb` raises `InvalidRequest` for what is no such value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.row_costs import MAX_POINTS, Offer, RowCosts
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import (
+    NodeStats,
+    Plan,
+    Proposal,
+    ReplyTiming,
+    SamplingParams,
+    Session,
+    Shape,
+    SparseLaw,
+    StopPolicy,
+    Verdict,
+    Verification,
+)
+from slipstream.rpc.conversion import enums
+from slipstream.rpc.conversion.convert_asked import (
+    grammar_from_pb,
+    grammar_to_pb,
+    known_logprobs_from_pb,
+    logprobs_to_pb,
+)
+from slipstream.rpc.counts import check_proposal_counts, check_verdict_counts
+from slipstream.rpc.delta import Delta
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
+
+
+def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
+    """What differs from the defaults, and the seed in any case."""
+    values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLING}
+    return common_pb2.SamplingParams(**values, logit_bias=dict(sampling.logit_bias))
+
+
+def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
+    """What is unset takes the default."""
+    given = {name: getattr(message, name) for name in _SAMPLING if message.HasField(name)}  # type: ignore[arg-type]
+    return SamplingParams(**given, logit_bias=tuple(sorted(message.logit_bias.items())))
+
+
+def session_to_pb(session: Session, *, fence: int) -> common_pb2.SessionParams:
+    """`fence` grows from owner to owner of the session."""
+    return common_pb2.SessionParams(
+        session_id=session.session_id,
+        num_prompt_tokens=session.num_prompt_tokens,
+        max_tokens=session.max_tokens,
+        sampling=sampling_to_pb(session.sampling),
+        verification=enums.VERIFICATION.to_pb(session.verification),  # type: ignore[arg-type]
+        stop_token_ids=sorted(session.stop_token_ids),
+        num_roots=session.num_roots,
+        fence=fence,
+        grammar=grammar_to_pb(session.grammar),
+        num_logprobs=session.num_logprobs,
+    )
+
+
+def session_from_pb(message: common_pb2.SessionParams) -> Session:
+    """The request's parameters; the fence stays on the wire."""
+    if not message.session_id:
+        raise InvalidRequest("the session has no id")
+    return Session(
+        session_id=message.session_id,
+        num_prompt_tokens=message.num_prompt_tokens,
+        max_tokens=message.max_tokens,
+        sampling=sampling_from_pb(message.sampling),
+        verification=enums.VERIFICATION.from_pb(message.verification) or Verification.EXACT,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        num_roots=message.num_roots,
+        grammar=grammar_from_pb(message.grammar) if message.HasField("grammar") else None,
+        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+    )
+
+
+def delta_to_pb(delta: Delta) -> common_pb2.Delta:
+    """See `rpc.delta.Delta`."""
+    return common_pb2.Delta(start=delta.start, tokens=delta.tokens)
+
+
+def delta_from_pb(message: common_pb2.Delta) -> Delta:
+    """See `rpc.delta.Delta`."""
+    return Delta(message.start, tuple(message.tokens))
+
+
+def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
+    """`feed` names where the draft reads keys and values, if any."""
+    return draft_pb2.Plan(
+        max_depth=plan.max_depth,
+        max_nodes=plan.max_nodes,
+        shape=enums.SHAPE.to_pb(plan.shape),  # type: ignore[arg-type]
+        stop=enums.STOP.to_pb(plan.stop),  # type: ignore[arg-type]
+        threshold=plan.threshold,
+        widths=plan.widths,
+        roots=plan.roots,
+        feed=feed,
+        worth=plan.worth,
+        row_prices=plan.row_prices,
+    )
+
+
+def plan_from_pb(message: draft_pb2.Plan) -> Plan:
+    """The plan; its feed stays on the wire."""
+    return Plan(
+        max_depth=message.max_depth,
+        max_nodes=message.max_nodes,
+        shape=enums.SHAPE.from_pb(message.shape) or Shape.CHAIN,
+        stop=enums.STOP.from_pb(message.stop) or StopPolicy.FIXED,
+        threshold=message.threshold if message.HasField("threshold") else None,
+        widths=tuple(message.widths),
+        roots=tuple(message.roots),
+        worth=message.worth if message.HasField("worth") else None,
+        row_prices=tuple(message.row_prices),
+    )
+
+
+def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
+    """Statistics column by column; scores and laws only where there are any.
+
+    Raises `InvalidRequest` for ids that are no token's, such as negative ones.
+    """
+    try:
+        return _proposal_to_pb(proposal)
+    except ValueError as error:  # out of the range of a field
+        raise InvalidRequest(f"the proposal can't be told: {error}") from None
+
+
+def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
+    stats = proposal.stats
+    scores = [stat.score for stat in stats if stat.score is not None]
+    laws = [
+        common_pb2.NodeLaw(
+            node=index - 1, law=common_pb2.SparseLaw(tokens=law.tokens, probs=law.probs)
+        )
+        for index, law in enumerate(proposal.laws)
+        if law is not None
+    ]
+    return common_pb2.Proposal(
+        tree=common_pb2.TokenTree(tokens=proposal.tree.tokens, parents=proposal.tree.parents),
+        top_probs=[stat.top_prob for stat in stats],
+        probs=[stat.prob for stat in stats],
+        entropies=[stat.entropy for stat in stats],
+        scores=scores if len(scores) == len(stats) else (),
+        laws=laws,
+        stopped_by=proposal.stopped_by,
+    )
+
+
+def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
+    """Whether it can be verified is `core.verify.port_checks`'s to say; this is about form only."""
+    check_proposal_counts(message)
+    try:
+        tree = TokenTree(tuple(message.tree.tokens), tuple(message.tree.parents))
+    except ValueError as error:
+        raise InvalidRequest(f"the proposal's tree is broken: {error}") from None
+    return Proposal(
+        tree, _stats_from_pb(message), _laws_from_pb(message.laws, len(tree)), message.stopped_by
+    )
+
+
+def _stats_from_pb(message: common_pb2.Proposal) -> tuple[NodeStats, ...]:
+    columns = (message.top_probs, message.probs, message.entropies)
+    sizes = {len(column) for column in columns}
+    if len(sizes) != 1 or len(message.scores) not in (0, *sizes):
+        raise InvalidRequest("the proposal's statistics differ in length from each other")
+    scores: Sequence[float | None] = message.scores or [None] * len(message.probs)
+    return tuple(NodeStats(*row) for row in zip(*columns, scores, strict=True))
+
+
+def _laws_from_pb(
+    messages: Sequence[common_pb2.NodeLaw], num_nodes: int
+) -> tuple[SparseLaw | None, ...]:
+    if not messages:
+        return ()
+    laws: list[SparseLaw | None] = [None] * (num_nodes + 1)
+    for message in messages:
+        if not ROOT <= message.node < num_nodes:
+            raise InvalidRequest(f"a law is for node {message.node} of a tree of {num_nodes}")
+        laws[message.node + 1] = SparseLaw(tuple(message.law.tokens), tuple(message.law.probs))
+    return tuple(laws)
+
+
+def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
+    """A round that is asked for. Raises what `proposal_to_pb` does."""
+    return target_pb2.VerifyProposal(
+        delta=delta_to_pb(delta), proposal=proposal_to_pb(proposal), rivals=proposal.rivals
+    )
+
+
+def verify_from_pb(message: target_pb2.VerifyProposal) -> tuple[Delta, Proposal]:
+    """A round that is asked for."""
+    proposal = proposal_from_pb(message.proposal)
+    if message.rivals:
+        proposal = replace(proposal, rivals=tuple(message.rivals))
+    return delta_from_pb(message.delta), proposal
+
+
+def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
+    """See `core.types.Verdict`; the service adds where its time went."""
+    return target_pb2.Verdict(
+        tokens=verdict.tokens,
+        num_accepted=verdict.num_accepted,
+        finish_reason=enums.FINISH.to_pb(verdict.finish_reason),  # type: ignore[arg-type]
+        roots=verdict.roots,
+        num_cached=verdict.num_cached,
+        timing=timing_to_pb(timing),
+        margins=verdict.margins,
+        logprobs=logprobs_to_pb(verdict.logprobs),
+        forced=verdict.forced,
+        **_offer_to_pb(verdict.offer),
+    )
+
+
+def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
+    """Fields of a verdict; what is None stays unset."""
+    if offer is None:
+        return {}
+    given: dict[str, Any] = {"free_rows": offer.rows, "round_s": offer.round_s}
+    if offer.costs is not None:
+        given["cost_tokens"] = [at for at, _ in offer.costs.points[1:]]
+        given["costs"] = [cost for _, cost in offer.costs.points[1:]]
+        given["branch_cost"] = offer.costs.branch
+    return given
+
+
+def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
+    """`timing` is the message's own with the caller's part added."""
+    check_verdict_counts(message)
+    return Verdict(
+        tuple(message.tokens),
+        message.num_accepted,
+        enums.FINISH.from_pb(message.finish_reason),
+        tuple(message.roots),
+        _offer_from_pb(message),
+        message.num_cached,
+        timing,
+        tuple(message.margins),
+        known_logprobs_from_pb(message.logprobs, num_tokens=len(message.tokens)),
+        tuple(message.forced),
+    )
+
+
+def _offer_from_pb(message: target_pb2.Verdict) -> Offer | None:
+    """The offer; None for one that can't be, as a hint must not fail a round."""
+    if not message.HasField("free_rows"):
+        return None
+    try:
+        return Offer(
+            message.free_rows,
+            message.round_s if message.HasField("round_s") else None,
+            _costs_from_pb(message),
+        )
+    except InvalidRequest:
+        return None
+
+
+def _costs_from_pb(message: target_pb2.Verdict) -> RowCosts | None:
+    points = [*zip(message.cost_tokens[:MAX_POINTS], message.costs[:MAX_POINTS], strict=False)]
+    return RowCosts(((1, 1.0), *points), message.branch_cost) if points else None
+
+
+def timing_to_pb(timing: ReplyTiming) -> common_pb2.ReplyTiming:
+    """Whole microseconds."""
+    return common_pb2.ReplyTiming(
+        total_us=round(timing.service_s * 1e6),
+        queue_us=round(timing.queue_s * 1e6),
+        engine_us=round(timing.engine_s * 1e6),
+        kv_wait_us=round(timing.kv_wait_s * 1e6),
+    )
+
+
+def timing_from_pb(message: common_pb2.ReplyTiming, *, serialisation_s: float) -> ReplyTiming:
+    """Seconds, with the caller's own part."""
+    return ReplyTiming(
+        message.total_us / 1e6,
+        message.queue_us / 1e6,
+        message.engine_us / 1e6,
+        message.kv_wait_us / 1e6,
+        serialisation_s,
+    )

@@ -1,0 +1,101 @@
+"""What targets and drafts say of themselves, from the wire; checked before anybody relies on it."""
+
+import math
+
+from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.core.request.options import DRAFTERS
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import DraftFacts, ModelFacts
+from slipstream.rpc.conversion import enums
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+
+MAX_NAME_CHARS = 256
+MAX_STOP_TOKENS = 4096
+"""A model has a handful."""
+
+
+def check_identity(identity: common_pb2.ModelIdentity) -> None:
+    """Raises `HandshakeError` for another version of the protocol, and for names that are none."""
+    if identity.protocol_version != PROTOCOL_VERSION:
+        raise HandshakeError(
+            f"it speaks version {identity.protocol_version} of the protocol, but this router"
+            f" version {PROTOCOL_VERSION}"
+        )
+    _check_name("model id", identity.model_id)
+    _check_name("tokenizer hash", identity.tokenizer_hash)
+    _check_name("incarnation", identity.incarnation)
+    _check_name("weights' digest", identity.weights_digest)
+    _check_name("revision", identity.revision)
+
+
+def _check_name(name: str, value: str) -> None:
+    """Names go into logs, answers and metrics."""
+    if len(value) > MAX_NAME_CHARS or not value.isprintable():
+        raise HandshakeError(
+            f"its {name} is {value[:40]!r}, but must be up to {MAX_NAME_CHARS} printable characters"
+        )
+
+
+def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFacts:
+    """What requests are checked against. Raises `HandshakeError` for what can't be true."""
+    identity = message.identity
+    for name, value in (
+        ("model id", identity.model_id),
+        ("tokenizer hash", identity.tokenizer_hash),
+        ("vocabulary", identity.vocab_size),
+        ("context", message.context_length),
+    ):
+        if not value:
+            raise HandshakeError(f"it says nothing of its {name}")
+    _check_name("numerics", message.numerics)
+    _check_name("engine", message.engine)
+    _check_name("dtype", message.dtype)
+    _check_name("advertised address", message.advertised_address)
+    if len(message.stop_token_ids) > MAX_STOP_TOKENS:
+        raise HandshakeError(
+            f"it has {len(message.stop_token_ids)} stop tokens, above {MAX_STOP_TOKENS}"
+        )
+    return ModelFacts(
+        identity.model_id,
+        identity.vocab_size,
+        message.context_length,
+        frozenset(message.stop_token_ids),
+        message.has_grammars,
+        message.max_logprobs if message.HasField("max_logprobs") else None,
+    )
+
+
+def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
+    """What requests are checked against. Raises `HandshakeError` for what can't be true."""
+    _check_name("kind", message.kind)
+    _check_name("target model", message.target_model_id)
+    _check_name("dtype", message.dtype)
+    if message.kind not in DRAFTERS:
+        known = ", ".join(DRAFTERS)
+        raise HandshakeError(f"it is a draft of kind {message.kind!r}, but known are {known}")
+    try:
+        profile = _profile_from_pb(message.profile)
+    except InvalidRequest as error:
+        raise HandshakeError(f"its profile can't be used: {error}") from None
+    max_lag = message.max_lag if message.HasField("max_lag") else None
+    step_s = message.step_s if 0 < message.step_s < math.inf else None
+    return DraftFacts(message.kind, profile, message.has_decision_model, max_lag, step_s)
+
+
+def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
+    defaults = Profile()
+    return Profile(
+        shape=enums.SHAPE.from_pb(message.shape) or defaults.shape,
+        stop=enums.STOP.from_pb(message.stop) or defaults.stop,
+        threshold=message.threshold if message.HasField("threshold") else None,
+        threshold_sampled=(
+            message.threshold_sampled if message.HasField("threshold_sampled") else None
+        ),
+        max_depth=message.max_depth or defaults.max_depth,
+        max_nodes=message.max_nodes or defaults.max_nodes,
+        step_cost=message.step_cost or None,
+        row_cost=message.row_cost or None,
+        lookup=message.lookup,
+        lookup_alone=message.lookup_alone,
+    )

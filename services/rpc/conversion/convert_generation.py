@@ -1,0 +1,190 @@
+"""Requests of the public API on the wire, both ways. What comes in is checked at birth.
+
+`x_to_pb` takes a core value, `x_from_pb` raises `InvalidRequest` for what is no such value, and
+`NotBuilt` for what no version can do yet. Answers are `convert_results`' part.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.request.options import Mode, SpeculationOptions, check_num_depths
+from slipstream.core.request.prompt import Prompt, are_ids, checked_prompt
+from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.types import SamplingParams
+from slipstream.core.verify.grammar import Grammar, GrammarKind
+from slipstream.rpc.conversion import enums
+from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
+from slipstream.rpc.v1 import generation_pb2 as pb
+
+_MAX_UINT32 = 2**32 - 1
+_GRAMMARS = {GrammarKind.JSON_SCHEMA: "json_schema", GrammarKind.REGEX: "regex"}
+"""Fields of a request."""
+_OPTIONAL = ("max_draft_tokens", "max_nodes", "threshold", "num_roots", "drafter", "lookup")
+
+
+def generation_to_pb(generation: Generation) -> pb.Generation:
+    """All that a caller says. Raises `InvalidRequest` for what has no place on the wire."""
+    ask = generation.ask
+    return pb.Generation(
+        request_id=ask.request_id,
+        model=generation.model,
+        prompt=prompt_to_pb(
+            generation.prompt, raw=ask.raw, allow_special_tokens=ask.allow_special_tokens
+        ),
+        session=None if generation.session is None else session_ref_to_pb(generation.session),
+        num_received_tokens=generation.num_received,
+        with_origins=ask.with_origins,
+        **ask_to_pb(ask),
+    )
+
+
+def generation_from_pb(message: pb.Generation) -> Generation:
+    """All that a caller says. Raises `NotBuilt` for fields that nothing honours yet."""
+    _refuse_not_built(message)
+    prompt, raw = prompt_from_pb(message.prompt)
+    session = session_ref_from_pb(message.session) if message.HasField("session") else None
+    ask = ask_from_pb(message, raw=raw)
+    return Generation(prompt, ask, message.model, session, message.num_received_tokens)
+
+
+def ask_to_pb(ask: Ask) -> dict[str, Any]:
+    """The fields of a `Generation` message that say how to generate, by name."""
+    _check_uint32("max_tokens", [ask.max_tokens])
+    return {
+        "sampling": _checked_sampling(ask.sampling),
+        "stopping": pb.StoppingCriteria(max_new_tokens=ask.max_tokens, stop=ask.stop),
+        "speculation": speculation_to_pb(ask.speculation),
+        "logprobs": ask.num_logprobs,
+        **_grammar_to_pb(ask.grammar),
+    }
+
+
+def ask_from_pb(message: pb.Generation, *, raw: bool) -> Ask:
+    """How to generate. What is unset takes the default; 0 is a value like any other."""
+    stopping = message.stopping
+    is_bounded = stopping.HasField("max_new_tokens")
+    return Ask(
+        sampling=sampling_from_pb(message.sampling),
+        max_tokens=stopping.max_new_tokens if is_bounded else DEFAULT_MAX_TOKENS,
+        stop=tuple(stopping.stop),
+        speculation=speculation_from_pb(message.speculation),
+        raw=raw,
+        request_id=message.request_id,
+        with_origins=message.with_origins,
+        num_logprobs=message.logprobs if message.HasField("logprobs") else None,
+        grammar=_grammar_from_pb(message),
+        allow_special_tokens=message.prompt.allow_special_tokens,
+    )
+
+
+def prompt_to_pb(
+    prompt: Prompt, *, raw: bool = False, allow_special_tokens: bool = False
+) -> pb.Prompt:
+    """Text, messages or ids. Raises `InvalidRequest` for what is none of them."""
+    prompt = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+    if isinstance(prompt, str):
+        return pb.Prompt(text=prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+    if are_ids(prompt):
+        return pb.Prompt(token_ids=pb.TokenIds(ids=prompt), raw=raw)  # type: ignore[arg-type]
+    messages = [pb.ChatMessage(**message) for message in prompt]  # type: ignore[arg-type]
+    return pb.Prompt(chat=pb.ChatMessages(messages=messages), raw=raw)
+
+
+def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, bool]:
+    """The prompt, and whether it is raw."""
+    match message.WhichOneof("content"):
+        case "text":
+            prompt: Prompt = message.text
+        case "token_ids":
+            prompt = tuple(message.token_ids.ids)
+        case "chat":
+            said = message.chat.messages
+            prompt = tuple({"role": item.role, "content": item.content} for item in said)
+        case _:
+            raise InvalidRequest("the request has no prompt")
+    allows = message.allow_special_tokens
+    return checked_prompt(prompt, raw=message.raw, allow_special_tokens=allows), message.raw
+
+
+def session_ref_to_pb(session: SessionRef) -> pb.SessionRef:
+    """See `core.request.request.SessionRef`."""
+    return pb.SessionRef(session_id=session.session_id, create=session.create)
+
+
+def session_ref_from_pb(message: pb.SessionRef) -> SessionRef:
+    """See `core.request.request.SessionRef`."""
+    return SessionRef(message.session_id, message.create)
+
+
+def speculation_to_pb(options: SpeculationOptions) -> pb.SpeculationOptions:
+    """What is None stays unset."""
+    return pb.SpeculationOptions(
+        mode=enums.MODE.to_pb(options.mode),  # type: ignore[arg-type]
+        shape=enums.SHAPE.to_pb(options.shape),  # type: ignore[arg-type]
+        stop=enums.STOP.to_pb(options.stop),  # type: ignore[arg-type]
+        widths=options.widths or (),
+        verification=enums.VERIFICATION.to_pb(options.verification),  # type: ignore[arg-type]
+        **{name: getattr(options, name) for name in _OPTIONAL},
+    )
+
+
+def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
+    """What is unset stays None: the draft's calibrated default."""
+    given: dict[str, Any] = {
+        name: getattr(message, name)
+        for name in _OPTIONAL
+        if message.HasField(name)  # type: ignore[arg-type]
+    }
+    if not math.isfinite(given.get("threshold", 0.0)):
+        raise InvalidRequest(f"threshold is {given['threshold']}, but must be a finite number")
+    if message.widths:
+        check_num_depths(len(message.widths))
+    return SpeculationOptions(
+        mode=enums.MODE.from_pb(message.mode) or Mode.AUTO,
+        shape=enums.SHAPE.from_pb(message.shape),
+        stop=enums.STOP.from_pb(message.stop),
+        widths=tuple(message.widths) or None,
+        verification=enums.VERIFICATION.from_pb(message.verification),
+        **given,
+    )
+
+
+def _checked_sampling(sampling: SamplingParams) -> Any:
+    if sampling.top_k is not None:
+        _check_uint32("top_k", [sampling.top_k])
+    _check_uint32("a logit_bias token id", (token for token, _ in sampling.logit_bias))
+    return sampling_to_pb(sampling)
+
+
+def _check_uint32(name: str, values: Iterable[int]) -> None:
+    for value in values:
+        if type(value) is not int or not 0 <= value <= _MAX_UINT32:
+            raise InvalidRequest(f"{name} is {value}, but must be an integer up to {_MAX_UINT32}")
+
+
+def _grammar_to_pb(grammar: Grammar | None) -> dict[str, str]:
+    if grammar is None:
+        return {}
+    return {_GRAMMARS[grammar.kind]: grammar.text}
+
+
+def _grammar_from_pb(message: pb.Generation) -> Grammar | None:
+    given = {kind: getattr(message, name) for kind, name in _GRAMMARS.items()}
+    found = [Grammar(kind, text) for kind, text in given.items() if text]
+    if len(found) > 1:
+        raise UnsupportedCombination("json_schema and regex are given, but a text follows one")
+    return found[0] if found else None
+
+
+def _refuse_not_built(message: pb.Generation) -> None:
+    if message.HasField("n") and message.n == 0:
+        raise InvalidRequest("n is 0, but must be 1")
+    asked = {
+        "adapter_id": bool(message.adapter_id),
+        "n above 1": message.n > 1,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise NotBuilt(f"{name} is asked for, but is not built yet")

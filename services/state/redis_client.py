@@ -1,0 +1,240 @@
+"""A client of Redis: connections to whatever servers options name, and scripts within a time limit.
+
+The only module that imports `redis`; to be imported itself only where one is configured.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from redis import exceptions as faults
+from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.backoff import NoBackoff
+
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.state.options import Address, StoreOptions, Topology
+from slipstream.state.scripts import Script
+
+MAX_CONNECTIONS = 1024
+"""Connections of a process to one server: one for each operation that runs at once."""
+_NO_PERMISSION = "does not let its user do what is needed; see its ACL"
+_NO_MEMORY = "has no memory left"
+_IS_REPLICA = "is a replica, which can't be written"
+
+_REASONS: tuple[tuple[Any, str], ...] = (
+    (faults.TimeoutError | TimeoutError, "did not answer in time"),
+    (faults.AuthenticationError, "does not take this user or password"),
+    (faults.NoPermissionError, _NO_PERMISSION),
+    (faults.OutOfMemoryError, _NO_MEMORY),
+    (faults.ReadOnlyError, _IS_REPLICA),
+    (faults.BusyLoadingError, "is still reading its data"),
+    (faults.MaxConnectionsError, "gets too many requests at once"),
+    (faults.MovedError, "is part of a cluster, but store_url does not begin with redis+cluster"),
+    (faults.ClusterDownError, "is a cluster that is down"),
+    (faults.RedisClusterException, "is a cluster that can't be reached"),
+)
+_SCRIPT_REASONS = {
+    "NOPERM": _NO_PERMISSION,
+    "ACL failure": _NO_PERMISSION,
+    "-OOM": _NO_MEMORY,
+    "-READONLY": _IS_REPLICA,
+}
+"""Reasons that some versions put into the middle of a line about the script."""
+
+
+class RedisClient:
+    """Runs scripts in one Redis."""
+
+    def __init__(self, client: Any, *, timeout_s: float, place: str) -> None:
+        """`client` is one of `redis.asyncio`, closed with this; `place` is for errors."""
+        self._client = client
+        self._timeout_s = timeout_s
+        self._place = place
+        self._is_cluster = isinstance(client, RedisCluster)
+        self._preparing: asyncio.Future[Any] | None = None
+        """Held because the loop does not hold it."""
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool = True
+    ) -> Any:
+        """Return a script's answer. Raises `Unavailable`.
+
+        `again`: it may run twice, which it does when a connection breaks.
+        """
+        try:
+            return await self._in_time(self._evaluate(script, keys, args, again=again))
+        except (faults.RedisError, faults.RedisClusterException, OSError) as error:
+            if isinstance(error, faults.ReadOnlyError) and not self._is_cluster:
+                # Another server may answer to the name by now.
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+            raise Unavailable(f"the store at {self._place} {_reason(error)}") from None
+
+    async def aclose(self) -> None:
+        """Cancel what runs, and end connections. May be repeated."""
+        if running := set(self._running):
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running)
+        await self._client.aclose()
+
+    async def _in_time(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Return what the work returns. It has a task of its own.
+
+        `asyncio.wait_for`, which `redis` uses, may lose a cancellation before Python 3.12; here
+        neither the caller's nor the timeout's gets lost.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
+        finally:
+            task.cancel()
+        if not done:
+            raise TimeoutError
+        return await task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # has been retrieved, should nothing await the task any more
+
+    async def _evaluate(
+        self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool
+    ) -> Any:
+        if self._is_cluster:  # learning its layout may take longer than an operation may
+            self._preparing = asyncio.ensure_future(self._client.initialize())
+            await asyncio.shield(self._preparing)
+        command = self._client.execute_command
+        rest = (len(keys), *keys, *args)
+        try:
+            return await command("EVALSHA", script.digest, *rest)
+        except faults.NoScriptError:
+            return await command("EVAL", script.text, *rest)
+        except faults.ConnectionError as error:
+            # Such as of a server that was restarted behind an idle connection.
+            if not again or type(error) is not faults.ConnectionError:
+                raise
+        return await command("EVAL", script.text, *rest)
+
+
+def _reason(error: BaseException) -> str:
+    for kind, reason in _REASONS:
+        if isinstance(error, kind):
+            return reason
+    if isinstance(error, faults.ResponseError):
+        text = str(error)
+        found = (reason for sign, reason in _SCRIPT_REASONS.items() if sign in text)
+        # Only its first word: the rest may quote what was sent.
+        return next(found, f"fails ({text.split(' ', 1)[0][:40]})")
+    for cause in (error, error.__cause__, error.__context__):
+        if isinstance(cause, OSError) and (system := _system_reason(cause)):
+            return system
+    return "can't be reached"
+
+
+def _system_reason(error: OSError) -> str | None:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"shows a certificate that is not trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return f"does not agree on TLS ({error.reason or 'it hung up'})"
+    return f"can't be reached ({os.strerror(error.errno)})" if error.errno else None
+
+
+class _FreshTls(SSLConnection):
+    """TLS with the files as they are when it connects: they may have been replaced since."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        self.ssl_context.context = None
+        return super()._connection_arguments()
+
+
+class _FreshSentinelTls(SentinelManagedConnection, _FreshTls):
+    """Such TLS to the master that sentinels name."""
+
+
+class _WatchedPool(SentinelConnectionPool):
+    """Connections to the master that sentinels name; those to sentinels end with it."""
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
+def connect(options: StoreOptions) -> Redis | RedisCluster:
+    """Return a client, which connects when first used. Raises `InvalidRequest` without a URL."""
+    address = options.address()
+    if address is None:
+        raise InvalidRequest("there is no store_url to connect to")
+    shared, tls = _shared(options), _tls(address, options)
+    if address.topology is Topology.CLUSTER:
+        return _cluster(address, shared, tls)
+    pool: ConnectionPool
+    if address.topology is Topology.SENTINEL:
+        pool = _sentinel_pool(address, options, tls)
+    elif address.topology is Topology.UNIX:
+        shared |= {"path": address.path, "db": address.db}
+        pool = ConnectionPool(UnixDomainSocketConnection, MAX_CONNECTIONS, **shared)
+    else:
+        ((host, port),) = address.nodes
+        shared |= tls | {"host": host, "port": port, "db": address.db}
+        kind = _FreshTls if address.is_tls else Connection
+        pool = ConnectionPool(kind, MAX_CONNECTIONS, **shared)
+    return Redis.from_pool(pool)  # which is closed with the client
+
+
+def _sentinel_pool(address: Address, options: StoreOptions, tls: dict[str, Any]) -> ConnectionPool:
+    shared = _shared(options)
+    # A sentinel that does not answer must leave time for the others, and then the master.
+    part_s = options.timeout_s / (len(address.nodes) + 1)
+    own = shared | {"socket_timeout": part_s, "socket_connect_timeout": part_s}
+    own |= {"username": None, "password": None}  # sentinels have users of their own
+    if tls:
+        own |= {"ssl": True, **tls}
+    sentinels = Sentinel(address.nodes, sentinel_kwargs=own)
+    if tls:
+        for sentinel in sentinels.sentinels:
+            sentinel.connection_pool.connection_class = _FreshTls
+    kind = _FreshSentinelTls if tls else SentinelManagedConnection
+    shared |= tls | {"db": address.db, "max_connections": MAX_CONNECTIONS}
+    make: Any = _WatchedPool  # whose constructor has no types
+    pool: ConnectionPool = make(address.master, sentinels, connection_class=kind, **shared)
+    return pool
+
+
+def _cluster(address: Address, shared: dict[str, Any], tls: dict[str, Any]) -> RedisCluster:
+    nodes = [ClusterNode(host, port) for host, port in address.nodes]
+    client = RedisCluster(
+        startup_nodes=nodes, max_connections=MAX_CONNECTIONS, ssl=bool(tls), **(shared | tls)
+    )
+    if tls:
+        client.nodes_manager.connection_kwargs["connection_class"] = _FreshTls
+        for node in client.nodes_manager.startup_nodes.values():
+            node.connection_class = _FreshTls
+    return client
+
+
+def _shared(options: StoreOptions) -> dict[str, Any]:
+    return {
+        "username": options.user,
+        "password": options.secret(),
+        "socket_timeout": options.timeout_s,
+        "socket_connect_timeout": options.timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # 3 greets with a command more, and has nothing that is needed
+        "driver_info": None,  # whose commands a user may not be allowed
+    }
+
+
+def _tls(address: Address, options: StoreOptions) -> dict[str, Any]:
+    if not address.is_tls:
+        return {}
+    files = {"ca_certs": options.ca, "certfile": options.cert, "keyfile": options.key}
+    return {f"ssl_{name}": str(path) for name, path in files.items() if path is not None}

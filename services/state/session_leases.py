@@ -1,0 +1,195 @@
+"""Leases of sessions that requests acquire before they run, also while the store does not answer;
+how a turn becomes a request, and how one that has ended is answered again.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from slipstream.core.errors import InvalidRequest, SessionOutOfSync, Unavailable
+from slipstream.core.journal import Ending
+from slipstream.core.request.fingerprint import fingerprint
+from slipstream.core.request.request import (
+    DraftFacts,
+    Generation,
+    ModelFacts,
+    Request,
+    draft_settings,
+    make_request,
+)
+from slipstream.core.request.results import Chunk, PromptInfo
+from slipstream.core.text.text import Piece, TextStream, joined
+from slipstream.core.types import Verification
+from slipstream.state.journal import StoreJournal
+from slipstream.state.record import Claim, Record, StoredTurn
+from slipstream.state.store import SessionStore
+
+_SINGLE_REQUEST = re.compile(r"r-[0-9a-f]{48}")
+Encode = Callable[[int | None], Awaitable[Sequence[int]]]
+"""Return the token ids of the turn's prompt behind the session's last token, None at its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRules:
+    """How long sessions and requests on their own are kept, and whether requests run while the
+    store does not answer."""
+
+    session_ttl_s: float = 3600.0
+    request_ttl_s: float = 600.0
+    allows_unkept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AcquiredSession:
+    """The session of a request that may run; without a journal the request has ended already."""
+
+    record: Record
+    journal: StoreJournal | None
+
+
+class SessionLeases:
+    """Acquires sessions in a store."""
+
+    def __init__(
+        self, store: SessionStore, rules: KeepRules, *, next_fence: Callable[[], int]
+    ) -> None:
+        """`next_fence` stands in for the store's fences while it does not answer."""
+        self._store = store
+        self._rules = rules
+        self._next_fence = next_fence
+        self._process = secrets.token_hex(8)
+        self._attempts = count()
+
+    async def acquire(self, generation: Generation, owner: str, model: str) -> AcquiredSession:
+        """Acquire the session of a request with an id; an empty `model` is that of its session.
+
+        Raises what `SessionStore.acquire` does; `Unavailable` when the store does not answer, and
+        the request can't do without or may not.
+        """
+        claim = self._claim(generation, owner, model)
+        try:
+            grant = await self._store.acquire(claim)
+        except Unavailable as error:
+            if not claim.create:
+                raise Unavailable(
+                    f"session {claim.session_id} can't be looked up: {error}"
+                ) from None
+            if not self._rules.allows_unkept:
+                raise
+            request = StoredTurn(claim.request_id, claim.digest)
+            fence = self._next_fence()
+            record = Record(claim.session_id, claim.owner, claim.model, fence, request)
+            return AcquiredSession(record, StoreJournal(self._store, claim, None))
+        journal = None if grant.lease is None else StoreJournal(self._store, claim, grant)
+        return AcquiredSession(grant.record, journal)
+
+    async def delete(self, session_id: str, owner: str) -> Record:
+        """See `SessionStore.delete`."""
+        return await self._store.delete(session_id, owner)
+
+    def _claim(self, generation: Generation, owner: str, model: str) -> Claim:
+        session, rules = generation.session, self._rules
+        return Claim(
+            session_id=session_of(generation, owner),
+            request_id=generation.ask.request_id,
+            digest=fingerprint(generation),
+            owner=owner,
+            holder=f"{self._process}-{next(self._attempts):012d}",
+            model=model,
+            create=session is None or session.create,
+            ttl_s=rules.session_ttl_s if session else rules.request_ttl_s,
+            is_alone=session is None,
+        )
+
+
+def session_of(generation: Generation, owner: str) -> str:
+    """Return the id of a request's session: without one, an id that no caller can name.
+
+    Raises `InvalidRequest` for a session that is named like one of those.
+    """
+    if generation.session is not None:
+        session_id = generation.session.session_id
+        if _SINGLE_REQUEST.fullmatch(session_id):
+            raise InvalidRequest(
+                f"the session id is {session_id}, but ids of this form are for requests without one"
+            )
+        return session_id
+    name = f"{owner}/{generation.ask.request_id}"
+    return f"r-{hashlib.sha256(name.encode()).hexdigest()[:48]}"
+
+
+def request_name(generation: Generation, owner: str) -> str:
+    """Return the name of a request among all of its owner: session, id and digest of the rest.
+
+    Only the same request, sent again, has the same name.
+    """
+    return f"{session_of(generation, owner)}/{generation.ask.request_id}/{fingerprint(generation)}"
+
+
+def check_received(generation: Generation, record: Record, *, is_repeatable: bool) -> None:
+    """Raise `SessionOutOfSync` when the caller holds tokens that are not kept and that a target
+    may not give again. `is_repeatable`: whether its numerics are the same every time."""
+    num_kept = len(record.output)
+    if generation.num_received <= num_kept:
+        return
+    verification = generation.ask.speculation.verification or Verification.EXACT
+    if verification is not Verification.EXACT or not is_repeatable:
+        why = f"verification {verification.value}" if is_repeatable else "these numerics"
+        raise SessionOutOfSync(
+            f"the caller holds {generation.num_received} tokens, but {num_kept} were kept, and"
+            f" {why} may not give the same ones again"
+        )
+
+
+async def turn_request(
+    generation: Generation, record: Record, model: ModelFacts, draft: DraftFacts, encode: Encode
+) -> Request:
+    """Return the checked request of a turn; its prompt is encoded unless the record has its tokens.
+
+    Raises `InvalidRequest` for options that do not go together, before anything is encoded.
+    """
+    ask = generation.ask
+    draft_settings(ask.speculation, draft)
+    tokens = record.tokens[: record.turn.num_prompt_tokens]
+    if not tokens:
+        before = record.tokens
+        tokens = (*before, *await encode(before[-1] if before else None))
+    request = make_request(record.session_id, tokens, ask, model, draft)
+    return replace(request, past=record.output, num_received=generation.num_received)
+
+
+def replayed(
+    generation: Generation, record: Record, detokenise: Callable[[Sequence[int]], str]
+) -> Chunk:
+    """Return all that the caller does not hold of a kept answer, in one chunk.
+
+    Raises `InvalidRequest` when the caller holds more than there is.
+    """
+    output, request = record.output, record.turn
+    if generation.num_received > len(output):
+        raise InvalidRequest(
+            f"num_received is {generation.num_received}, but the answer has {len(output)} tokens"
+        )
+    assert request.ending is not None
+    ending = Ending.from_json(request.ending).answered_again()
+    seed = generation.ask.sampling.seed
+    info = PromptInfo(request.request_id, record.model, seed, request.num_prompt_tokens)
+    piece = _rest(generation, output, detokenise)
+    # What is kept are tokens, not the rounds that they came from.
+    unknown = (None,) * len(piece.tokens)
+    origins = unknown if generation.ask.with_origins else ()
+    logprobs = unknown if generation.ask.num_logprobs is not None else ()
+    return Chunk(piece.text, piece.tokens, ending.reason, ending.stats, info, origins, logprobs)
+
+
+def _rest(
+    generation: Generation, output: Sequence[int], detokenise: Callable[[Sequence[int]], str]
+) -> Piece:
+    if generation.num_received == len(output):
+        return Piece("", ())
+    stream = TextStream(detokenise, generation.ask.stop, num_sent=generation.num_received)
+    piece = stream.push(output)
+    return piece if piece.is_stopped else joined((piece, stream.finish()))

@@ -1,0 +1,149 @@
+"""Budgets of the code: `python tests/budgets.py [--json]` prints each figure and its limit.
+
+`tests/test_house_rules.py` checks them. A limit is lowered when its figure falls, never raised.
+"""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVICES, TESTS = ROOT / "services", ROOT / "tests"
+SERVING = (
+    *("models", "core", "router", "draft", "target", "rpc", "telemetry", "state", "client"),
+    *("gateway", "cluster", "text", "ngrams", "local", "engine"),
+)
+NOT_SERVING = {"bench", "train"}
+# Docstrings that begin with one of these lack their verb or their subject.
+NO_OPENING = re.compile(
+    r"(about|after|as|at|before|by|for|from|in|of|on|over|to|under|until|with|without"
+    r"|it|its|that|these|they|this|those|how|what|when|where|whether|which|who|whoever|why"
+    r"|the same)\b",
+    re.IGNORECASE,
+)
+PERSONS = re.compile(r"\b(anybody|nobody|somebody|whoever|whomever)\b", re.IGNORECASE)
+
+
+def python_files(folder: Path) -> list[Path]:
+    """Return a folder's Python files, at any depth, without generated code."""
+    return [path for path in sorted(folder.rglob("*.py")) if "_pb2" not in path.name]
+
+
+def num_lines(folder: Path) -> int:
+    """Return the number of lines of a folder's Python files."""
+    return sum(path.read_text().count("\n") for path in python_files(folder))
+
+
+def nodes(folder: Path) -> Iterator[tuple[Path, ast.AST]]:
+    """Yield each syntax node of a folder's Python files, with its file."""
+    for path in python_files(folder):
+        for node in ast.walk(ast.parse(path.read_text())):
+            yield path, node
+
+
+def repeated_classes() -> set[str]:
+    """Return the names that two or more classes of the serving packages have."""
+    found = chain.from_iterable(nodes(SERVICES / package) for package in SERVING)
+    names = Counter(node.name for _, node in found if isinstance(node, ast.ClassDef))
+    return {name for name, count in names.items() if count > 1}
+
+
+def port_implementations() -> list[str]:
+    """Return the classes on the serving path that implement `Draft` or `Target`."""
+    return [
+        f"{path.relative_to(SERVICES)}: {node.name}"
+        for path, node in nodes(SERVICES)
+        if isinstance(node, ast.ClassDef) and _implements_port(node)
+        if path.relative_to(SERVICES).parts[0] not in NOT_SERVING
+    ]
+
+
+def _implements_port(node: ast.ClassDef) -> bool:
+    if any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
+        return False
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    methods = {member.name for member in node.body if isinstance(member, functions)}
+    return "release" in methods and bool(methods & {"propose", "verify"})
+
+
+def largest_folder() -> int:
+    """Return the number of Python files in the folder that has most."""
+    paths = [*python_files(SERVICES), *python_files(TESTS)]
+    return max(Counter(path.parent for path in paths).values())
+
+
+def bad_openings() -> list[str]:
+    """Return the docstrings that begin with a preposition, a pronoun or a question word."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [
+        f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {words.splitlines()[0]}"
+        for path, node in nodes(SERVICES)
+        if isinstance(node, documented)
+        for words in [ast.get_docstring(node)]
+        if words and NO_OPENING.match(words)
+    ]
+
+
+def persons() -> list[str]:
+    """Return the lines of services/ that call code a person."""
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in python_files(SERVICES)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if PERSONS.search(line)
+    ]
+
+
+def executed_files(way: str) -> list[str]:
+    """Return the files that one request executes, `embedded` or `distributed`."""
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "executed_files.py"), way],
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A figure of the code and its limit."""
+
+    title: str
+    limit: int
+    measure: Callable[[], int]
+
+
+BUDGETS = (
+    Budget("lines of services/", 59_800, lambda: num_lines(SERVICES)),
+    Budget("lines of tests/", 59_200, lambda: num_lines(TESTS)),
+    Budget("files of services/", 428, lambda: len(python_files(SERVICES))),
+    Budget("files of the largest folder", 25, largest_folder),
+    Budget("files executed, embedded", 92, lambda: len(executed_files("embedded"))),
+    Budget("files executed, distributed", 156, lambda: len(executed_files("distributed"))),
+    Budget("implementations of the two ports", 8, lambda: len(port_implementations())),
+    Budget("class names repeated, serving", 0, lambda: len(repeated_classes())),
+    Budget("docstrings without an opening", 299, lambda: len(bad_openings())),
+    Budget("lines that call code a person", 56, lambda: len(persons())),
+)
+
+
+def main(*arguments: str) -> None:
+    """Print the table, or with `--json` the figures alone."""
+    figures = {budget.title: budget.measure() for budget in BUDGETS}
+    lines = [f"{at.title:34}{figures[at.title]:8,} of {at.limit:,}" for at in BUDGETS]
+    is_json = "--json" in arguments
+    sys.stdout.write((json.dumps(figures, indent=2) if is_json else "\n".join(lines)) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

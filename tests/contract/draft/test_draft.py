@@ -1,0 +1,236 @@
+"""Laws of every draft, here and elsewhere: what a delta does, a plan bounds, and is refused."""
+
+from contextlib import asynccontextmanager
+from dataclasses import astuple, replace
+
+import pytest
+import torch
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.planner import Planner
+from slipstream.core.request.options import DRAFTERS, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.settings import resolve
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import ROOT
+from slipstream.core.types import (
+    Plan,
+    Proposal,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+    Verdict,
+    Verification,
+)
+from support.models import tiny
+from support.services.tiny_services import Models, draft_place, target_place
+
+PROMPT = tuple(tiny.tokens(7) * 3)
+SESSION = Session("s", len(PROMPT), 40)
+MODELS = ["glide", "vanilla"]
+LEVELLED = [Shape.DYNAMIC, Shape.PRODUCT]
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models(glide=tiny.glide(max_lag=6))
+
+
+@pytest.fixture(params=["local", "grpc"])
+def place(request):
+    return request.param
+
+
+@pytest.fixture(params=list(DRAFTERS))
+async def draft(request, place, models):
+    async with made(request.param, place, models) as draft:
+        yield draft
+
+
+@pytest.fixture(params=MODELS)
+async def model_draft(request, place, models):
+    async with made(request.param, place, models) as draft:
+        yield draft
+
+
+@asynccontextmanager
+async def made(kind, place, models, tokens=PROMPT):
+    """A draft of this kind, and a target that holds the keys of all tokens but the last."""
+    if place == "local":
+        target = tiny.local_target(models.target, free_rows=16)
+        await target.verify(
+            TokenSequence(Session("s", len(tokens) - 1, 40), tokens[:-1]), Proposal()
+        )
+        yield models.drafter(kind, target).draft
+        return
+    async with target_place(models) as targets, draft_place(models, kind) as drafts:
+        target = await targets.prefilled(SESSION, tokens)
+        draft = Redialled(drafts, lambda: target.feed(targets.address), reads=kind == "glide")
+        yield draft
+        await draft.release("s")
+        await target.release("s")
+
+
+class Redialled:
+    """A draft elsewhere, for one request after the other: each is a stream of its own."""
+
+    def __init__(self, place, feed, *, reads):
+        self._place = place
+        self._feed = feed if reads else lambda: None
+        self._fence = 0
+        self._draft = place.remote(self._feed)
+
+    async def propose(self, sequence, plan):
+        proposal = await self._draft.propose(sequence, plan)
+        return replace(proposal, timing=None)
+
+    async def release(self, session_id):
+        await self._draft.release(session_id)
+        self._fence += 1
+        self._draft = self._place.remote(self._feed, fence=self._fence)
+
+
+def plan(shape=Shape.CHAIN, **more):
+    widths = (2, 2, 1) if shape is Shape.PRODUCT else ()
+    return Plan(**{"max_depth": 3, "max_nodes": 12, "shape": shape, "widths": widths, **more})
+
+
+async def test_repeating_a_call_changes_nothing(draft):
+    first = await draft.propose(TokenSequence(SESSION, PROMPT), plan())
+    same = TokenSequence(SESSION, PROMPT)
+    for sequence in (same, same, TokenSequence(SESSION, PROMPT)):
+        again = await draft.propose(sequence, plan())
+        assert replace(again, stats=()) == replace(first, stats=())
+        # Scores of a text that was read differ in the last bit from those while it is read.
+        for now, before in zip(again.stats, first.stats, strict=True):
+            assert astuple(now)[:3] == pytest.approx(astuple(before)[:3], rel=1e-5)
+    assert len(first.tree) > 0
+
+
+async def test_chains_under_roots_may_be_as_long_as_any(place, models):
+    session = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=3)
+    options = SpeculationOptions(
+        verification=Verification.TARGET_INIT, num_roots=3, max_draft_tokens=40, max_nodes=127
+    )
+    settings = resolve(options, Profile(), drafter="vanilla", has_decision_model=False)
+    longest = Planner(settings).plan(100, Verdict((), 0, roots=(3, 4, 5)))
+    assert longest.max_depth == 41
+    fixed = replace(longest, stop=StopPolicy.FIXED, threshold=None)
+    async with made("vanilla", place, models) as draft:
+        policy = await draft.propose(TokenSequence(session, PROMPT), longest)
+        whole = await draft.propose(TokenSequence(session, PROMPT), fixed)
+    assert 1 < max(policy.tree.depths()) <= max(whole.tree.depths()) == 41
+
+
+async def test_being_told_in_pieces_is_being_told_at_once(draft):
+    whole = await draft.propose(TokenSequence(SESSION, PROMPT), plan())
+    await draft.release("s")
+    await draft.propose(TokenSequence(SESSION, PROMPT[:9]), plan())
+    await draft.propose(TokenSequence(SESSION, (*PROMPT[:9], 5, 6, 7)), plan())
+    pieces = await draft.propose(TokenSequence(SESSION, PROMPT), plan())
+    assert pieces.tree == whole.tree
+    for ours, theirs in zip(pieces.stats, whole.stats, strict=True):
+        assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-4)
+
+
+async def test_releasing_twice_is_fine(draft):
+    await draft.propose(TokenSequence(SESSION, PROMPT), plan())
+    await draft.release("s")
+    await draft.release("s")
+
+
+async def test_a_chain_is_no_deeper_than_planned(draft):
+    for depth in (1, 2, 3):
+        proposal = await draft.propose(TokenSequence(SESSION, PROMPT), plan(max_depth=depth))
+        assert 1 <= len(proposal.tree) <= depth
+        assert proposal.tree.is_chain()
+
+
+@pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, *LEVELLED])
+@pytest.mark.parametrize("max_nodes", [1, 2, 5, 12])
+async def test_a_tree_has_no_more_nodes_and_levels_than_planned(model_draft, shape, max_nodes):
+    asked = plan(shape, max_nodes=max_nodes)
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), asked)
+    assert len(proposal.tree) <= max_nodes
+    assert max(proposal.tree.depths(), default=0) <= asked.max_depth
+    assert len(proposal.stats) == len(proposal.tree)
+
+
+@pytest.mark.parametrize("shape", [Shape.CAPE, *LEVELLED])
+async def test_siblings_differ_and_come_best_first(model_draft, shape):
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan(shape))
+    tree = proposal.tree
+    for node in range(ROOT, len(tree)):
+        children = tree.children(node)
+        assert len({tree.tokens[child] for child in children}) == len(children)
+        probs = [proposal.stats[child].prob for child in children]
+        assert probs == sorted(probs, reverse=True)
+
+
+async def test_statistics_are_those_of_a_law(model_draft):
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan(Shape.CAPE))
+    for stats in proposal.stats:
+        assert 0 < stats.prob <= stats.top_prob <= 1
+        assert 0 < stats.entropy <= torch.log(torch.tensor(float(tiny.VOCAB)))
+
+
+async def test_a_stop_token_ends_the_chain(model_draft):
+    free = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan())
+    stop = free.tree.tokens[0]
+    await model_draft.release("s")
+    session = Session("s", len(PROMPT), 40, stop_token_ids=frozenset({stop}))
+    proposal = await model_draft.propose(TokenSequence(session, PROMPT), plan())
+    assert proposal.tree.tokens == (stop,)
+    assert proposal.stopped_by == "eos"
+
+
+async def test_an_eager_policy_still_drafts_one_token(model_draft):
+    asked = plan(stop=StopPolicy.SVIP, threshold=1e-6)
+    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), asked)
+    assert len(proposal.tree) == 1
+    assert proposal.stopped_by == "policy"
+
+
+@pytest.mark.parametrize(
+    ("verification", "shape"),
+    [
+        (Verification.MCSD, Shape.PRODUCT),
+        (Verification.MCSD, Shape.CAPE),
+        (Verification.MCSD_REPLACEMENT, Shape.PRODUCT),
+    ],
+)
+async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, verification, shape):
+    session = Session("s", len(PROMPT), 40, SamplingParams(temperature=1.0, seed=1), verification)
+    proposal = await model_draft.propose(TokenSequence(session, PROMPT), plan(shape))
+    tree = proposal.tree
+    assert len(proposal.laws) == len(tree) + 1
+    for node in set(tree.parents):
+        law = proposal.laws[node + 1]
+        assert sum(law.probs) == pytest.approx(1)
+        assert {tree.tokens[child] for child in tree.children(node)} <= set(law.tokens)
+
+
+async def test_a_draft_without_tokens_is_refused(model_draft):
+    with pytest.raises(InvalidRequest):
+        await model_draft.propose(TokenSequence(SESSION, ()), plan())
+
+
+async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(models):
+    async with made("glide", "local", models) as glide:
+        asked = plan(max_depth=20, max_nodes=40)
+        proposal = await glide.propose(TokenSequence(SESSION, PROMPT), asked)
+    # The target holds all but the newest token and the first slot is one behind that.
+    assert len(proposal.tree) == 6
+    assert proposal.stopped_by == "lag"
+    assert proposal.staleness == 0
+
+
+async def test_a_later_turn_that_needs_more_room_gets_it(models, place):
+    turn = (*PROMPT, *tiny.tokens(200 - len(PROMPT), seed=2))
+    async with made("glide", place, models, turn) as glide:
+        await glide.propose(TokenSequence(SESSION, PROMPT), plan())
+        if place == "grpc":
+            await glide.release("s")
+        proposal = await glide.propose(TokenSequence(Session("s", 200, 100), turn), plan())
+    assert len(proposal.tree) == 3

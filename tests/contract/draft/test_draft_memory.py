@@ -1,0 +1,95 @@
+"""A served draft that has no room proposes nothing, and goes on once there is some."""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Session
+from slipstream.draft.engine import NO_ROOM
+from support.models import tiny
+from support.services.tiny_services import Models, draft_place, is_empty, target_place, until
+
+PROMPT = tuple(tiny.tokens(21))
+SESSION = Session("s", len(PROMPT), 30)
+OTHER = replace(SESSION, session_id="other")
+PLAN = Plan(max_depth=4, max_nodes=12)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+@asynccontextmanager
+async def request(targets, drafts, session):
+    """A request's target, which holds the prompt, and its draft."""
+    target = await targets.prefilled(session, PROMPT)
+    draft = drafts.remote(lambda: target.feed(targets.address))
+    try:
+        yield target, draft
+    finally:
+        await draft.release(session.session_id)
+        await target.release(session.session_id)
+
+
+async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(models):
+    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
+        drafts.feeds.budget.limit = 1000
+        async with request(targets, drafts, SESSION) as (_, draft):
+            proposal = await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+            assert (len(proposal.tree), proposal.stopped_by) == (0, "lag")
+            assert drafts.feeds.num_kv_bytes == 0
+            drafts.feeds.budget.limit = None
+
+            async def is_drafting():
+                return len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree) > 0
+
+            await until(is_drafting)
+        await until(lambda: is_empty(drafts))
+        assert drafts.feeds.budget.num_bytes == 0
+
+
+async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(models):
+    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
+        async with request(targets, drafts, SESSION) as (_, draft):
+            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+            await draft.park(60)
+        drafts.feeds.budget.limit = drafts.feeds.kv_bytes("s")
+        assert drafts.feeds.kv_bytes("s") > 0
+        async with request(targets, drafts, OTHER) as (_, draft):
+            assert len((await draft.propose(TokenSequence(OTHER, PROMPT), PLAN)).tree)
+            assert drafts.feeds.kv_bytes("s") == 0 < drafts.feeds.kv_bytes("other")
+        async with request(targets, drafts, SESSION) as (_, draft):
+            assert len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree), (
+                "it is read again"
+            )
+
+
+async def test_a_draft_without_room_for_a_session_says_so_and_how_much_it_does(models):
+    async with draft_place(models, "vanilla") as drafts:
+        huge = Session("huge", len(PROMPT), 450)
+        names = [f"s{at}" for at in range(16)]
+        remotes = [drafts.remote() for _ in names]
+        for name, remote in zip(names, remotes, strict=True):  # five of its pages each
+            await remote.propose(TokenSequence(replace(huge, session_id=name), PROMPT), PLAN)
+        load = await drafts.load()
+        assert load.num_sessions == 16 and 12 * 4 <= load.num_steps <= load.num_rows
+        full = await remotes[-1].propose(
+            TokenSequence(replace(huge, session_id=names[-1]), PROMPT), PLAN
+        )
+        assert (len(full.tree), full.stopped_by) == (0, NO_ROOM)
+        await remotes[0].release(names[0])
+
+        async def is_free() -> bool:
+            return (await drafts.load()).num_sessions < len(names)
+
+        await until(is_free)  # the stream ends here before its session does there
+        again = await remotes[-1].propose(
+            TokenSequence(replace(huge, session_id=names[-1]), PROMPT), PLAN
+        )
+        assert len(again.tree)
+        for name, remote in zip(names[1:], remotes[1:], strict=True):
+            await remote.release(name)
+        await until(lambda: is_empty(drafts))

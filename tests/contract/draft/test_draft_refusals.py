@@ -1,0 +1,221 @@
+"""What a draft service refuses, and how: plans, tokens, targets, orders of messages."""
+
+from dataclasses import replace
+
+import grpc.aio
+import pytest
+
+from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Session, Shape, StopPolicy, Verification
+from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
+from slipstream.rpc.status import error_from
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from support.models import tiny
+from support.services.tiny_services import (
+    MAX_LAG,
+    Models,
+    draft_place,
+    is_empty,
+    target_place,
+    until,
+)
+
+PROMPT = tuple(tiny.tokens(21))
+SESSION = Session("s", len(PROMPT), 30)
+PLAN = Plan(max_depth=4, max_nodes=12)
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+BAD_PLANS = {
+    "no depth": (Plan(0, 1), errors.InvalidRequest),
+    "no nodes": (Plan(1, 0), errors.InvalidRequest),
+    "too deep": (Plan(41, 50), errors.InvalidRequest),
+    "past the lag": (Plan(MAX_LAG + 1, 50), errors.InvalidRequest),
+    "too many nodes": (Plan(4, 128), errors.InvalidRequest),
+    "widths of a chain": (replace(PLAN, widths=(1,)), errors.UnsupportedCombination),
+    "no widths": (replace(PLAN, shape=Shape.PRODUCT), errors.UnsupportedCombination),
+    "width 0": (replace(PLAN, shape=Shape.PRODUCT, widths=(1, 0)), errors.InvalidRequest),
+    "wide": (replace(PLAN, shape=Shape.PRODUCT, widths=(128,)), errors.InvalidRequest),
+    "huge": (replace(PLAN, shape=Shape.PRODUCT, widths=(99,) * 40), errors.InvalidRequest),
+    "roots of a chain": (replace(PLAN, roots=(1,)), errors.InvalidRequest),
+    "a fork": (replace(PLAN, shape=Shape.FORK, roots=(1,)), errors.UnsupportedCombination),
+    "a threshold of none": (replace(PLAN, threshold=0.5), errors.InvalidRequest),
+    "a bad threshold": (
+        replace(PLAN, stop=StopPolicy.SVIP, threshold=-1.0),
+        errors.InvalidRequest,
+    ),
+    "no decision model": (
+        replace(PLAN, stop=StopPolicy.DECISION),
+        errors.UnsupportedCombination,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PLANS)
+async def test_a_plan_that_can_not_be_followed_is_refused(models, name):
+    plan, kind = BAD_PLANS[name]
+    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
+        target = await targets.prefilled(SESSION, PROMPT)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        with pytest.raises(kind) as caught:
+            await draft.propose(TokenSequence(SESSION, PROMPT), plan)
+        assert type(caught.value) is kind
+        await until(lambda: is_empty(drafts))
+        await target.release("s")
+
+
+@pytest.mark.parametrize("roots", [(), (1, 1), (tiny.VOCAB,), tuple(range(13))])
+async def test_roots_that_can_not_be_grown_are_refused(models, roots):
+    session = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=4)
+    plan = replace(PLAN, shape=Shape.FORK, roots=roots)
+    async with draft_place(models, "vanilla") as drafts:
+        with pytest.raises(errors.InvalidRequest, match="root"):
+            await drafts.remote().propose(TokenSequence(session, PROMPT), plan)
+
+
+@pytest.mark.parametrize("plan", [replace(PLAN, shape=Shape.CAPE), replace(PLAN, stop="svip")])
+async def test_ngrams_have_no_law_to_ask_for(models, plan):
+    plan = replace(plan, stop=StopPolicy(plan.stop))
+    async with draft_place(models, "ngram") as drafts:
+        with pytest.raises(errors.UnsupportedCombination, match="ngram"):
+            await drafts.remote().propose(TokenSequence(SESSION, PROMPT), plan)
+
+
+@pytest.mark.parametrize("token", [tiny.VOCAB, 2**32 - 1])
+@pytest.mark.parametrize("kind", ["vanilla", "ngram"])
+async def test_a_token_outside_the_vocabulary_is_refused(models, kind, token):
+    async with draft_place(models, kind) as drafts:
+        with pytest.raises(errors.InvalidRequest, match=f"token {token}"):
+            await drafts.remote().propose(TokenSequence(SESSION, (1, token)), PLAN)
+
+
+async def test_more_tokens_than_the_request_can_have_are_refused(models):
+    async with draft_place(models, "vanilla") as drafts:
+        with pytest.raises(errors.InvalidRequest, match="52 tokens, but 51"):
+            await drafts.remote().propose(TokenSequence(SESSION, (1,) * 52), PLAN)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "ngram"])
+async def test_a_session_longer_than_the_context_is_refused(models, kind):
+    session = Session("s", 2**32 - 1, 2**32 - 1)
+    async with draft_place(models, kind) as drafts:
+        with pytest.raises(errors.PromptTooLong):
+            await drafts.remote().propose(TokenSequence(session, PROMPT), PLAN)
+        await until(lambda: is_empty(drafts))
+
+
+async def test_a_draft_that_reads_keys_is_told_where(models):
+    async with draft_place(models, "glide") as drafts:
+        with pytest.raises(errors.InvalidRequest, match="layers 0, 2: the plan needs a feed"):
+            await drafts.remote().propose(TokenSequence(SESSION, PROMPT), PLAN)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"address": "nowhere"}, {"session_id": ""}, {"incarnation": ""}]
+)
+async def test_a_feed_that_can_be_none_is_refused(models, changes):
+    given = {"address": "127.0.0.1:1", "session_id": "s", "incarnation": "i"}
+    feed = draft_pb2.KvFeed(**{**given, **changes})
+    async with draft_place(models, "glide") as drafts:
+        with pytest.raises(errors.InvalidRequest):
+            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
+
+
+async def test_a_feed_that_is_of_no_use_is_refused(models):
+    feed = draft_pb2.KvFeed(address="127.0.0.1:1", session_id="s", incarnation="i")
+    async with draft_place(models, "vanilla") as drafts:
+        with pytest.raises(errors.InvalidRequest, match="reads none"):
+            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
+
+
+def opening(models, **changes):
+    """The first message of a stream, some fields of the target's identity or layout changed."""
+    identity, layout = common_pb2.ModelIdentity(), common_pb2.KvLayout()
+    identity.CopyFrom(models.identity)
+    layout.CopyFrom(models.layout)
+    for name, value in changes.items():
+        setattr(identity if name in identity.DESCRIPTOR.fields_by_name else layout, name, value)
+    session = common_pb2.SessionParams(
+        session_id="s", num_prompt_tokens=5, max_tokens=5, num_roots=1
+    )
+    opened = draft_pb2.OpenDraft(session=session, target=identity, target_layout=layout)
+    return draft_pb2.SpeculateRequest(open=opened)
+
+
+async def answers(drafts, *messages):
+    """Everything that is said to these messages. Raises the error the stream ends with."""
+    stub = draft_pb2_grpc.DraftServiceStub(drafts.channel)
+    try:
+        return [answer async for answer in stub.Speculate(iter(messages), timeout=LIMIT_S)]
+    except grpc.aio.AioRpcError as status:
+        raise error_from(status) from None
+
+
+MISMATCHES = {
+    "protocol_version": 2,
+    "model_id": "another",
+    "tokenizer_hash": "else",
+    "vocab_size": 49,
+    "num_layers": 4,
+    "num_kv_heads": 3,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+async def test_another_target_is_refused_with_both_values(models, name):
+    theirs = MISMATCHES[name]
+    about = models.layout if hasattr(models.layout, name) else models.identity
+    async with draft_place(models, "glide") as drafts:
+        (answer,) = await answers(drafts, opening(models))
+        assert answer.opened.incarnation == "a-draft"
+        with pytest.raises(errors.HandshakeError) as caught:
+            await answers(drafts, opening(models, **{name: theirs}))
+    assert str(getattr(about, name)) in str(caught.value)
+    assert str(theirs) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["dtype", "vocab_size"])
+async def test_what_the_draft_needs_to_know_of_the_target_is_asked_for(models, name):
+    async with draft_place(models, "glide") as drafts:
+        with pytest.raises(errors.HandshakeError, match="says nothing"):
+            await answers(drafts, opening(models, **{name: 0}))
+
+
+async def test_any_target_with_the_same_tokenizer_will_do_for_a_plain_draft(models):
+    different = {"model_id": "another", "vocab_size": 64, "num_layers": 9, "dtype": 0}
+    async with draft_place(models, "vanilla") as drafts:
+        assert len(await answers(drafts, opening(models, **different))) == 1
+        with pytest.raises(errors.HandshakeError):
+            await answers(drafts, opening(models, tokenizer_hash="else"))
+
+
+async def test_messages_out_of_order_are_refused(models):
+    park = draft_pb2.SpeculateRequest(park=draft_pb2.Park(ttl_ms=1000))
+    nothing = draft_pb2.SpeculateRequest()
+    first = opening(models)
+    async with draft_place(models, "ngram") as drafts:
+        assert await answers(drafts) == []
+        for messages in ([park], [nothing], [first, first], [first, nothing]):
+            with pytest.raises(errors.InvalidRequest):
+                await answers(drafts, *messages)
+        for ttl_ms in (0, 2**32 - 1):
+            never = draft_pb2.SpeculateRequest(park=draft_pb2.Park(ttl_ms=ttl_ms))
+            with pytest.raises(errors.InvalidRequest):
+                await answers(drafts, first, never)
+        await until(lambda: is_empty(drafts))
+
+
+async def test_a_draft_says_what_it_is(models):
+    async with draft_place(models, "glide") as drafts:
+        stub = draft_pb2_grpc.DraftServiceStub(drafts.channel)
+        about = await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
+    assert (about.kind, about.max_lag, list(about.target_layers)) == ("glide", MAX_LAG, [0, 2])
+    assert (about.target_model_id, about.identity.vocab_size) == ("tiny", tiny.VOCAB)
+    assert draft_facts_from_pb(about) == models.drafter("glide", drafts.feeds).facts

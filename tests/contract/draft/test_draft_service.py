@@ -1,0 +1,228 @@
+"""What the draft service promises beside the port: leases, refusals, and no key it can't trust."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import (
+    Plan,
+    Proposal,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+)
+from slipstream.draft.servicer import DraftSettings
+from slipstream.models.target.causal import CausalModel
+from slipstream.rpc.kv import KvEncoding
+from slipstream.rpc.leases import LeaseLimits
+from support.models import tiny, tiny_checkpoint
+from support.services.tiny_services import (
+    Models,
+    draft_place,
+    is_empty,
+    rounds,
+    target_place,
+    until,
+)
+
+PROMPT = tuple(tiny.tokens(21))
+SESSION = Session("s", len(PROMPT), 30)
+PLAN = Plan(max_depth=4, max_nodes=12)
+PLANS = [
+    PLAN,
+    replace(PLAN, shape=Shape.CAPE),
+    replace(PLAN, shape=Shape.DYNAMIC),
+    replace(PLAN, shape=Shape.PRODUCT, widths=(2, 2, 1)),
+]
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+@asynccontextmanager
+async def pair(models, kind="glide", settings=None):
+    """A target and a draft, served."""
+    async with target_place(models) as targets, draft_place(models, kind, settings) as drafts:
+        yield targets, drafts
+
+
+async def played(draft, target, session, prompt, plan=PLAN, count=6):
+    """What was proposed, and after which tokens, in the first rounds."""
+    seen = []
+    async for tokens, proposal, _ in rounds(draft, target, session, prompt, plan):
+        seen.append((tokens, proposal.tree, proposal.stopped_by, proposal.staleness))
+        if len(seen) == count:
+            break
+    return seen
+
+
+async def played_here(models, kind, session, prompt, plan=PLAN):
+    target = tiny.local_target(models.target, free_rows=16)
+    draft = models.drafter(kind, target).draft
+    return await played(draft, target, session, prompt, plan)
+
+
+async def played_there(targets, drafts, session, prompt, plan=PLAN):
+    target = targets.remote()
+    reads = drafts.kind == "glide"
+    draft = drafts.remote(lambda: target.feed(targets.address) if reads else None)
+    try:
+        return await played(draft, target, session, prompt, plan)
+    finally:
+        await draft.release(session.session_id)
+        await target.release(session.session_id)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.shape.value)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_proposals_over_streamed_keys_are_the_embedded_ones(models, plan, temperature):
+    session = replace(SESSION, sampling=SamplingParams(temperature=temperature, seed=3))
+    expected = await played_here(models, "glide", session, PROMPT, plan)
+    async with pair(models) as (targets, drafts):
+        assert await played_there(targets, drafts, session, PROMPT, plan) == expected
+        assert (await drafts.load()).kv_streamed_bytes > 0
+    assert any(len(tree) > 1 for _, tree, _, _ in expected)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "no-cross", "ngram"])
+async def test_drafts_that_read_no_keys_propose_as_embedded_ones(models, kind):
+    prompt = PROMPT * 2
+    session = Session("s", len(prompt), 30)
+    plan = replace(PLAN, stop=StopPolicy.FIXED)
+    expected = await played_here(models, kind, session, prompt, plan)
+    async with pair(models, kind) as (targets, drafts):
+        assert await played_there(targets, drafts, session, prompt, plan) == expected
+        assert (await drafts.load()).kv_streamed_bytes == 0
+
+
+async def test_sessions_at_once_propose_as_one_by_one(models):
+    prompts = [tuple(tiny.tokens(15 + size, seed=size)) for size in range(8)]
+    sessions = [Session(f"s{at}", len(prompt), 30) for at, prompt in enumerate(prompts)]
+    pairs = list(zip(sessions, prompts, strict=True))
+    expected = [await played_here(models, "glide", *pair) for pair in pairs]
+    async with pair(models) as (targets, drafts):
+        together = await asyncio.gather(
+            *(played_there(targets, drafts, session, prompt) for session, prompt in pairs)
+        )
+        await until(lambda: is_empty(drafts))
+    assert together == expected
+
+
+async def test_eight_bit_keys_change_no_final_token(models):
+    raw = await played_here(models, "glide", SESSION, PROMPT)
+    settings = DraftSettings(kv_wait_s=5.0, kv_encoding=KvEncoding.INT8)
+    async with pair(models, settings=settings) as (targets, drafts):
+        seen = await played_there(targets, drafts, SESSION, PROMPT)
+        load = await drafts.load()
+    longest = min(len(raw[-1][0]), len(seen[-1][0]))
+    assert raw[-1][0][:longest] == seen[-1][0][:longest]
+    num_keys = len(seen[-1][0]) + PLAN.max_depth  # those of the last verdict included
+    # Two layers of two key and two value heads: 16 bytes and a scale each, instead of 64 bytes.
+    assert load.kv_streamed_bytes <= num_keys * 2 * 4 * (16 + 4)
+
+
+async def test_cancelling_frees_everything(models):
+    async with pair(models) as (targets, drafts):
+        target = await targets.prefilled(SESSION, PROMPT)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        load = await drafts.load()
+        assert (load.num_sessions, load.num_kv_streams, load.num_rounds) == (1, 1, 1)
+        assert load.kv_bytes > load.kv_streamed_bytes > 0
+        await draft.release("s")
+        await until(lambda: is_empty(drafts))
+        await target.release("s")
+
+
+async def test_a_parked_session_goes_on_from_what_it_holds(models):
+    turn = (*PROMPT, *tiny.tokens(9, seed=5))
+    async with pair(models) as (targets, drafts):
+        target = await targets.prefilled(SESSION, PROMPT)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        await draft.park(60)
+        await target.park(60)
+        load = await drafts.load()
+        assert (load.num_sessions, load.num_parked, load.num_kv_streams) == (0, 1, 0)
+        assert load.kv_bytes > load.kv_streamed_bytes > 0
+        target = await targets.prefilled(SESSION, turn)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        proposal = await draft.propose(TokenSequence(Session("s", len(turn), 30), turn), PLAN)
+        after = await drafts.load()
+        await draft.release("s")
+        await target.release("s")
+    assert proposal.staleness == 0
+    per_position = load.kv_streamed_bytes // (len(PROMPT) - 1)
+    assert after.kv_streamed_bytes == per_position * (len(turn) - 1)
+
+
+async def test_keys_of_tokens_that_were_replaced_meanwhile_are_read_again(models):
+    turn = (*PROMPT[:10], *tiny.tokens(15, seed=5))
+    session = Session("s", len(turn), 30)
+    async with pair(models) as (targets, drafts):
+        target = await targets.prefilled(SESSION, PROMPT)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        await draft.park(60)
+        await target.park(60)
+        target = await targets.prefilled(SESSION, turn)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        proposal = await draft.propose(TokenSequence(session, turn), PLAN)
+        await draft.release("s")
+        await target.release("s")
+    here = tiny.local_target(models.target, free_rows=16)
+    embedded = models.drafter("glide", here).draft
+    await here.verify(
+        TokenSequence(replace(session, num_prompt_tokens=len(turn) - 1), turn[:-1]), Proposal()
+    )
+    assert proposal.tree == (await embedded.propose(TokenSequence(session, turn), PLAN)).tree
+
+
+async def test_a_higher_fence_takes_the_session_over(models):
+    async with draft_place(models, "ngram") as drafts:
+        older, newer = drafts.remote(fence=1), drafts.remote(fence=2)
+        await older.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        await newer.propose(TokenSequence(SESSION, PROMPT[:5]), PLAN)
+        with pytest.raises(errors.SessionTaken):
+            await older.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        # What the older one held was taken over, not freed by its end.
+        await newer.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        with pytest.raises(errors.SessionTaken, match="fence 2, not 1"):
+            await drafts.remote(fence=1).propose(TokenSequence(SESSION, PROMPT), PLAN)
+        await newer.release("s")
+
+
+async def test_no_more_sessions_than_there_is_room_for(models):
+    settings = DraftSettings(limits=LeaseLimits(max_sessions=1))
+    async with draft_place(models, "ngram", settings) as drafts:
+        first = drafts.remote()
+        await first.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        with pytest.raises(errors.CapacityError):
+            second = replace(SESSION, session_id="t")
+            await drafts.remote().propose(TokenSequence(second, PROMPT), PLAN)
+        await first.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        await first.release("s")
+
+
+async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts_what_it_can():
+    llama = tiny_checkpoint.tiny_llama(vocab_size=32, context_length=40)
+    models = Models(plain=CausalModel(llama, numerics="fast"))
+    session, prompt, asked = Session("s", 20, 600), tuple(range(20, 40)), Plan(4, 12)
+    async with draft_place(models, "vanilla") as drafts:
+        draft = drafts.remote()
+        within = await draft.propose(TokenSequence(session, prompt), asked)
+        at_the_end = await draft.propose(TokenSequence(session, (*prompt, *(47,) * 19)), asked)
+        beyond = await draft.propose(TokenSequence(session, (*prompt, *(47,) * 28)), asked)
+        await draft.release("s")
+    assert max(within.tree.tokens) < 32
+    assert (len(within.tree), within.stopped_by) == (4, "depth")
+    assert (len(at_the_end.tree), at_the_end.stopped_by) == (2, "context")
+    assert (len(beyond.tree), beyond.stopped_by) == (0, "context")

@@ -1,0 +1,206 @@
+"""What a draft tells: spans of the proposals that are traced and of no others, metrics of all."""
+
+import asyncio
+from dataclasses import replace
+
+import grpc.aio
+import pytest
+from opentelemetry.trace import SpanKind, StatusCode
+
+from slipstream.core.types import Plan, Shape
+from slipstream.models.memory import MemoryPlan
+from slipstream.rpc.conversion.convert import proposal_from_pb, timing_from_pb
+from slipstream.rpc.delta import Delta
+from slipstream.telemetry import catalog
+from slipstream.telemetry.carrier import Carrier
+from support.services.scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script, true_engine, true_keys
+from support.services.scripted_keys import message as slice_of
+from support.services.tiny_services import Models, draft_place
+from support.telemetry.listening import Listener, parent_id, span_id
+from support.telemetry.traced_drafts import (
+    FIRST,
+    NOTHING_NEW,
+    PROPOSE,
+    STREAM_KV,
+    all_keys,
+    reading,
+    request,
+)
+
+WIDE = replace(DEEP, shape=Shape.CAPE)
+SMALL = Plan(4, 4)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+@pytest.fixture(scope="module")
+def keys(models):
+    return true_keys(true_engine(models))
+
+
+@pytest.fixture
+def heard():
+    return Listener()
+
+
+def parts_of(heard, span):
+    """The names of a span's children, in order."""
+    own = [one for one in heard.spans() if parent_id(one) == span.context.span_id]
+    return sorted(one.name for one in own)
+
+
+async def test_a_traced_proposal_is_one_span_with_its_parts_inside_it(models, keys, heard):
+    there = asyncio.Event()
+    script = Script([there, slice_of(keys, 0, NUM_KEYS), asyncio.Event()])
+    async with reading(models, script, heard) as asking:
+        with heard.caller() as at:
+            asked = asyncio.ensure_future(asking.propose(FIRST, at=at))
+            while not script.asked:
+                await asking.drafts.load()
+            there.set()
+            await asked
+    span = heard.span(PROPOSE)
+    assert (span.kind, parent_id(span)) == (SpanKind.SERVER, span_id(at))
+    assert parts_of(heard, span) == ["engine.queue", "engine.run", "kv.wait", STREAM_KV]
+    end = span.start_time
+    for part in map(heard.span, ("kv.wait", "engine.queue", "engine.run")):
+        assert end <= part.start_time <= part.end_time <= span.end_time
+        end = part.end_time
+    assert {one.context.trace_id for one in heard.spans()} == {span.context.trace_id}
+
+
+@pytest.mark.parametrize("plan", [DEEP, WIDE], ids=["chain", "cape"])
+async def test_a_span_says_of_a_proposal_what_the_answer_says(models, keys, heard, plan):
+    async with reading(models, all_keys(keys), heard) as asking:
+        with heard.caller() as at:
+            answer = await asking.propose(FIRST, plan, at)
+    proposal = proposal_from_pb(answer.proposal)
+    depths = proposal.tree.depths()
+    last = proposal.stats[depths.index(max(depths))]
+    waited_s = timing_from_pb(answer.timing, serialisation_s=0).kv_wait_s
+    assert waited_s > 0
+    said = dict(heard.span(PROPOSE).attributes)
+    assert said.pop("slipstream.proposal.entropy") == pytest.approx(last.entropy)
+    assert said.pop("slipstream.proposal.kv_wait_ms") == pytest.approx(waited_s * 1000, abs=0.001)
+    assert said == {
+        "slipstream.proposal.nodes": len(proposal.tree),
+        "slipstream.proposal.depth": max(depths),
+        "slipstream.proposal.stop_reason": proposal.stopped_by,
+        "slipstream.proposal.staleness": answer.staleness,
+    }
+
+
+async def test_what_did_not_happen_is_no_part(models, keys, heard):
+    async with reading(models, all_keys(keys), heard) as asking:
+        await asking.propose(FIRST)
+        with heard.caller() as at:
+            await asking.propose(NOTHING_NEW, at=at)
+    assert parts_of(heard, heard.span(PROPOSE)) == ["engine.queue", "engine.run"]
+
+
+async def test_of_drafts_that_read_no_keys_nothing_is_said_of_keys(models, heard):
+    async with (
+        draft_place(models, "ngram", telemetry=heard.telemetry) as drafts,
+        request(drafts) as asking,
+    ):
+        with heard.caller() as at:
+            await asking.propose(FIRST, SMALL, at)
+    span = heard.span(PROPOSE)
+    assert parts_of(heard, span) == ["engine.queue", "engine.run"]
+    said = {f"slipstream.proposal.{name}" for name in ("nodes", "depth", "stop_reason")}
+    assert set(span.attributes) == said
+    assert heard.points(catalog.DRAFT_NODES)
+    assert not heard.points(catalog.STALENESS)
+    assert not heard.points(catalog.KV_WAIT)
+
+
+@pytest.mark.parametrize("at", [None, Carrier("no trace context")], ids=["nothing", "nonsense"])
+async def test_what_is_not_traced_makes_no_span(models, keys, heard, at):
+    script = all_keys(keys)
+    async with reading(models, script, heard) as asking:
+        await asking.propose(FIRST, at=at)
+    assert not heard.spans()
+    assert not script.asked[0].HasField("trace")
+
+
+async def test_an_error_is_the_spans_status(models, heard):
+    async with (
+        draft_place(models, "ngram", telemetry=heard.telemetry) as drafts,
+        request(drafts) as asking,
+    ):
+        with heard.caller() as at, pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asking.propose(Delta(7, (1,)), SMALL, at)
+    span = heard.span(PROPOSE)
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description == refused.value.details()
+    assert span.attributes["error.type"] == "SessionOutOfSync"
+    assert not heard.points(catalog.DRAFT_NODES)
+
+
+@pytest.mark.parametrize("staleness", [0, 3])
+async def test_the_metrics_of_proposals_are_what_the_proposals_said(models, keys, heard, staleness):
+    known = NUM_KEYS - staleness
+    script = Script([slice_of(keys, 0, known), asyncio.Event()])
+    async with reading(models, script, heard, kv_wait_s=0) as asking:
+        answers = [await asking.propose(FIRST)]
+        await asking.drafts.feeds.wait("s", known, LIMIT_S)
+        answers += [await asking.propose(NOTHING_NEW, plan) for plan in (DEEP, WIDE)]
+    trees = [proposal_from_pb(answer.proposal).tree for answer in answers]
+    timings = [timing_from_pb(answer.timing, serialisation_s=0) for answer in answers]
+    assert answers[-1].staleness == staleness
+    for metric, values in [
+        (catalog.STALENESS, [answer.staleness for answer in answers]),
+        (catalog.DRAFT_NODES, [len(tree) for tree in trees]),
+        (catalog.DRAFT_DEPTH, [max(tree.depths()) for tree in trees]),
+        (catalog.DRAFT_QUEUE, [timing.queue_s for timing in timings]),
+        (catalog.DRAFT_ENGINE, [timing.engine_s for timing in timings]),
+        (catalog.KV_WAIT, [timing.kv_wait_s for timing in timings]),
+    ]:
+        point = heard.point(metric)
+        assert (point.count, point.sum) == (3, pytest.approx(sum(values), abs=1e-5))
+
+
+async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard):
+    async with reading(models, all_keys(keys), heard) as asking:
+        await asking.propose(FIRST)
+        load = await asking.drafts.load()
+        asking.drafts.servicer.sample(heard.telemetry.instruments)
+    expected = {
+        catalog.KV_USED: load.kv_bytes,
+        catalog.KV_STREAMS: 1,
+        catalog.WAITING: 0,
+        catalog.KV_RECEIVED: keys.numel() * keys.element_size(),
+    }
+    assert {metric: heard.point(metric).value for metric in expected} == expected
+    assert heard.point(catalog.SESSIONS, state="active").value == 1
+    assert heard.point(catalog.SESSIONS, state="parked").value == 0
+
+
+async def test_a_total_that_is_told_twice_has_grown_but_once(models, keys, heard):
+    async with reading(models, all_keys(keys), heard) as asking:
+        await asking.propose(FIRST)
+        for _ in range(2):
+            asking.drafts.servicer.sample(heard.telemetry.instruments)
+    num_bytes = keys.numel() * keys.element_size()
+    assert heard.point(catalog.KV_RECEIVED).value == num_bytes
+
+
+class Planned(Models):
+    """Their drafts have a plan of memory."""
+
+    def drafter(self, kind, source):
+        return replace(super().drafter(kind, source), memory=MemoryPlan(0, 3, 1000, 0))
+
+
+async def test_every_metric_of_drafts_is_told(keys, heard):
+    async with reading(Planned(), all_keys(keys), heard) as asking:
+        await asking.propose(FIRST)
+        asking.drafts.servicer.sample(heard.telemetry.instruments)
+    assert heard.point(catalog.KV_CAPACITY).value == 3000
+    for metric in catalog.CATALOG:
+        if catalog.DRAFT in metric.roles:
+            names = {tuple(name for name, _ in at) for at in heard.points(metric)}
+            assert names == {metric.attributes}, metric.name

@@ -1,0 +1,135 @@
+"""What a draft tells of the streams of keys it reads: one span a call, below what began it."""
+
+import asyncio
+
+import grpc
+import pytest
+from opentelemetry.trace import SpanKind, StatusCode
+
+from support.services.scripted_keys import NUM_KEYS, Script, true_engine, true_keys
+from support.services.scripted_keys import message as slice_of
+from support.services.tiny_services import Models
+from support.telemetry.listening import Listener, parent_id, span_id
+from support.telemetry.traced_drafts import (
+    FIRST,
+    NOTHING_NEW,
+    PROPOSE,
+    STREAM_KV,
+    all_keys,
+    reading,
+)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return Models()
+
+
+@pytest.fixture(scope="module")
+def keys(models):
+    return true_keys(true_engine(models))
+
+
+@pytest.fixture
+def heard():
+    return Listener()
+
+
+def placed(script):
+    """The spans whose children the target's are to be."""
+    return [span_id(asked.trace) for asked in script.asked]
+
+
+def end_of(span):
+    """How a call ended."""
+    said = span.attributes
+    return span.status.status_code, said["rpc.response.status_code"], said.get("error.type")
+
+
+async def test_the_stream_of_keys_is_a_child_of_the_proposal_that_began_it(models, keys, heard):
+    script = all_keys(keys)
+    async with reading(models, script, heard) as asking:
+        with heard.caller() as at:
+            await asking.propose(FIRST, at=at)
+            await asking.propose(NOTHING_NEW, at=at)
+        assert not heard.spans(STREAM_KV), "a stream's span ends with the stream"
+        host, port = asking.feed.address.split(":")
+    span, begun_by = heard.span(STREAM_KV), heard.spans(PROPOSE)[0]
+    assert (span.kind, parent_id(span)) == (SpanKind.CLIENT, begun_by.context.span_id)
+    assert placed(script) == [span.context.span_id]
+    # Nobody needs it any more: that is no failure.
+    assert end_of(span) == (StatusCode.UNSET, "CANCELLED", None)
+    assert dict(span.attributes) == {
+        "rpc.system.name": "grpc",
+        "rpc.method": STREAM_KV,
+        "rpc.response.status_code": "CANCELLED",
+        "server.address": host,
+        "server.port": int(port),
+        "slipstream.kv.bytes": keys.numel() * keys.element_size(),
+        "slipstream.kv.snapshots": 1,
+    }
+
+
+async def test_every_try_to_read_keys_is_a_call_of_its_own(models, keys, heard):
+    script = Script(
+        [slice_of(keys, 0, 5), slice_of(keys, 5, 9), grpc.StatusCode.UNAVAILABLE],
+        [slice_of(keys, 9, NUM_KEYS)],
+    )
+    async with reading(models, script, heard) as asking:
+        with heard.caller() as at:
+            await asking.propose(FIRST, at=at)
+        while len(heard.spans(STREAM_KV)) < 2:
+            await asking.drafts.load()
+    calls = heard.spans(STREAM_KV)
+    assert {parent_id(call) for call in calls} == {heard.span(PROPOSE).context.span_id}
+    assert placed(script) == [call.context.span_id for call in calls]
+    assert [end_of(call) for call in calls] == [
+        (StatusCode.ERROR, "UNAVAILABLE", "UNAVAILABLE"),
+        (StatusCode.UNSET, "OK", None),
+    ]
+    assert [call.attributes["slipstream.kv.snapshots"] for call in calls] == [2, 1]
+
+
+async def test_keys_that_cant_be_right_are_the_error_of_their_stream(models, keys, heard):
+    script = Script([slice_of(keys, 0, NUM_KEYS, crc32c=1), asyncio.Event()])
+    async with reading(models, script, heard) as asking:
+        with heard.caller() as at:
+            await asking.propose(FIRST, at=at)
+        while not heard.spans(STREAM_KV):
+            await asking.drafts.load()
+    span = heard.span(STREAM_KV)
+    # The draft itself has ended that call.
+    assert end_of(span) == (StatusCode.ERROR, "CANCELLED", "InvalidRequest")
+    assert span.attributes["slipstream.kv.snapshots"] == 0
+
+
+async def test_a_stream_that_began_untraced_stays_untold(models, keys, heard):
+    script = all_keys(keys)
+    async with reading(models, script, heard) as asking:
+        await asking.propose(FIRST)
+        with heard.caller() as at:
+            await asking.propose(NOTHING_NEW, at=at)
+    assert heard.spans(PROPOSE)
+    assert not heard.spans(STREAM_KV)
+    assert len(script.asked) == 1
+
+
+async def test_a_new_feed_is_a_child_of_the_proposal_that_names_it(models, keys, heard):
+    script = Script([slice_of(keys, 0, NUM_KEYS), asyncio.Event()])
+    async with reading(models, script, heard) as asking:
+        with heard.caller() as at:
+            await asking.propose(FIRST, at=at)
+            asking.feed.credential = "another"
+            await asking.propose(NOTHING_NEW, at=at)
+            while len(script.asked) < 2:
+                await asking.drafts.load()
+    proposals = [span.context.span_id for span in heard.spans(PROPOSE)]
+    assert [parent_id(call) for call in heard.spans(STREAM_KV)] == proposals
+
+
+async def test_a_draft_that_tells_nobody_passes_on_where_it_stands(models, keys, heard):
+    script = all_keys(keys)
+    async with reading(models, script, None) as asking:
+        with heard.caller() as at:
+            await asking.propose(FIRST, at=at)
+    assert [asked.trace.traceparent for asked in script.asked] == [at.traceparent]

@@ -1,0 +1,37 @@
+"""Laws of what is asked of a Redis: whoever is cancelled ends, wherever it was."""
+
+import asyncio
+
+import pytest
+import redis.asyncio
+
+from slipstream.state.redis_client import RedisClient
+from slipstream.state.scripts import Script
+from support.state.redis_server import redis_server
+
+LIMIT_S = 20.0
+ONE = Script("return 1")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("num_steps", range(0, 24, 2))
+async def test_whoever_asks_for_ever_ends_when_cancelled(server, num_steps):
+    async with redis.asyncio.from_url(server.url) as client:
+        calls = RedisClient(client, timeout_s=LIMIT_S, place="here")
+
+        async def ask_for_ever():
+            while True:
+                assert await calls.run(ONE, [], []) == 1
+
+        asking = asyncio.get_running_loop().create_task(ask_for_ever())
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking}, timeout=LIMIT_S)
+        assert asking.cancelled()
+        assert await calls.run(ONE, [], []) == 1

@@ -1,0 +1,162 @@
+"""A Redis that is slow, full, read-only, killed or forgetful: one sentence, and no wrong token."""
+
+import asyncio
+import time
+
+import pytest
+
+from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
+from slipstream.state.factory import open_store
+from slipstream.state.options import StoreOptions
+from slipstream.state.record import SessionUpdate, StoreLease
+from support.state.redis_server import redis_server
+from support.state.session_stores import BOUNDS, TIMEOUT_S, begins, claim, held, opened, told
+
+HASH, TOKENS = "slipstream:session:{chat}", "slipstream:session:{chat}:tokens"
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with redis_server("--appendonly", "yes", "--appendfsync", "everysec") as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared):
+    shared.call("FLUSHALL")
+    return shared
+
+
+@pytest.fixture
+async def store(server):
+    store = open_store(
+        StoreOptions(server.url, timeout_s=TIMEOUT_S), BOUNDS, time.monotonic, next_fence=int
+    )
+    yield store
+    await store.aclose()
+
+
+async def test_a_server_that_stops_is_waited_for_no_longer_than_said(server, store):
+    lease = await held(store, begins())
+    hasty = open_store(
+        StoreOptions(server.url, timeout_s=0.05), BOUNDS, time.monotonic, next_fence=int
+    )
+    server.stop_answering()
+    asked = [hasty.append(lease, opened(5, 6)), hasty.renew(lease), hasty.acquire(claim())]
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(answer, Unavailable)
+        assert str(answer).endswith("did not answer in time")
+    server.go_on()
+    await hasty.aclose()
+
+
+async def test_late_answers_are_not_taken_for_others(server):
+    store = open_store(
+        StoreOptions(server.url, timeout_s=0.5), BOUNDS, time.monotonic, next_fence=int
+    )
+    leases = {}
+    for name in "abcd":
+        leases[name] = await until_answered(lambda name=name: held(store, begins(session_id=name)))
+    server.stop_answering()
+    writes = [store.append(lease, opened(5, 6)) for lease in leases.values()]
+    assert all(await asyncio.gather(*writes, return_exceptions=True))  # errors, all of them
+    server.go_on()
+    for number, (name, lease) in enumerate(leases.items()):
+        update = opened(5, 6, number)
+        await until_answered(lambda lease=lease, update=update: store.append(lease, update))
+        grant = await until_answered(lambda name=name: store.acquire(begins(session_id=name)))
+        assert (grant.record.session_id, grant.record.tokens) == (name, (5, 6, number))
+    await store.aclose()
+
+
+async def until_answered(ask):
+    """The answer of a server that may be slow for once."""
+    for _ in range(20):
+        try:
+            return await ask()
+        except Unavailable:
+            continue
+    raise AssertionError("the server does not answer")
+
+
+async def test_a_killed_server_comes_back_with_all_that_it_had_acknowledged(server, store):
+    lease = await held(store, begins())
+    await store.append(lease, opened(5, 6, 7))
+    server.kill()
+    with pytest.raises(Unavailable, match="can't be reached"):
+        await store.append(lease, SessionUpdate(3, (8,)))
+    server.start()
+    await store.append(lease, SessionUpdate(3, (8,)))
+    assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
+
+
+async def test_a_server_that_was_started_anew_meanwhile_is_not_missed(server, store):
+    leases = [await held(store, begins(session_id=name)) for name in "abc"]
+    await asyncio.gather(*[store.append(lease, opened(5, 6)) for lease in leases])
+    server.kill()
+    server.start()
+    await asyncio.gather(*[store.append(lease, SessionUpdate(2, (7,))) for lease in leases])
+
+
+async def test_scripts_that_a_server_forgot_are_told_again(server, store):
+    lease = await held(store, begins())
+    server.call("SCRIPT", "FLUSH")
+    await store.append(lease, opened(5, 6))
+
+
+@pytest.mark.parametrize("evicted", [HASH, TOKENS])
+async def test_a_session_of_which_a_part_was_evicted_is_not_there(server, store, evicted):
+    lease = await held(store, begins())
+    await store.append(lease, opened(5, 6, 7))
+    server.call("DEL", evicted)
+    for write in (store.append(lease, SessionUpdate(3, (8,))), store.renew(lease)):
+        with pytest.raises(SessionOutOfSync):
+            await write
+    with pytest.raises(SessionNotFound):
+        await store.acquire(claim("r2"))
+    again = await store.acquire(begins())
+    assert again.record.tokens == ()
+    assert again.lease.fence > lease.fence
+    await store.append(again.lease, opened(5, 6, 7, 8))
+    assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
+
+
+async def test_a_full_server_changes_nothing_and_still_forgets(server, store):
+    lease = await held(store, begins())
+    await store.append(lease, opened(5, 6, 7))
+    await told(store, begins(session_id="other"), opened(5, 6))
+    server.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(Unavailable, match="has no memory left"):
+            await store.append(lease, SessionUpdate(3, (8,), ending="done"))
+        for asked in (begins("r1", "another"), claim("r2", "other")):
+            with pytest.raises(Unavailable, match="has no memory left"):
+                await store.acquire(asked)
+        assert (await store.delete("other", "ann")).tokens == (5, 6)
+    finally:
+        server.call("CONFIG", "SET", "maxmemory", 0)
+    record = (await store.acquire(begins())).record
+    assert (record.tokens, record.turn.ending) == ((5, 6, 7), None)
+    with pytest.raises(SessionNotFound):
+        await store.acquire(claim("r2", "other"))
+
+
+async def test_a_replica_is_not_written(server, store):
+    lease = await held(store, begins())
+    server.call("REPLICAOF", "127.0.0.1", "1")
+    try:
+        with pytest.raises(Unavailable, match="is a replica"):
+            await store.append(lease, opened(5, 6))
+    finally:
+        server.call("REPLICAOF", "NO", "ONE")
+    await store.append(lease, opened(5, 6))
+
+
+async def test_nobody_answers_where_nobody_is():
+    for url in ("redis://127.0.0.1:1", "unix:///nowhere/redis.sock", "redis+cluster://127.0.0.1:1"):
+        store = open_store(
+            StoreOptions(url, timeout_s=TIMEOUT_S), BOUNDS, time.monotonic, next_fence=int
+        )
+        with pytest.raises(Unavailable, match="can't be reached"):
+            await store.renew(StoreLease("chat", 1, 1.0))
+        await store.aclose()

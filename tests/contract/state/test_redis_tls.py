@@ -1,0 +1,140 @@
+"""TLS to Redis, both sides with certificates, and a user that may do only what docs say."""
+
+import hashlib
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.core.errors import Unavailable
+from slipstream.state.factory import open_store
+from slipstream.state.options import StoreOptions
+from slipstream.state.record import SessionUpdate
+from support.network.certificates import certificates
+from support.state.redis_server import debian_binary, free_port, redis_server
+from support.state.session_stores import BOUNDS, begins, held, opened, told
+
+ROOT = Path(__file__).parents[3]
+PASSWORD = "nobody must see this"
+DIGEST = hashlib.sha256(PASSWORD.encode()).hexdigest()
+
+
+def documented_user():
+    """The line of the user, as it stands in the docs."""
+    text = (ROOT / "docs" / "sessions.md").read_text()
+    (line,) = re.findall(r"^user slipstream .*$", text, re.MULTILINE)
+    return line
+
+
+def needed_commands():
+    """What scripts call, and what calls scripts."""
+    texts = [path.read_text() for path in (ROOT / "services" / "state").glob("*.py")]
+    return {"EVAL", "EVALSHA", *re.findall(r"redis\.p?call\('([A-Z]+)'", "".join(texts))}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Certificates, in files that one test replaces."""
+    return certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server(made):
+    """One that talks TLS only, to those with a certificate, and knows the documented user."""
+    users = made.folder / "users.acl"
+    line = documented_user().replace("#PASSWORD", f"#{DIGEST}")
+    users.write_text(f"{line}\nuser default on nopass ~* &* +@all\n")
+    flags = ["--tls-auth-clients", "yes", "--aclfile", str(users)]
+    flags += ["--tls-ca-cert-file", str(made.ca)]
+    flags += ["--tls-cert-file", str(made.cert("redis")), "--tls-key-file", str(made.key("redis"))]
+    options = {"port": free_port(), "binary": debian_binary(), "is_tls": True}
+    with redis_server(*flags, **options) as server:
+        yield server
+
+
+@pytest.fixture
+def options(server, made):
+    return StoreOptions(
+        server.url,
+        user="slipstream",
+        password=PASSWORD,
+        ca=made.ca,
+        cert=made.cert("router"),
+        key=made.key("router"),
+        timeout_s=10.0,
+    )
+
+
+async def refusal(options):
+    """Why a session can't be had."""
+    store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
+    with pytest.raises(Unavailable) as refused:
+        await store.acquire(begins())
+    await store.aclose()
+    assert PASSWORD not in str(refused.value)
+    return str(refused.value)
+
+
+def test_the_documented_user_may_do_what_scripts_do_and_nothing_else():
+    allowed = re.findall(r" \+(\S+)", documented_user())
+    assert {name.upper() for name in allowed} == needed_commands()
+
+
+async def test_a_user_with_the_documented_rights_can_keep_sessions(options):
+    store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
+    await told(store, begins(), opened(5, 6, 7), target="target:1")
+    lease = await held(store, begins())
+    await store.append(lease, SessionUpdate(2, (7, 8), ending="done"))
+    await store.renew(lease)
+    await store.release(lease, target=None, draft="draft:1")
+    assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8)
+    await store.aclose()
+
+
+async def test_what_the_user_may_not_do_is_said(options):
+    assert "see its ACL" in await refusal(replace(options, prefix="another"))
+
+
+async def test_a_wrong_password_is_said_and_not_shown(options):
+    for wrong in ({"password": "guessed"}, {"user": "guessed"}):
+        text = await refusal(replace(options, **wrong))
+        assert "does not take this user or password" in text
+        assert "guessed" not in text
+
+
+async def test_neither_side_talks_to_strangers(options, tmp_path):
+    other = certificates(tmp_path)
+    assert "not trusted" in await refusal(replace(options, ca=other.ca))
+    for stranger in (None, None), (other.cert("router"), other.key("router")):
+        text = await refusal(replace(options, cert=stranger[0], key=stranger[1]))
+        assert re.search("does not agree on TLS|can't be reached", text)
+
+
+async def test_a_server_that_wants_tls_is_not_talked_to_without(options):
+    plain = replace(
+        options, url=options.url.replace("rediss", "redis"), ca=None, cert=None, key=None
+    )
+    assert "can't be reached" in await refusal(plain)
+
+
+async def test_files_that_are_missing_are_said(options, tmp_path):
+    assert "can't be reached (No such file" in await refusal(replace(options, ca=tmp_path / "no"))
+
+
+async def test_new_certificates_need_no_new_client(server, options, made, tmp_path):
+    store, other = (
+        open_store(options, BOUNDS, time.monotonic, next_fence=int),
+        certificates(tmp_path),
+    )
+    await told(store, begins(), opened(5, 6, 7))
+    server.kill()
+    made.replace(
+        other,
+        "ca.pem",
+        *(f"{role}.{end}" for role in ("redis", "router") for end in ("pem", "key")),
+    )
+    server.start()
+    await told(store, begins(), opened(5, 6, 7))
+    await store.aclose()

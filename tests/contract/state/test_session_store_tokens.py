@@ -1,0 +1,188 @@
+"""Laws of what is kept of a session and for how long, wherever sessions are kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.errors import (
+    CapacityError,
+    InvalidRequest,
+    SessionBusy,
+    SessionNotFound,
+    SessionOutOfSync,
+    SessionTaken,
+)
+from slipstream.state.record import Opening, SessionUpdate
+from support.state.session_stores import LEASE_S, TTL_S, begins, claim, held, opened, told
+
+NOWHERE = {"target": None, "draft": None}
+
+
+async def test_what_is_kept_is_not_kept_twice(store):
+    lease = await held(store, begins())
+    for update in (
+        opened(5, 6, 7),
+        opened(5, 6, 7),
+        SessionUpdate(1, (6, 7, 8)),
+        SessionUpdate(2, (7, 8)),
+        SessionUpdate(0, ()),
+    ):
+        await store.append(lease, update)
+    for _ in range(2):
+        await store.append(lease, SessionUpdate(3, (8, 9), ending="done"))
+    await store.append(lease, SessionUpdate(5, ()))
+    record = (await store.acquire(begins())).record
+    assert (record.tokens, record.turn.ending) == ((5, 6, 7, 8, 9), "done")
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        SessionUpdate(4, (8,)),
+        SessionUpdate(4, ()),
+        SessionUpdate(2, (8,)),
+        SessionUpdate(0, (5, 6, 8, 9)),
+        SessionUpdate(0, (6,)),
+        opened(5, 6, 7, num_prompt_tokens=3),
+    ],
+)
+async def test_what_does_not_go_on_from_what_is_kept_is_refused(store, update):
+    lease = await held(store, begins())
+    await store.append(lease, opened(5, 6, 7))
+    with pytest.raises(SessionOutOfSync):
+        await store.append(lease, update)
+    await store.append(lease, SessionUpdate(3, (8,)))
+    assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
+
+
+async def test_nothing_comes_after_the_end(store):
+    lease = await held(store, begins())
+    await store.append(lease, replace(opened(5, 6, 7), ending="done"))
+    for update in (SessionUpdate(3, (8,)), SessionUpdate(3, (), ending="other")):
+        with pytest.raises(SessionOutOfSync):
+            await store.append(lease, update)
+
+
+@pytest.mark.parametrize(
+    ("update", "error"),
+    [
+        (SessionUpdate(0, (1,) * 1001), CapacityError),
+        (SessionUpdate(1000, (1,)), CapacityError),
+        (SessionUpdate(0, (1,), ending="é" * 51), CapacityError),
+        (SessionUpdate(0, (1,), Opening(1, "x" * 101, "")), CapacityError),
+        (SessionUpdate(0, (1,), Opening(0, "", "")), InvalidRequest),
+        (SessionUpdate(0, (1,), Opening(2, "", "")), InvalidRequest),
+        (SessionUpdate(-1, (1,)), InvalidRequest),
+        (SessionUpdate(0, (-1,)), InvalidRequest),
+        (SessionUpdate(0, (2**32,)), InvalidRequest),
+    ],
+)
+async def test_there_are_bounds_to_what_is_kept(store, update, error):
+    lease = await held(store, begins())
+    with pytest.raises(error):
+        await store.append(lease, update)
+    await store.append(lease, SessionUpdate(0, (1,) * 1000, Opening(1, "x" * 100, ""), "é" * 50))
+
+
+async def test_a_session_that_never_said_anything_is_forgotten(place):
+    store = place.store
+    await store.release(await held(store, begins()), **NOWHERE)
+    with pytest.raises(SessionNotFound):
+        await store.acquire(claim("r2"))
+    silent = await held(store, begins("r2"))
+    await place.passes(LEASE_S + 10)
+    with pytest.raises(SessionNotFound):
+        await store.acquire(claim("r3"))
+    for write in (store.append(silent, opened(5, 6)), store.renew(silent)):
+        with pytest.raises(SessionOutOfSync, match="knows nothing of this lease of session chat"):
+            await write
+    await held(store, begins("r3"))
+
+
+async def test_a_session_is_remembered_from_its_last_use_on(place):
+    store = place.store
+    await told(store, begins(), replace(opened(5, 6, 7), ending="done"))
+    for asked in (claim(), claim(), claim("r2")):  # the last one is not asked for again
+        await place.passes(TTL_S - 10)
+        grant = await store.acquire(asked)
+    await store.append(grant.lease, opened(8, start=3, num_prompt_tokens=4))
+    await place.passes(TTL_S - 10)
+    await store.renew(grant.lease)
+    await place.passes(TTL_S - 10)
+    await store.release(grant.lease, **NOWHERE)
+    await place.passes(TTL_S - 10)
+    assert (await store.acquire(claim("r2"))).record.tokens == (5, 6, 7, 8)
+    await place.passes(TTL_S + 10)
+    with pytest.raises(SessionNotFound):
+        await store.acquire(claim("r2"))
+
+
+async def test_a_session_in_use_outlives_its_time(place):
+    lease = await held(place.store, begins(ttl_s=LEASE_S / 4))
+    await place.store.append(lease, opened(5, 6))
+    await place.passes(LEASE_S / 2)
+    await place.store.append(lease, SessionUpdate(2, (7,)))
+    await place.store.release(lease, **NOWHERE)
+    await place.passes(LEASE_S / 2)
+    with pytest.raises(SessionNotFound):
+        await place.store.acquire(claim())
+
+
+async def test_a_deleted_session_is_gone(store):
+    lease = await held(store, begins())
+    await store.append(lease, opened(5, 6, 7))
+    with pytest.raises(SessionBusy):
+        await store.delete("chat", "ann")
+    await store.release(lease, target="target:1", draft=None)
+    gone = await store.delete("chat", "ann")
+    assert gone.tokens == (5, 6, 7)
+    assert gone.target == "target:1"
+    assert gone.fence > lease.fence
+    with pytest.raises(SessionNotFound):
+        await store.delete("chat", "ann")
+    with pytest.raises(SessionNotFound):
+        await store.acquire(claim("r2"))
+    with pytest.raises(SessionOutOfSync):
+        await store.append(lease, SessionUpdate(3, (8,)))
+    grant = await store.acquire(begins(owner="bob", model="large"))
+    assert (grant.record.tokens, grant.record.target) == ((), None)
+    assert grant.lease.fence > gone.fence
+
+
+async def test_fences_grow_whatever_is_forgotten(place):
+    fences = []
+    for _ in range(3):
+        await told(place.store, begins(), opened(5, 6))
+        fences.append((await place.store.delete("chat", "ann")).fence)
+        lease = await held(place.store, begins())
+        await place.store.release(lease, **NOWHERE)
+        fences += [lease.fence, *[(await held(place.store, begins())).fence for _ in range(2)]]
+        await place.loses_all()
+    assert fences == sorted(set(fences))
+
+
+async def test_a_lease_that_was_lost_is_not_taken_for_another_one(place):
+    lease = await held(place.store, begins())
+    await place.store.append(lease, opened(5, 6))
+    await place.loses_all()
+    for write in (place.store.append(lease, SessionUpdate(2, (7,))), place.store.renew(lease)):
+        with pytest.raises(SessionOutOfSync):
+            await write
+    await place.store.release(lease, **NOWHERE)
+    again = await held(place.store, begins())
+    with pytest.raises(SessionTaken):
+        await place.store.append(lease, opened(5, 6, 7))
+    await place.store.append(again, opened(5, 6, 7))
+
+
+async def test_sessions_do_not_know_each_other(store):
+    await told(store, begins(session_id="a"), opened(5, 6))
+    await told(store, begins(session_id="a.tokens", owner="bob"), opened(7, 8))
+    assert (await store.acquire(claim("r2", "a"))).record.tokens == (5, 6)
+    assert (await store.acquire(claim("r2", "a.tokens", owner="bob"))).record.tokens == (7, 8)
+
+
+async def test_a_store_can_be_closed_twice(store):
+    await told(store, begins(), opened(5, 6))
+    await store.aclose()
+    await store.aclose()

@@ -1,0 +1,273 @@
+"""Laws of a target that many sessions share: verdicts as alone, and errors of whom they concern."""
+
+import asyncio
+
+import pytest
+import torch
+
+from slipstream.core.errors import (
+    InternalError,
+    InvalidRequest,
+    SessionClosed,
+    SessionTaken,
+    Unavailable,
+)
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Proposal
+from slipstream.engine.thread import MAX_FAILED_STEPS
+from slipstream.target.schedule import StepBudget
+from support.models import tiny
+from support.models.batches import ask, batched, guess, held, session_of
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.causal()
+
+
+class Faulty:
+    """An engine whose step fails as often as told."""
+
+    def __init__(self, engine, error=None):
+        self._engine = engine
+        self._error = error or RuntimeError("out of luck")
+        self.num_failures = 0
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def step(self, batch):
+        if self.num_failures:
+            self.num_failures -= 1
+            raise self._error
+        self._engine.step(batch)
+
+
+async def conversation(verify, number: int, prompt: tuple[int, ...], known=()) -> list:
+    """All verdicts of a request; `known` is how it goes on."""
+    sequence, verdicts = TokenSequence(session_of(number, len(prompt)), prompt), []
+    proposal = Proposal()
+    while True:
+        verdict = await verify(sequence, proposal)
+        sequence.append(verdict.tokens)
+        verdicts.append(verdict)
+        if verdict.finish_reason is not None:
+            return verdicts
+        ahead = list(known[len(sequence) - len(prompt) :])
+        proposal = guess(number, len(verdicts), ahead) if known else Proposal()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_verdicts_are_those_of_a_target_of_ones_own(dtype):
+    model = tiny.causal(dtype=dtype)
+    prompts = [tuple(tiny.tokens(length, length)) for length in (1, 5, 40, 127, 128, 129, 260, 300)]
+    alone = tiny.local_target(model)
+    plain, drafted = [], []
+    for number, prompt in enumerate(prompts):
+        verdicts = await conversation(alone.verify, number, prompt)
+        plain.append([token for verdict in verdicts for token in verdict.tokens])
+        await alone.release(f"s{number}")
+        drafted.append(await conversation(alone.verify, number, prompt, plain[-1]))
+        await alone.release(f"s{number}")
+    budget = StepBudget(max_tokens=48, tile=16)
+    async with batched(tiny.local_target(model), budget) as (target, _):
+        together = await asyncio.gather(
+            *(
+                conversation(target.verify, number, prompt, plain[number])
+                for number, prompt in enumerate(prompts)
+            )
+        )
+    for verdicts, expected in zip(together, drafted, strict=True):
+        assert [verdict.tokens for verdict in verdicts] == [at.tokens for at in expected]
+        assert [at.num_accepted for at in verdicts] == [at.num_accepted for at in expected]
+    assert any(verdict.num_accepted > 2 for verdicts in drafted for verdict in verdicts)
+
+
+async def test_sessions_share_their_steps(model):
+    async with batched(tiny.local_target(model)) as (target, _):
+        answers = await asyncio.gather(
+            *(
+                conversation(target.verify, 2 * number, tuple(tiny.tokens(8, number)))
+                for number in range(8)
+            )
+        )
+        num_rounds = sum(map(len, answers))
+        assert target.num_steps < num_rounds / 4
+        assert target.num_tokens == num_rounds - 8 + 8 * 8
+
+
+async def test_a_prompt_and_running_sessions_go_on_side_by_side(model):
+    budget = StepBudget(max_tokens=32, tile=8)
+    async with batched(tiny.local_target(model), budget) as (target, _):
+        running = asyncio.ensure_future(
+            conversation(target.verify, 0, tuple(tiny.tokens(8)), known=())
+        )
+        while target.num_steps < 3:
+            await asyncio.sleep(0)
+        long = tuple(tiny.tokens(400))
+        prompt = asyncio.ensure_future(
+            target.run(TokenSequence(session_of(2, 400), long), Proposal())
+        )
+        before = target.num_steps
+        await prompt
+        assert target.num_steps - before >= 400 / 32
+        verdicts = await running
+        alone = tiny.local_target(model)
+        expected = await conversation(alone.verify, 0, tuple(tiny.tokens(8)))
+        assert [verdict.tokens for verdict in verdicts] == [at.tokens for at in expected]
+
+
+async def test_a_reply_says_how_long_it_waited_and_computed(model):
+    async with batched(tiny.local_target(model)) as (target, thread):
+        async with held(thread):
+            asked = asyncio.ensure_future(
+                target.run(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+            )
+            await asyncio.sleep(0)
+            assert target.num_waiting == 1
+        done = await asked
+        assert done.queue_s > 0 < done.engine_s
+        assert target.num_waiting == 0
+
+
+async def test_what_is_refused_is_refused_alone(model):
+    async with batched(tiny.local_target(model)) as (target, thread):
+        async with held(thread):
+            good, bad = (
+                asyncio.ensure_future(
+                    target.verify(TokenSequence(session_of(number, 3), tokens), Proposal())
+                )
+                for number, tokens in enumerate([(1, 2, 3), (1, 2)])
+            )
+            await asyncio.sleep(0)
+        assert (await good).tokens
+        with pytest.raises(InvalidRequest, match="would have 2 tokens"):
+            await bad
+
+
+async def test_a_step_that_fails_is_the_error_of_those_in_it_and_the_engine_goes_on(model, caplog):
+    engine = Faulty(tiny.local_target(model))
+    async with batched(engine) as (target, _):
+        engine.num_failures = 1
+        with pytest.raises(InternalError, match="a step of the target failed"):
+            await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+        assert "a step of 1 sessions failed" in caplog.text
+        assert "out of luck" in caplog.text
+        assert (await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())).tokens
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("a bad row"), ValueError("a bad row")])
+async def test_what_fails_inside_a_step_is_never_blamed_on_the_request(model, error):
+    engine = Faulty(tiny.local_target(model), error)
+    async with batched(engine) as (target, _):
+        engine.num_failures = 1
+        with pytest.raises(InternalError, match="no fault of the request"):
+            await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+
+
+async def test_an_engine_is_broken_after_so_many_failed_steps_in_a_row_and_not_before(model):
+    engine = Faulty(tiny.local_target(model))
+    async with batched(engine) as (target, _):
+        broken = asyncio.ensure_future(target.failed_steps.too_many())
+
+        async def fail(times):
+            engine.num_failures = times
+            for _ in range(times):
+                assert not broken.done()
+                with pytest.raises(InternalError):
+                    await ask(target, 0)
+
+        await fail(MAX_FAILED_STEPS - 1)
+        assert (await ask(target, 0)).tokens
+        await fail(MAX_FAILED_STEPS)
+        assert f"{MAX_FAILED_STEPS} steps of the target in a row have failed" in await broken
+
+
+async def test_a_second_call_takes_the_session_over(model):
+    async with batched(tiny.local_target(model)) as (target, thread):
+        async with held(thread):
+            first, second = (
+                asyncio.ensure_future(
+                    target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+                )
+                for _ in range(2)
+            )
+            await asyncio.sleep(0)
+            with pytest.raises(SessionTaken, match="s0"):
+                await first
+        assert (await second).tokens
+        assert target.num_steps == 1
+
+
+async def test_who_stops_waiting_is_not_computed_for(model):
+    async with batched(tiny.local_target(model)) as (target, thread):
+        async with held(thread):
+            asked = asyncio.ensure_future(
+                target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+            )
+            await asyncio.sleep(0)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        assert (await target.verify(TokenSequence(session_of(2, 3), (1, 2, 3)), Proposal())).tokens
+        assert (target.num_steps, target.num_tokens) == (1, 3)
+
+
+async def test_a_prompt_is_dropped_between_its_chunks(model):
+    budget = StepBudget(max_tokens=8, tile=8)
+    async with batched(tiny.local_target(model), budget) as (target, _):
+        prompt = tuple(tiny.tokens(400))
+        asked = asyncio.ensure_future(
+            target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())
+        )
+        while target.num_steps < 3:
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        verdict = await target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())
+        assert verdict.num_cached >= 3 * 8
+
+
+async def test_a_session_that_is_released_ends_what_is_under_way(model):
+    engine = tiny.local_target(model)
+    async with batched(engine) as (target, thread):
+        async with held(thread):
+            asked = asyncio.ensure_future(
+                target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+            )
+            await asyncio.sleep(0)
+            released = asyncio.ensure_future(target.release("s0"))
+            with pytest.raises(SessionClosed):
+                await asked
+        await released
+        assert engine.kv_bytes("s0") == 0
+        assert target.num_steps == 0
+
+
+async def test_a_parked_session_goes_on_where_it_was(model):
+    engine = tiny.local_target(model)
+    prompt = tuple(tiny.tokens(200))
+    async with batched(engine) as (target, _):
+        first = await target.verify(TokenSequence(session_of(0, 200), prompt), Proposal())
+        await target.park("s0")
+        assert engine.kv_bytes("s0") == 0
+        again = await target.verify(
+            TokenSequence(session_of(0, 200), (*prompt, *first.tokens)), Proposal()
+        )
+        assert again.num_cached == 200
+
+
+async def test_a_target_that_stops_takes_nothing_more(model):
+    async with batched(tiny.local_target(model)) as (target, thread):
+        async with held(thread):
+            asked = ask(target, 0)
+            await asyncio.sleep(0)
+            closing = asyncio.ensure_future(target.close())
+            with pytest.raises(Unavailable):
+                await asked
+        await closing
+        with pytest.raises(Unavailable):
+            await ask(target, 2)

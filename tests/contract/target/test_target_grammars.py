@@ -1,0 +1,225 @@
+"""A target whose sessions follow grammars: whatever is proposed, the text is the grammar's."""
+
+import asyncio
+import itertools
+import random
+import re
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest, NotBuilt
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import FinishReason, Proposal, SamplingParams, Session
+from slipstream.models.loading import load_target_parts
+from slipstream.target.build import BuiltTarget, build_target
+from slipstream.target.request import TargetRequest
+from support.models.batches import batched, held
+from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, ids, regex
+from support.models.tiny import causal, local_target
+from support.services import fleet
+
+WORDS = regex("(red|green|blue)( and (red|green|blue)){1,4}[.]")
+DATE = regex("[0-9]{4}-[0-9]{2}-[0-9]{2}")
+PROMPT = tuple(ids("say: red"))
+SAMPLINGS = [SamplingParams(), SamplingParams(temperature=1.0, seed=4), SamplingParams(1.2, 3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def build(folder):
+    def make() -> BuiltTarget:
+        return build_target(load_target_parts(str(folder), dtype="float32", device="cpu"))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def built(build):
+    return build()
+
+
+def session_of(sampling=SAMPLINGS[0], grammar=WORDS, *, name="s", num_prompt=None, most=60):
+    length = num_prompt or len(PROMPT)
+    return Session(name, length, most, sampling, stop_token_ids=STOPS, grammar=grammar)
+
+
+async def written(target, session, guess=None, *, known=(), prompt=PROMPT):
+    """The output, its verdicts and why it ended; `guess` proposes after each verdict."""
+    sequence, proposal, verdicts = TokenSequence(session, (*prompt, *known)), Proposal(), []
+    while True:
+        verdict = await target.verify(sequence, proposal)
+        sequence.append(verdict.tokens)
+        verdicts.append(verdict)
+        if verdict.finish_reason is not None:
+            await target.release(session.session_id)
+            return sequence.tokens[len(prompt) :], verdicts
+        proposal = guess(sequence.tokens[len(prompt) :], verdict) if guess else Proposal()
+
+
+def text_of(output):
+    return TEXT.decode(output)
+
+
+def follows(grammar, output):
+    return output[-1] == EOS and re.fullmatch(grammar.text, text_of(output)) is not None
+
+
+def adversary(seed, right):
+    """Trees of what is right for a while, of what is forbidden, and of stop tokens too early."""
+    rng = random.Random(seed)
+
+    def guess(output, verdict):
+        ahead = right[len(output) : len(output) + rng.randrange(6)]
+        tokens, parents = list(ahead), list(range(-1, len(ahead) - 1))
+        for _ in range(rng.randrange(6)):
+            parent = rng.randrange(-1, len(tokens))
+            token = rng.choice([EOS, 1, rng.randrange(VOCAB)])
+            if (parent, token) not in zip(parents, tokens, strict=True):
+                tokens.append(token)
+                parents.append(parent)
+        return Proposal(TokenTree(tuple(tokens), tuple(parents)))
+
+    return guess
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_no_proposal_changes_a_token_or_gets_a_forbidden_one_through(built, sampling):
+    session = session_of(sampling)
+    plain, _ = await written(built.target, session)
+    assert follows(WORDS, plain)
+    for seed in range(4):
+        output, verdicts = await written(built.target, session, adversary(seed, plain))
+        assert output == plain
+        assert sum(verdict.num_accepted for verdict in verdicts) > 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_forced_tokens_are_told_and_right_when_they_are_proposed(built, sampling):
+    def guess(output, verdict):
+        return Proposal(TokenTree.chain(verdict.forced))
+
+    session = session_of(sampling)
+    plain, rounds = await written(built.target, session)
+    output, fewer = await written(built.target, session, guess)
+    assert output == plain
+    assert len(fewer) < len(rounds)
+    for before, after in itertools.pairwise(fewer):
+        assert after.num_accepted == len(before.forced)
+
+
+async def test_a_session_goes_on_at_any_target_from_its_tokens_alone(built, build):
+    session = session_of(SAMPLINGS[1])
+    plain, _ = await written(built.target, session)
+    other = build().target
+    for count in range(1, len(plain), 7):
+        output, _ = await written(other, session, known=plain[:count])
+        assert output == plain
+
+
+async def test_rounds_that_are_repeated_say_the_same(built):
+    session = session_of(SAMPLINGS[1])
+    sequence = TokenSequence(session, PROMPT)
+    first = await built.target.verify(sequence, Proposal())
+    sequence.append(first.tokens)
+    second = await built.target.verify(sequence, Proposal())
+    for same in (sequence, TokenSequence(session, sequence.tokens), sequence):
+        again = await built.target.verify(same, Proposal())
+        assert (again.tokens, again.forced) == (second.tokens, second.forced)
+    back = await built.target.verify(TokenSequence(session, PROMPT), Proposal())
+    assert back.tokens == first.tokens
+    await built.target.release("s")
+
+
+async def test_each_turn_follows_its_own_grammar_and_none_the_text_before(built):
+    target, tokens = built.target, list(PROMPT)
+    for grammar in (WORDS, DATE, None, DATE):
+        session = session_of(grammar=grammar, num_prompt=len(tokens), most=24)
+        sequence, start = TokenSequence(session, tokens), len(tokens)
+        while True:
+            verdict = await target.verify(sequence, Proposal())
+            sequence.append(verdict.tokens)
+            if verdict.finish_reason is not None:
+                break
+        tokens = sequence.tokens
+        if grammar is DATE:
+            assert follows(DATE, tokens[start:])
+        target.park("s")
+    await target.release("s")
+
+
+async def test_the_limit_on_tokens_cuts_a_text_wherever_it_is(built):
+    output, verdicts = await written(built.target, session_of(most=5))
+    assert len(output) == 5
+    assert verdicts[-1].finish_reason is FinishReason.LENGTH
+    assert text_of(output) in ("red a", "green", "blue ")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "known", "reason"),
+    [
+        (regex("[a"), "", "unclosed"),
+        (WORDS, "yellow", "does not follow the regex"),
+        (WORDS, "red and red.\x00", "does not follow the regex"),
+    ],
+)
+async def test_what_is_refused_leaves_the_session_as_it_was(built, grammar, known, reason):
+    session = session_of()
+    first = await built.target.verify(TokenSequence(session, PROMPT), Proposal())
+    tokens, num_bytes = [*PROMPT, *first.tokens], built.target.kv_bytes("s")
+    bad = session_of(grammar=grammar)
+    with pytest.raises(InvalidRequest, match=reason):
+        await built.target.verify(TokenSequence(bad, (*PROMPT, *ids(known))), Proposal())
+    assert built.target.kv_bytes("s") == num_bytes
+    again = await built.target.verify(TokenSequence(session, tokens), Proposal())
+    assert again.num_cached == len(PROMPT)
+    await built.target.release("s")
+
+
+async def test_a_parser_that_gives_up_ends_its_request_and_no_other(built):
+    hungry = session_of(grammar=regex("(.*a.{300}){200}b"), name="hungry", most=3000)
+    modest = session_of()
+    plain, _ = await written(built.target, modest)
+    known = ids("a" * 2500)
+    engine = built.target
+    async with batched(engine) as (target, _):
+        results = await asyncio.gather(
+            written(target, hungry, known=known), written(target, modest), return_exceptions=True
+        )
+    error, (output, _) = results
+    assert isinstance(error, InvalidRequest)
+    assert "can't be followed beyond 2500 tokens: lexer error" in str(error)
+    assert output == plain
+    await engine.release("hungry")
+
+
+async def test_grammars_compile_while_the_engine_is_busy(built):
+    async with batched(built.target) as (target, thread):
+        async with held(thread):
+            await target.prepare(session_of(grammar=regex("(x|yy){3,9}")))
+            with pytest.raises(InvalidRequest, match="unclosed"):
+                await target.prepare(session_of(grammar=regex("[x")))
+        assert built.target.grammars.find(regex("(x|yy){3,9}")) is not None
+
+
+async def test_sessions_with_and_without_grammars_share_steps(built):
+    def each(number):
+        grammar = (WORDS, None, DATE)[number % 3]
+        return session_of(SAMPLINGS[number % 3], grammar, name=f"s{number}", most=40)
+
+    sessions = [each(number) for number in range(6)]
+    alone = [(await written(built.target, session))[0] for session in sessions]
+    async with batched(built.target) as (target, _):
+        together = await asyncio.gather(*[written(target, session) for session in sessions])
+    assert [output for output, _ in together] == alone
+
+
+async def test_a_target_without_grammars_refuses_them(built):
+    engine = local_target(causal())
+    with pytest.raises(NotBuilt, match="can't follow any"):
+        engine.begin(TargetRequest(TokenSequence(session_of(), [1] * len(PROMPT)), Proposal()))
+    assert built.facts.has_grammars

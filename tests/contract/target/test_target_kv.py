@@ -1,0 +1,257 @@
+"""What a stream of keys and values promises: the cache's own bits, in order, and nobody waits."""
+
+import asyncio
+
+import pytest
+import torch
+from grpc import StatusCode
+
+from slipstream.core import errors
+from slipstream.core.types import Session
+from slipstream.rpc.kv import MAX_PAYLOAD_BYTES, KvEncoding
+from slipstream.rpc.leases import Lease
+from slipstream.rpc.status import error_from
+from slipstream.target.kv_streams import SLICE_BYTES
+from slipstream.target.verify_stream import MAX_READERS, VerifyStream
+from support.models import tiny
+from support.services.served_target import IDENTITY, refusal, served_target, wide_model
+
+PROMPT = tuple(tiny.tokens(20))
+SESSION = Session("s", len(PROMPT), 50)
+LONG = tuple(tiny.tokens(900))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.causal(dtype=torch.bfloat16)
+
+
+@pytest.fixture
+async def served(model):
+    async with served_target(model) as at:
+        yield at
+
+
+def same(mirror, cached):
+    return all(
+        torch.equal(ours[:, : mirror.count], theirs)
+        for ours, theirs in zip(mirror.layers, cached, strict=True)
+    )
+
+
+async def test_the_prefix_and_every_delta_are_the_cache_bit_for_bit(served):
+    stream = await served.open(SESSION)
+    mirror = served.mirror(stream, (2, 0))
+    tokens = PROMPT
+    for start in (0, *range(len(PROMPT), len(PROMPT) + 5)):
+        verdict = await stream.verify(start, tokens[start:])
+        await mirror.read_to(len(tokens))
+        assert same(mirror, served.cached(stream, mirror))
+        tokens = (*tokens, *verdict.tokens)
+    assert mirror.frames == [(0, 20), *((at, 1) for at in range(20, 25))]
+    await stream.end()
+
+
+async def test_a_reader_may_come_before_there_is_anything_to_read(served):
+    stream = await served.open(SESSION)
+    mirror = served.mirror(stream, (1,))
+    await served.until(lambda load: load.num_kv_streams == 1)
+    await stream.verify(0, PROMPT)
+    await mirror.read_to(len(PROMPT))
+    assert same(mirror, served.cached(stream, mirror))
+    await stream.end()
+
+
+async def test_8_bit_values_come_close_to_the_cache(served):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    mirror = served.mirror(stream, (0, 1, 2), encoding=KvEncoding.INT8)
+    await mirror.read_to(len(PROMPT))
+    for ours, theirs in zip(mirror.layers, served.cached(stream, mirror), strict=True):
+        exact = theirs.float()
+        error = (ours[:, : mirror.count].float() - exact).abs()
+        assert error.max() > 0
+        assert (error <= exact.abs().amax(-1, keepdim=True) / 127).all()
+    await stream.end()
+
+
+async def test_tokens_that_are_taken_back_are_replaced(served):
+    stream = await served.open(SESSION)
+    tokens = await stream.rounds(PROMPT, 6)
+    mirror = served.mirror(stream, (0, 2))
+    await mirror.read_to(len(tokens) - 1)
+    other = (tokens[22] + 1) % tiny.VOCAB or 1
+    await stream.verify(22, (other, 5))
+    await mirror.read()
+    assert mirror.frames == [(0, 25), (22, 2)]
+    assert same(mirror, served.cached(stream, mirror))
+    await stream.end()
+
+
+async def test_a_reader_goes_on_from_what_it_holds(served):
+    stream = await served.open(SESSION)
+    tokens = await stream.rounds(PROMPT, 3)
+    first = served.mirror(stream, (0, 2))
+    await first.read_to(len(tokens) - 1)
+    first.call.cancel()
+    held = first.count
+    await stream.verify(len(tokens) - 1, tokens[-1:])
+    second = served.mirror(stream, (0, 2), start=held)
+    second.layers = first.layers
+    await second.read_to(len(tokens))
+    assert second.frames == [(held, 1)]
+    assert same(second, served.cached(stream, second))
+    await stream.end()
+
+
+async def test_a_reader_that_holds_everything_waits_for_more(served):
+    stream = await served.open(SESSION)
+    verdict = await stream.verify(0, PROMPT)
+    mirror = served.mirror(stream, (1,), start=len(PROMPT))
+    await served.until(lambda load: load.num_kv_streams == 1)
+    await stream.verify(len(PROMPT), tuple(verdict.tokens))
+    assert await mirror.read()
+    assert mirror.frames == [(len(PROMPT), 1)]
+    await stream.end()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "sentence"),
+    [
+        ({"protocol_version": 0}, StatusCode.FAILED_PRECONDITION, "protocol_version 1"),
+        ({"incarnation": "x"}, StatusCode.FAILED_PRECONDITION, "incarnation this process"),
+        ({"incarnation": ""}, StatusCode.FAILED_PRECONDITION, IDENTITY.incarnation),
+        ({"session_id": "t"}, StatusCode.NOT_FOUND, "session t"),
+        ({"credential": ""}, StatusCode.PERMISSION_DENIED, "credential"),
+        ({"credential": "ключ"}, StatusCode.PERMISSION_DENIED, "credential"),
+        ({"layers": ()}, StatusCode.INVALID_ARGUMENT, "no layer"),
+        ({"layers": (1, 1)}, StatusCode.INVALID_ARGUMENT, "1, 1"),
+        (
+            {"layers": (3,)},
+            StatusCode.INVALID_ARGUMENT,
+            "layer 3 was asked for, but the model has 3",
+        ),
+        ({"layers": (2**32 - 1,)}, StatusCode.INVALID_ARGUMENT, "layer 4294967295"),
+        ({"encoding": 9}, StatusCode.INVALID_ARGUMENT, "encoding"),
+        ({"start": 21}, StatusCode.OUT_OF_RANGE, "position 21 on were asked for, but 20"),
+        ({"start": 2**32 - 1}, StatusCode.OUT_OF_RANGE, "but 20 positions are held"),
+    ],
+)
+async def test_a_reader_that_may_not_is_refused_and_disturbs_nobody(served, fields, code, sentence):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    request = served.request(stream, **{"layers": (1,), **fields})
+    status = await refusal(served.stub.StreamKv(request).read())
+    assert status.code() is code
+    assert sentence in status.details()
+    load = await served.load()
+    assert (load.num_sessions, load.num_kv_streams, load.kv_streamed_bytes) == (1, 0, 0)
+    assert (await stream.verify(0, PROMPT)).tokens
+    await stream.end()
+
+
+async def test_a_start_above_a_session_that_holds_nothing_yet_is_out_of_range(served):
+    stream = await served.open(SESSION)
+    status = await refusal(served.stub.StreamKv(served.request(stream, (1,), 1)).read())
+    assert status.code() is StatusCode.OUT_OF_RANGE
+    assert isinstance(error_from(status), errors.SessionOutOfSync)
+    await stream.end()
+
+
+async def test_the_credential_of_an_earlier_request_opens_nothing(served):
+    old = await served.open(SESSION)
+    await old.verify(0, PROMPT)
+    await old.park()
+    new = await served.open(SESSION)
+    request = served.request(new, (1,), credential=old.credential)
+    assert (await refusal(served.stub.StreamKv(request).read())).code() is (
+        StatusCode.PERMISSION_DENIED
+    )
+    await new.end()
+
+
+async def test_more_readers_than_a_session_may_have_are_refused(served):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    mirrors = [served.mirror(stream, (1,)) for _ in range(MAX_READERS)]
+    for mirror in mirrors:
+        await mirror.read_to(len(PROMPT))
+    status = await refusal(served.mirror(stream, (1,)).read())
+    assert status.code() is StatusCode.RESOURCE_EXHAUSTED
+    await stream.end()
+
+
+@pytest.mark.parametrize("end", ["end", "park", "cancel"])
+async def test_the_stream_ends_well_with_the_request(served, end):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    mirror = served.mirror(stream, (1,))
+    await mirror.read_to(len(PROMPT))
+    if end == "cancel":
+        stream.call.cancel()
+    else:
+        await getattr(stream, end)()
+    assert not await mirror.read()
+    assert await mirror.call.code() is StatusCode.OK
+
+
+async def test_the_stream_ends_well_when_another_request_takes_the_session_over(served):
+    old = await served.open(SESSION, fence=1)
+    await old.verify(0, PROMPT)
+    mirror = served.mirror(old, (1,))
+    await mirror.read_to(len(PROMPT))
+    new = await served.open(SESSION, fence=2)
+    assert not await mirror.read()
+    assert await mirror.call.code() is StatusCode.OK
+    await new.end()
+
+
+async def test_a_reader_that_leaves_leaves_nothing_behind(served):
+    stream = await served.open(SESSION)
+    verdict = await stream.verify(0, PROMPT)
+    mirror = served.mirror(stream, (1,))
+    await mirror.read_to(len(PROMPT))
+    mirror.call.cancel()
+    await served.until(lambda load: load.num_kv_streams == 0)
+    assert (await stream.verify(len(PROMPT), tuple(verdict.tokens))).tokens
+    await stream.end()
+    await served.until_empty()
+
+
+async def test_verification_goes_on_while_a_reader_stalls_which_then_gets_everything_at_once():
+    async with served_target(wide_model()) as served:
+        stream = await served.open(Session("s", len(LONG), 100))
+        verdict = await stream.verify(0, LONG)
+        mirror = served.mirror(stream, (3, 0, 1, 2))
+        await mirror.read()
+        tokens = (*LONG, *verdict.tokens)
+        for _ in range(20):  # nobody reads
+            verdict = await stream.verify(len(tokens) - 1, tokens[-1:])
+            tokens = (*tokens, *verdict.tokens)
+        total, step = len(tokens) - 1, mirror.form.max_positions
+        whole = SLICE_BYTES // (step * mirror.form.bytes_per_position) * step
+        last = total // whole * whole
+        assert last < len(LONG), "the last slice has what became final while nobody read"
+        assert (await served.load()).kv_streamed_bytes < last * mirror.form.bytes_per_position
+        await mirror.read_to(total)
+        assert same(mirror, served.cached(stream, mirror))
+        slices = [(at, min(at + whole, total)) for at in range(0, total, whole)]
+        assert mirror.frames == [
+            (at, min(step, end - at)) for start, end in slices for at in range(start, end, step)
+        ]
+        assert step * mirror.form.bytes_per_position <= MAX_PAYLOAD_BYTES
+        await stream.end()
+
+
+async def test_a_reader_that_stalls_for_good_does_not_outlive_its_session_for_long():
+    request = VerifyStream(Lease("s", 0), SESSION, linger_s=0)
+
+    async def stall():
+        async with request.reader():
+            request.end()
+            await asyncio.Event().wait()
+
+    with pytest.raises(errors.Unavailable, match="did not take"):
+        await stall()
+    async with request.reader():
+        pass  # its place is free again

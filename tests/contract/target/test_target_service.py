@@ -1,0 +1,285 @@
+"""What the target service promises beside the port: handshakes, leases, refusals, its own load."""
+
+import asyncio
+
+import pytest
+from grpc import RpcError, StatusCode
+
+from slipstream.core import errors
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, Session
+from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.status import error_from
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from support.models import tiny
+from support.services.served_target import IDENTITY, Served, Stream, refusal, served_target
+
+PROMPT = tuple(tiny.tokens(20))
+SESSION = Session("s", len(PROMPT), 50)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.causal()
+
+
+@pytest.fixture
+async def served(model):
+    async with served_target(model) as at:
+        yield at
+
+
+async def last_message(at: Served, *messages: target_pb2.VerifyRequest):
+    """The refusal that a stream of these messages ends with."""
+    call = at.stub.Verify()
+    for message in messages[:-1]:
+        await call.write(message)
+        await call.read()
+    await call.write(messages[-1])
+    return await refusal(call.read())
+
+
+def opening(session_id="s", prompt=20, **expected) -> target_pb2.VerifyRequest:
+    identity = common_pb2.ModelIdentity()
+    identity.CopyFrom(IDENTITY)
+    for name, value in expected.items():
+        setattr(identity, name, value)
+    params = common_pb2.SessionParams(
+        session_id=session_id, num_prompt_tokens=prompt, max_tokens=50, num_roots=1
+    )
+    return target_pb2.VerifyRequest(open=target_pb2.OpenTarget(session=params, expected=identity))
+
+
+async def test_a_stream_verifies_round_after_round(served):
+    stream = await served.open(SESSION)
+    tokens = await stream.rounds(PROMPT, 4)
+    proposal = Proposal(TokenTree.chain(tokens[-2:]))
+    again = await stream.verify(0, tokens[:-2], proposal)
+    assert tuple(again.tokens[:2]) == tokens[-2:]
+    assert again.num_accepted == 2
+    await stream.end()
+
+
+async def test_a_delta_may_come_behind_the_tokens_of_the_last_verdict_or_repeat_them(served):
+    told, repeated = await served.open(SESSION), await served.open(Session("t", len(PROMPT), 50))
+    tokens = PROMPT
+    for _ in range(4):
+        start = 0 if tokens == PROMPT else len(tokens)
+        verdict = await told.verify(start, tokens[start:])
+        assert verdict.tokens == (await repeated.verify(0, tokens)).tokens
+        tokens = (*tokens, *verdict.tokens)
+    with pytest.raises(RpcError) as refused:
+        await told.verify(len(tokens) + 1, ())
+    assert refused.value.code() is StatusCode.FAILED_PRECONDITION
+    await repeated.end()
+
+
+async def test_a_reply_says_where_its_time_went(served):
+    stream = await served.open(SESSION)
+    timing = (await stream.verify(0, PROMPT)).timing
+    assert 0 < timing.engine_us <= timing.total_us
+    assert timing.engine_us + timing.queue_us <= timing.total_us + 1  # each is rounded
+    await stream.end()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("protocol_version", 99),
+        ("model_id", "huge"),
+        ("tokenizer_hash", "another one"),
+        ("vocab_size", 49),
+        ("incarnation", "that process"),
+    ],
+)
+async def test_a_caller_who_expects_another_target_is_told_both_values(served, name, value):
+    status = await last_message(served, opening(**{name: value}))
+    assert status.code() is StatusCode.FAILED_PRECONDITION
+    assert isinstance(error_from(status), errors.HandshakeError)
+    for side in (value, getattr(IDENTITY, name)):
+        assert str(side) in status.details()
+
+
+async def test_a_caller_who_expects_nothing_is_served(served):
+    stream = await served.open(SESSION, expected=common_pb2.ModelIdentity())
+    assert (await stream.verify(0, PROMPT)).tokens
+    await stream.end()
+
+
+VERIFY = target_pb2.VerifyRequest(verify=target_pb2.VerifyProposal())
+PARK = target_pb2.VerifyRequest(park=draft_pb2.Park(ttl_ms=1000))
+EMPTY = target_pb2.VerifyRequest()
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ((VERIFY,), "opens a session first, but got verify"),
+        ((PARK,), "opens a session first, but got park"),
+        ((EMPTY,), "opens a session first, but got an empty message"),
+        ((opening(), opening()), "verifies or parks, but got open"),
+        ((opening(), EMPTY), "verifies or parks, but got an empty message"),
+        ((opening(""),), "no id"),
+        ((opening("x" * 300),), "300 characters"),
+        ((opening(prompt=0),), "at least 1 token"),
+    ],
+)
+async def test_messages_out_of_order_are_refused_and_leave_nothing(served, messages, sentence):
+    status = await last_message(served, *messages)
+    assert status.code() is StatusCode.INVALID_ARGUMENT
+    assert sentence in status.details()
+    await served.until_empty()
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens", "proposal", "code"),
+    [
+        (7, (1,), Proposal(), StatusCode.FAILED_PRECONDITION),
+        (0, (1, 2), Proposal(), StatusCode.INVALID_ARGUMENT),
+        (0, (*PROMPT[:-1], tiny.VOCAB), Proposal(), StatusCode.INVALID_ARGUMENT),
+        (0, (*PROMPT, *[1] * 50), Proposal(), StatusCode.INVALID_ARGUMENT),
+        (0, PROMPT, Proposal(TokenTree.chain([tiny.VOCAB])), StatusCode.INVALID_ARGUMENT),
+        (0, PROMPT, Proposal(TokenTree.chain([1] * 128)), StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_round_that_is_refused_ends_its_stream_and_frees_it(
+    served, start, tokens, proposal, code
+):
+    stream = await served.open(SESSION)
+    status = await refusal(stream.verify(start, tokens, proposal))
+    assert status.code() is code
+    await served.until_empty()
+
+
+async def test_a_tree_deeper_than_the_context_is_refused(served):
+    stream = await served.open(Session("s", 500, 12))
+    prompt = tuple(tiny.tokens(500))
+    status = await refusal(stream.verify(0, prompt, Proposal(TokenTree.chain([1] * 13))))
+    assert status.code() is StatusCode.INVALID_ARGUMENT
+    assert "context of 512" in status.details()
+
+
+async def test_the_end_of_a_stream_frees_its_session(served):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    load = await served.load()
+    assert (load.num_sessions, load.num_rounds) == (1, 1)
+    assert (load.num_steps, load.num_rows) == (1, len(PROMPT))
+    assert load.kv_capacity_bytes > load.kv_bytes == served.engine.kv_bytes("s") > 0
+    await stream.end()
+    await served.until_empty()
+
+
+async def test_a_stream_that_is_cancelled_frees_its_session_and_no_other(served):
+    kept = await served.open(Session("kept", len(PROMPT), 50))
+    await kept.verify(0, PROMPT)
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    stream.call.cancel()
+    await served.until(lambda load: load.num_sessions == 1)
+    assert (await served.load()).kv_bytes == served.engine.kv_bytes("kept") > 0
+    again = await kept.verify(0, PROMPT)
+    assert again.num_cached == len(PROMPT) - 1
+    await kept.end()
+
+
+async def test_what_was_parked_is_there_for_the_next_turn(served):
+    stream = await served.open(SESSION)
+    tokens = await stream.rounds(PROMPT, 3)
+    await stream.park()
+    load = await served.load()
+    assert (load.num_sessions, load.num_parked, load.kv_bytes) == (0, 1, 0)
+    assert load.kv_cached_bytes > 0
+    turn = await served.open(Session("s", len(tokens), 20))
+    assert (await turn.verify(0, tokens)).num_cached == len(tokens) - 1
+    await turn.end()
+    await served.until_empty()
+
+
+async def test_tokens_that_need_no_computing_are_counted(served):
+    for number in range(2):
+        stream = await served.open(Session(f"s{number}", len(PROMPT), 50))
+        await stream.rounds(PROMPT, 3)
+        await stream.end()
+    await served.until_empty()
+    assert (await served.load()).num_cached_tokens == len(PROMPT) - 1
+
+
+async def test_streams_at_once_share_steps_and_have_the_tokens_they_have_alone(served):
+    prompts = [tuple(tiny.tokens(length, length)) for length in (3, 20, 50, 127, 130, 200)]
+
+    async def tokens(number: int, name: str) -> tuple[int, ...]:
+        stream = await served.open(Session(name, len(prompts[number]), 50))
+        answer = await stream.rounds(prompts[number], 12)
+        await stream.end()
+        return answer
+
+    together = await asyncio.gather(*(tokens(at, f"t{at}") for at in range(len(prompts))))
+    load = await served.load()
+    assert load.num_steps < load.num_rounds == 12 * len(prompts)
+    assert list(together) == [await tokens(at, f"a{at}") for at in range(len(prompts))]
+
+
+async def test_what_was_parked_is_freed_when_its_time_is_up(served):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    await stream.park(ttl_s=0.001)
+    await served.until_empty()
+
+
+async def test_the_longest_parked_session_makes_room_for_a_new_one(model):
+    async with served_target(model, LeaseLimits(max_sessions=2), max_sessions=2) as served:
+        for name in ("old", "young"):
+            stream = await served.open(Session(name, len(PROMPT), 50))
+            await stream.verify(0, PROMPT)
+            await stream.park()
+        stream = await served.open(SESSION)
+        assert (await stream.verify(0, PROMPT)).tokens
+        load = await served.load()
+        assert (load.num_sessions, load.num_parked) == (1, 1)
+        await stream.end()
+
+
+async def test_more_running_sessions_than_there_is_room_for_are_refused(model):
+    async with served_target(model, LeaseLimits(max_sessions=1), max_sessions=1) as served:
+        stream = await served.open(SESSION)
+        status = await last_message(served, opening("another"))
+        assert status.code() is StatusCode.RESOURCE_EXHAUSTED
+        await stream.end()
+
+
+@pytest.mark.parametrize("ttl_ms", [0, 2**32 - 1])
+async def test_a_time_to_park_out_of_bounds_is_refused_and_frees_the_session(served, ttl_ms):
+    park = target_pb2.VerifyRequest(park=draft_pb2.Park(ttl_ms=ttl_ms))
+    status = await last_message(served, opening(), park)
+    assert status.code() is StatusCode.INVALID_ARGUMENT
+    await served.until_empty()
+
+
+async def test_a_higher_fence_takes_a_session_over_with_all_it_holds(served):
+    old = await served.open(SESSION, fence=4)
+    await old.verify(0, PROMPT)
+    new = await served.open(SESSION, fence=5)
+    status = await refusal(old.call.read())
+    assert status.code() is StatusCode.ABORTED
+    assert isinstance(error_from(status), errors.SessionTaken)
+    assert (await new.verify(0, PROMPT)).num_cached == len(PROMPT) - 1
+    assert new.credential != old.credential
+    await new.end()
+    await served.until_empty()
+
+
+@pytest.mark.parametrize("fence", [3, 4])
+async def test_a_fence_that_is_no_higher_is_refused_and_disturbs_nobody(served, fence):
+    stream = await served.open(SESSION, fence=4)
+    late = opening()
+    late.open.session.fence = fence
+    assert (await last_message(served, late)).code() is StatusCode.ABORTED
+    assert (await stream.verify(0, PROMPT)).tokens
+    await stream.end()
+
+
+async def test_a_stream_without_messages_opens_nothing(served):
+    stream = Stream(served.stub.Verify(), "", "")
+    await stream.end()
+    await served.until_empty()

@@ -1,0 +1,291 @@
+"""What a target tells: spans of what is traced and of nothing else, and metrics of everything."""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace import StatusCode as SpanStatus
+
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, Session
+from slipstream.engine.thread import EngineThread
+from slipstream.target.batcher import BatchedTarget
+from slipstream.target.telemetry import TargetTelemetry
+from slipstream.target.time_spent import Activity
+from slipstream.telemetry import catalog
+from slipstream.telemetry.carrier import Carrier
+from slipstream.telemetry.telemetry import Telemetry
+from support.models import tiny
+from support.models.hand_clock import HandClock
+from support.services.served_target import refusal, served_target
+from support.telemetry.listening import Listener, parent_id, span_id
+
+PROMPT = tuple(tiny.tokens(20))
+SESSION = Session("s", len(PROMPT), 50)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.causal()
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+@pytest.fixture
+async def served(model, listener):
+    async with served_target(model, telemetry=listener.telemetry) as at:
+        yield at
+
+
+def verdict_attributes(span):
+    prefix = "slipstream.verdict."
+    said = span.attributes.items()
+    return {name.removeprefix(prefix): value for name, value in said if name.startswith(prefix)}
+
+
+def batch_of(span):
+    return span.attributes["slipstream.batch.rows"], span.attributes["slipstream.batch.sessions"]
+
+
+async def test_a_traced_verification_is_a_span_with_its_queue_and_its_run_inside(served, listener):
+    stream = await served.open(SESSION)
+    with listener.caller() as trace:
+        await stream.verify(0, PROMPT, trace=trace)
+    await stream.end()
+    verify, queue, run = map(listener.span, ("target.verify", "engine.queue", "engine.run"))
+    assert (verify.kind, parent_id(verify)) == (SpanKind.SERVER, span_id(trace))
+    assert parent_id(queue) == parent_id(run) == verify.context.span_id
+    assert verify.start_time <= queue.start_time <= queue.end_time == run.start_time
+    assert run.start_time < run.end_time <= verify.end_time
+    assert verify.status.status_code is SpanStatus.UNSET
+    assert verdict_attributes(verify) == {"nodes": 0, "accepted": 0, "final": 1, "num_cached": 0}
+    assert batch_of(verify) == (len(PROMPT), 1)
+
+
+async def test_a_span_says_what_was_decided_and_what_was_cached_once(served, listener):
+    stream = await served.open(SESSION)
+    with listener.caller() as trace:
+        tokens = await stream.rounds(PROMPT, 4, trace)
+        await stream.end()
+        again = await served.open(replace(SESSION, max_tokens=4))
+        await again.verify(0, tokens[:-3], trace=trace)
+        chain = Proposal(TokenTree.chain(tokens[-2:]))
+        await again.verify(len(tokens) - 3, tokens[-3:-2], chain, trace)
+        await again.end()
+    *_, opening, last = map(verdict_attributes, listener.spans("target.verify"))
+    assert opening["num_cached"] == len(tokens) - 4
+    assert last == {"nodes": 2, "accepted": 2, "final": 2, "finish_reason": "length"}
+
+
+async def test_what_is_not_traced_makes_no_span(served, listener):
+    stream = await served.open(SESSION)
+    mirror = served.mirror(stream, (1,))
+    await stream.rounds(PROMPT, 2)
+    await mirror.read_to(len(PROMPT) + 1)
+    await stream.end()
+    assert not await mirror.read()
+    assert listener.spans() == []
+
+
+@pytest.mark.parametrize(
+    "traceparent", ["00-" + 32 * "1" + "-" + 16 * "2" + "-00", "00-nonsense-01", "x" * 1000]
+)
+async def test_neither_is_what_was_not_sampled_nor_what_makes_no_sense(
+    served, listener, traceparent
+):
+    stream = await served.open(SESSION)
+    assert (await stream.verify(0, PROMPT, trace=Carrier(traceparent))).tokens
+    await stream.end()
+    assert listener.spans() == []
+
+
+@pytest.mark.parametrize(
+    ("start", "tokens", "proposal", "error"),
+    [
+        (7, PROMPT, Proposal(), "SessionOutOfSync"),
+        (0, (*PROMPT[:-1], 12345), Proposal(), "InvalidRequest"),
+        (0, PROMPT, Proposal(TokenTree.chain([12345])), "InvalidRequest"),
+    ],
+)
+async def test_an_error_is_its_spans_status_and_says_nothing_of_the_prompt(
+    served, listener, start, tokens, proposal, error
+):
+    stream = await served.open(SESSION)
+    with listener.caller() as trace:
+        await refusal(stream.verify(start, tokens, proposal, trace))
+    await served.until_empty()
+    [span] = listener.spans()
+    assert (span.status.status_code, dict(span.attributes)) == (
+        SpanStatus.ERROR,
+        {"error.type": error},
+    )
+    assert span.events == ()
+    assert "12345" not in str(span.status.description)
+
+
+async def test_verifications_say_which_forward_they_shared(served, listener):
+    async def request(number: int, trace: Carrier) -> None:
+        prompt = tuple(tiny.tokens(3, number))
+        stream = await served.open(Session(f"s{number}", 3, 50))
+        await stream.rounds(prompt, 12, trace)
+        await stream.end()
+
+    with listener.caller() as trace:
+        await asyncio.gather(*(request(number, trace) for number in range(6)))
+    batches = [batch_of(span) for span in listener.spans("target.verify")]
+    load = await served.load()
+    assert len(batches) == load.num_rounds
+    # Each of n sessions that share a forward says so.
+    assert sum(Fraction(1, sessions) for _, sessions in batches) == load.num_steps
+    assert sum(Fraction(rows, sessions) for rows, sessions in batches) == load.num_rows
+
+
+async def test_rows_of_all_forwards_add_up_to_what_the_histograms_say(served, listener):
+    async def request(number: int) -> None:
+        prompt = tuple(tiny.tokens(20 + 60 * number, number))
+        stream = await served.open(Session(f"s{number}", len(prompt), 50))
+        await stream.rounds(prompt, 6)
+        await stream.end()
+
+    await asyncio.gather(*(request(number) for number in range(4)))
+    load = await served.load()
+    rows, sessions, seconds = map(
+        listener.point, (catalog.STEP_ROWS, catalog.STEP_SESSIONS, catalog.STEP_DURATION)
+    )
+    assert (rows.sum, rows.count) == (load.num_rows, load.num_steps)
+    assert sessions.count == seconds.count == load.num_steps
+    assert load.num_rounds <= sessions.sum <= load.num_rows
+    queue = listener.point(catalog.TARGET_QUEUE)
+    assert queue.count == load.num_rounds == 24
+    assert queue.min > 0 < seconds.min
+
+
+async def test_every_metric_of_a_target_is_told(served, listener):
+    stream = await served.open(SESSION)
+    mirror = served.mirror(stream, (0,))
+    await stream.verify(0, PROMPT)
+    await mirror.read_to(len(PROMPT))
+    missing = []
+    for metric in catalog.CATALOG:
+        served.servicer.sample(listener.telemetry.instruments)
+        if catalog.TARGET in metric.roles and not listener.points(metric):
+            missing.append(metric.name)
+    assert missing == []
+    await stream.end()
+
+
+async def test_gauges_say_what_is_held_and_totals_what_was_sent(served, listener):
+    def point(metric, **attributes):
+        served.servicer.sample(listener.telemetry.instruments)
+        return listener.point(metric, **attributes).value
+
+    parked = await served.open(Session("parked", len(PROMPT), 50))
+    await parked.verify(0, PROMPT)
+    await parked.park()
+    stream = await served.open(SESSION)
+    mirror = served.mirror(stream, (0, 1))
+    await stream.verify(0, PROMPT)
+    await mirror.read_to(len(PROMPT))
+    load = await served.load()
+    assert point(catalog.KV_USED) == load.kv_bytes > 0
+    assert point(catalog.KV_CAPACITY) == load.kv_capacity_bytes > 0
+    assert point(catalog.KV_CACHED) == load.kv_cached_bytes
+    assert point(catalog.KV_SENT) == load.kv_streamed_bytes > 0
+    assert point(catalog.KV_STREAMS) == 1
+    assert point(catalog.SESSIONS, state="active") == 1
+    assert point(catalog.SESSIONS, state="parked") == 1
+    assert point(catalog.WAITING) == 0
+    assert point(catalog.ROWS_IN_FLIGHT) == 1  # the parked session has left the others' keys
+    assert point(catalog.ROWS_FREE) == 31
+    await stream.end()
+    await served.until(lambda load: load.num_sessions == 0)
+    assert point(catalog.ROWS_IN_FLIGHT) == 0
+    assert point(catalog.ROWS_FREE) == 32
+    assert point(catalog.SESSIONS, state="active") == 0
+
+
+async def test_busy_waiting_and_idle_add_up_to_the_time_that_has_passed(model, listener):
+    before = time.perf_counter()
+    async with served_target(model, telemetry=listener.telemetry) as served:
+        after = time.perf_counter()
+        stream = await served.open(SESSION)
+        await stream.rounds(PROMPT, 5)
+        least_s = time.perf_counter() - after
+        served.servicer.sample(listener.telemetry.instruments)
+        most_s = time.perf_counter() - before
+        points = listener.points(catalog.TARGET_TIME)
+        assert least_s <= sum(point.value for point in points.values()) <= most_s
+        assert {state for ((_, state),) in points} == set(Activity)
+        assert all(point.value > 0 for point in points.values())
+        await stream.end()
+
+
+class Slow:
+    """An engine whose steps take 2 seconds each by a clock."""
+
+    def __init__(self, engine, clock):
+        self._engine = engine
+        self._clock = clock
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def step(self, batch):
+        self._clock.now += 2
+        self._engine.step(batch)
+
+
+async def test_a_target_waits_while_a_running_session_is_between_two_rounds(model):
+    clock, steps = HandClock(0.0), []
+    thread = EngineThread("target", clock=clock)
+    engine = Slow(tiny.local_target(model), clock)
+    target = BatchedTarget(engine, thread, clock=clock)
+    target.on_step = steps.append
+    clock.now += 7
+    sequence = TokenSequence(SESSION, PROMPT)
+    for _ in range(3):
+        verdict = await target.verify(sequence, Proposal())
+        sequence.append(verdict.tokens)
+        clock.now += 3
+    assert target.spent.totals() == {Activity.BUSY: 6, Activity.WAITING: 9, Activity.IDLE: 7}
+    assert target.spent.waiting_share() == 9 / 22
+    assert Counter((step.num_tokens, step.num_sessions, step.seconds) for step in steps) == {
+        (20, 1, 2): 1,
+        (1, 1, 2): 2,
+    }
+    await target.release(SESSION.session_id)
+    clock.now += 5
+    assert target.spent.totals()[Activity.IDLE] == 12
+    await target.close()
+    thread.close()
+
+
+async def test_a_session_that_has_ended_is_not_waited_for(model):
+    clock = HandClock(0.0)
+    thread = EngineThread("target", clock=clock)
+    target = BatchedTarget(Slow(tiny.local_target(model), clock), thread, clock=clock)
+    verdict = await target.verify(TokenSequence(replace(SESSION, max_tokens=1), PROMPT), Proposal())
+    assert verdict.finish_reason is not None
+    clock.now += 3
+    assert target.spent.totals() == {Activity.BUSY: 2, Activity.WAITING: 0, Activity.IDLE: 3}
+    await target.close()
+    thread.close()
+
+
+async def test_where_nobody_listens_steps_are_told_to_nobody_and_traces_are_served(model):
+    assert TargetTelemetry(Telemetry()).on_step is None
+    trace = Carrier("00-" + 32 * "1" + "-" + 16 * "2" + "-01")
+    async with served_target(model) as served:
+        stream = await served.open(SESSION)
+        mirror = served.mirror(stream, (0,), trace=trace)
+        assert (await stream.verify(0, PROMPT, trace=trace)).tokens
+        await mirror.read_to(len(PROMPT))
+        await stream.end()

@@ -1,0 +1,166 @@
+"""What a target tells of streams of keys and values: a span of each, and spans of snapshots."""
+
+from dataclasses import replace
+
+import pytest
+from grpc import StatusCode
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace import StatusCode as SpanStatus
+
+from slipstream.core.types import Session
+from slipstream.rpc.kv import KvEncoding
+from slipstream.target.kv_streams import SLICE_BYTES
+from slipstream.target.telemetry import STREAM_KV
+from slipstream.telemetry import catalog
+from slipstream.telemetry.telemetry import TraceBounds
+from support.models import tiny
+from support.services.served_target import refusal, served_target, wide_model
+from support.telemetry.listening import Listener, parent_id, span_id
+
+PROMPT = tuple(tiny.tokens(20))
+SESSION = Session("s", len(PROMPT), 50)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.causal()
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+@pytest.fixture
+async def served(model, listener):
+    async with served_target(model, telemetry=listener.telemetry) as at:
+        yield at
+
+
+async def test_a_snapshot_links_to_its_stream_and_belongs_to_the_verification_that_made_it(
+    served, listener
+):
+    stream = await served.open(SESSION)
+    tokens = PROMPT
+    with listener.caller() as asked, listener.caller() as trace:
+        mirror = served.mirror(stream, (2, 0), trace=asked)
+        for start, told in ((0, trace), (20, trace), (21, None), (22, trace)):
+            verdict = await stream.verify(start, tokens[start:], trace=told)
+            await mirror.read_to(len(tokens))
+            tokens = (*tokens, *verdict.tokens)
+        await stream.end()
+        assert not await mirror.read()
+    about = listener.span(STREAM_KV)
+    assert (about.kind, parent_id(about)) == (SpanKind.SERVER, span_id(asked))
+    spans = listener.spans("kv.snapshot")
+    verified = [span.context.span_id for span in listener.spans("target.verify")]
+    assert [parent_id(span) for span in spans] == verified
+    links = {link.context.span_id for span in spans for link in span.links}
+    assert links == {about.context.span_id}
+    size = mirror.form.bytes_per_position
+    assert [dict(span.attributes) for span in spans] == [
+        {
+            "slipstream.kv.bytes": count * size,
+            "slipstream.kv.layers": 2,
+            "slipstream.kv.start": start,
+            "slipstream.kv.count": count,
+        }
+        for start, count in ((0, 20), (20, 1), (22, 1))
+    ]
+    assert dict(about.attributes) == {
+        "rpc.system.name": "grpc",
+        "rpc.method": STREAM_KV,
+        "rpc.response.status_code": "OK",
+        "slipstream.kv.layers": 2,
+        "slipstream.kv.encoding": "raw",
+        "slipstream.kv.bytes": 23 * size,
+        "slipstream.kv.snapshots": 4,
+    }
+    assert about.start_time < spans[0].start_time <= spans[-1].end_time <= about.end_time
+
+
+async def test_only_the_first_snapshots_of_a_stream_are_spans(model, listener):
+    bounded = replace(listener.telemetry, bounds=TraceBounds(first=2))
+    async with served_target(model, telemetry=bounded) as served:
+        stream = await served.open(SESSION)
+        mirror = served.mirror(stream, (1,))
+        tokens = PROMPT
+        with listener.caller() as trace:
+            for start in (0, *range(20, 24)):
+                verdict = await stream.verify(start, tokens[start:], trace=trace)
+                await mirror.read_to(len(tokens))
+                tokens = (*tokens, *verdict.tokens)
+        await stream.end()
+    starts = [span.attributes["slipstream.kv.start"] for span in listener.spans("kv.snapshot")]
+    assert starts == [0, 20]
+
+
+async def test_a_reader_that_comes_late_is_sent_what_the_last_verification_made(served, listener):
+    stream = await served.open(SESSION)
+    with listener.caller() as trace:
+        await stream.verify(0, PROMPT, trace=trace)
+        mirror = served.mirror(stream, (0,), trace=trace, encoding=KvEncoding.INT8)
+        await mirror.read_to(len(PROMPT))
+        await stream.end()
+        assert not await mirror.read()
+    [verify] = listener.spans("target.verify")
+    assert parent_id(listener.span("kv.snapshot")) == verify.context.span_id
+    assert listener.span(STREAM_KV).attributes["slipstream.kv.encoding"] == "int8"
+
+
+async def test_slices_that_go_out_at_a_stretch_are_one_snapshot(listener):
+    prompt = tuple(tiny.tokens(300))
+    async with served_target(wide_model(), telemetry=listener.telemetry) as served:
+        stream = await served.open(Session("s", len(prompt), 50))
+        with listener.caller() as trace:
+            await stream.verify(0, prompt, trace=trace)
+            mirror = served.mirror(stream, (0, 1, 2, 3), trace=trace)
+            await mirror.read_to(len(prompt))
+            await stream.end()
+            assert not await mirror.read()
+    num_bytes = len(prompt) * mirror.form.bytes_per_position
+    assert num_bytes > SLICE_BYTES
+    span = listener.span("kv.snapshot")
+    assert span.attributes["slipstream.kv.bytes"] == num_bytes
+    assert span.attributes["slipstream.kv.count"] == len(prompt)
+    size = listener.point(catalog.SNAPSHOT_SIZE)
+    assert (size.sum, size.count) == (num_bytes, 1)
+
+
+async def test_a_reader_that_leaves_is_no_error(served, listener):
+    stream = await served.open(SESSION)
+    with listener.caller() as trace:
+        mirror = served.mirror(stream, (0,), trace=trace)
+        await stream.verify(0, PROMPT)
+        await mirror.read_to(len(PROMPT))
+        mirror.call.cancel()
+        await served.until(lambda load: load.num_kv_streams == 0)
+    span = listener.span(STREAM_KV)
+    assert span.attributes["rpc.response.status_code"] == "CANCELLED"
+    assert span.status.status_code is SpanStatus.UNSET
+    await stream.end()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"credential": "a guess"}, StatusCode.PERMISSION_DENIED),
+        ({"start": 99}, StatusCode.OUT_OF_RANGE),
+        ({"layers": (7,)}, StatusCode.INVALID_ARGUMENT),
+        ({"encoding": 77}, StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_refused_stream_says_its_status_and_no_secret(served, listener, fields, code):
+    stream = await served.open(SESSION)
+    await stream.verify(0, PROMPT)
+    with listener.caller() as trace:
+        said = {"layers": (0,), "trace": {"traceparent": trace.traceparent}, **fields}
+        call = served.stub.StreamKv(served.request(stream, **said))
+        assert (await refusal(call.read())).code() is code
+    span = listener.span(STREAM_KV)
+    assert span.attributes["rpc.response.status_code"] == code.name
+    assert span.status.status_code is SpanStatus.ERROR
+    told = f"{dict(span.attributes)} {span.status.description}"
+    assert stream.credential not in told
+    assert "a guess" not in told
+    await stream.end()

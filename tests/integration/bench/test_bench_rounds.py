@@ -1,0 +1,69 @@
+"""`slipstream bench rounds` on a tiny pair: services, a slow wire, figures and files."""
+
+import json
+
+import pytest
+import torch
+
+from slipstream.cli.main import exit_code
+from support.models.bench_files import save_pair, save_prompts
+from support.services.processes import ROOT
+
+PROMPTS = ((1, "a", ["hello there"]), (2, "b", ["abcabcabcabc"]))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A tiny target and GliDe weights for it."""
+    vocab = torch.arange(0, 259, 2)
+    return save_pair(tmp_path_factory.mktemp("pair"), max_lag=4, vocab=vocab)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    return save_prompts(tmp_path, *PROMPTS)
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """Services find the package, and share what there is of a machine with other tests."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_printed(
+    pair, prompts, tmp_path, capsys
+):
+    file = tmp_path / "rounds.json"
+    flags = ["--kv-delay-ms", "2", "--max-new-tokens", "24", "--json", str(file)]
+    assert exit_code(["bench", "rounds", *pair, *prompts, *flags]) == 0
+    said = capsys.readouterr().out
+    assert "draft waits for keys and values" in said
+    assert "2 ms between draft and target, each way: " in said
+    written = json.loads(file.read_text())
+    assert set(written["rounds"]) == {"embedded", "distributed", "2 ms away"}
+    for figures in written["rounds"].values():
+        assert figures["identical"] == len(PROMPTS)
+        assert figures["drafted_tokens"] > 0
+        assert figures["fallbacks"] == {}
+        assert figures["tokens"] == 24 * len(PROMPTS)
+    distributed = written["rounds"]["distributed"]["round_ms"]
+    assert all(distributed[part] > 0 for part in ("draft_engine", "draft_wire", "target_wire"))
+    assert written["environment"]["kv_delay_ms"] == 2
+
+
+BAD = [
+    (["--kv-delay-ms", "0"], "kv_delay_ms is 0"),
+    (["--kv-delay-ms", "1", "--router", "127.0.0.1:1"], "--kv-delay-ms needs services of our own"),
+    (["--max-new-tokens", "1"], "max_new_tokens is 1"),
+    (["--limit", "0"], "limit is 0"),
+    (["--draft", "ngram"], "a directory of GliDe weights"),
+    (["--prompts", "no-such-file"], "no-such-file can't be read"),
+    (["--json", "/"], "is a directory"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), BAD)
+def test_nonsense_is_refused_before_anything_is_started(flags, reason, capsys):
+    assert exit_code(["bench", "rounds", *flags]) == 2
+    assert reason in capsys.readouterr().err

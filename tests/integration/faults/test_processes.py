@@ -1,0 +1,276 @@
+"""The three services as processes: they start, serve, survive a loss, and end as they should."""
+
+import io
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.main import exit_code
+from slipstream.client import Client, FinishReason, Mode, SpeculationOptions
+from slipstream.core.errors import ServiceError
+from support.services.processes import (
+    CONTEXT,
+    Process,
+    command_line,
+    freeze,
+    has_loaded,
+    kill,
+    logged_values,
+    save_long_checkpoint,
+    serve,
+    thaw,
+    up,
+)
+
+PROMPT = "the quick brown fox"
+LONG = 800
+FORCED = SpeculationOptions(mode=Mode.FORCED)
+OFF = SpeculationOptions(mode=Mode.OFF)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    """What plain decoding in one process says."""
+    with Client.embedded(str(model), "none", dtype="float32") as client:
+        yield lambda most: client.generate(PROMPT, max_tokens=most).token_ids
+
+
+@pytest.fixture(scope="module")
+def running(model):
+    """`slipstream up` with a draft that is the target itself."""
+    with up(model, f"vanilla:{model}") as process:
+        process.ready()
+        process.until_logged("is ready", times=2)  # target and draft, to the router
+        yield process
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+@pytest.fixture
+def client(running):
+    with Client(running.ready()) as client:
+        yield client
+
+
+def is_ready_draft(line):
+    return "slipstream.router draft " in line and line.endswith(" is ready")
+
+
+def tokens_of(chunks):
+    return tuple(token for chunk in chunks for token in chunk.token_ids)
+
+
+def test_up_says_last_on_standard_output_where_the_router_serves(running, client):
+    assert running.out == [f"ready {running.ready()}"]
+    assert client.model_info().model == "tiny"
+
+
+def test_services_say_what_embedded_engines_say(client, plain):
+    result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
+    assert result.token_ids == plain(60)
+    assert result.stats.speculation.num_draft_tokens > 0
+    timings = result.stats.timings
+    assert 0 < timings.draft_engine_s < timings.draft_service_s < timings.draft_s
+    assert 0 < timings.target_engine_s < timings.target_service_s < timings.verify_s
+
+
+def test_the_router_has_not_loaded_torch_and_the_engines_have(running, client):
+    client.generate(PROMPT, max_tokens=8)
+    assert not has_loaded(running.child("router"), "torch")
+    assert has_loaded(running.child("target"), "torch")
+    assert has_loaded(running.child("draft"), "torch")
+
+
+def test_generate_asks_a_router_and_compares_with_plain_decoding_there(running, plain, capsys):
+    flags = ["--router", running.ready(), "--max-new-tokens", "60", "--speculation", "forced"]
+    assert exit_code(["generate", *flags, "--json", "--compare", PROMPT]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert tuple(answer["token_ids"]) == plain(60)
+    assert answer["compare"]["identity"] == "identical"
+    assert answer["stats"]["num_draft_tokens"] > 0
+
+
+def test_chat_keeps_its_conversation_at_the_router(running, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nmore\n/reset\nhello\n"))
+    assert exit_code(["chat", "--router", running.ready(), "--max-new-tokens", "5"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("[5 tokens, ") == 3
+    assert "A new conversation." in said
+
+
+def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_when_it_is_back(
+    running, client, plain
+):
+    draft, target = running.child("draft"), running.child("target")
+    (ready,) = [line.partition("draft ")[2] for line in running.err if is_ready_draft(line)]
+    with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:
+        before = list(islice(chunks, 5))
+        freeze(target)  # so that the request is still going on when its draft is gone
+        kill(draft)
+        thaw(target)
+        *after, last = chunks
+    assert tokens_of([*before, *after, last]) == plain(LONG)
+    assert last.finish_reason is FinishReason.LENGTH
+    assert last.stats.speculation.num_draft_tokens > 0
+    assert sum(last.stats.speculation.fallbacks.values()) > 0
+    assert "it is started again" in running.until_logged("ended by SIGKILL")
+    running.until_logged(ready, times=2)
+    again = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
+    assert running.child("draft") != draft
+    assert again.token_ids == plain(60)
+    assert again.stats.speculation.num_draft_tokens > 0
+    assert again.stats.speculation.fallbacks == {}
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What is left of `slipstream up` that was told to stop while a stream ran."""
+
+    code: int
+    children: list[int]
+    tokens: tuple[int, ...]
+    """Of that stream."""
+    traces: Path
+    request_id: str
+    """Of a request before."""
+    hint: str
+    """Where its trace is to be found."""
+
+
+@pytest.fixture(scope="module")
+def stopped(model, tmp_path_factory):
+    traces = tmp_path_factory.mktemp("up") / "traces"
+    flags = ("--traces", str(traces))
+    with up(model, "ngram", *flags) as process, Client(process.ready()) as client:
+        asked = client.generate(PROMPT, max_tokens=8)
+        hint = process.until_logged("traces are kept in")
+        children = [process.child(role) for role in ("target", "router")]
+        with closing(client.stream(PROMPT, max_tokens=LONG)) as chunks:
+            before = list(islice(chunks, 1))
+            process.signal(signal.SIGTERM)
+            process.until_logged("stopping")
+            with Client(process.ready(), retries=False) as late, pytest.raises(ServiceError):
+                late.generate(PROMPT, max_tokens=4)
+            tokens = tokens_of([*before, *chunks])
+        return Stopped(process.wait(), children, tokens, traces, asked.request_id, hint)
+
+
+def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(stopped, plain):
+    assert stopped.code == 0
+    assert stopped.tokens == plain(LONG)
+    assert [command_line(pid) for pid in stopped.children] == ["", ""]
+
+
+def test_a_request_to_up_leaves_a_trace_that_the_command_it_names_shows(stopped, capsys):
+    place = stopped.traces
+    assert f"in {place}; `slipstream trace --last --dir {place}`" in stopped.hint
+    assert exit_code(["trace", stopped.request_id, "--json", "--dir", str(place)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["facts"]["request"] == stopped.request_id
+    assert {span["service"] for span in said["spans"]} == {"slipstream-router", "slipstream-target"}
+    assert said["orphans"] == []
+
+
+def test_without_its_target_up_stops_everything_and_says_so(model):
+    with up(model, "none") as process:
+        process.ready()
+        router = process.child("router")
+        kill(process.child("target"))
+        assert process.wait() == 1
+        assert process.err[-1] == "error: the target ended by SIGKILL, so everything stops"
+        assert command_line(router) == ""
+
+
+def test_a_draft_that_can_not_start_ends_up_while_the_target_still_loads(model, tmp_path):
+    profile = tmp_path / "profile.json"
+    profile.write_text("{")
+    with up(model, f"vanilla:{model}", "--profile", str(profile)) as process:
+        process.until_logged("slipstream.target configuration")
+        target, draft = process.child("target"), os.pidfd_open(process.child("draft"))
+        freeze(target)
+        select.select([draft], [], [])  # until it has ended
+        os.close(draft)
+        thaw(target)
+        assert process.wait() == 2
+        assert process.err[-1].startswith(f"error: the draft did not start: the profile {profile}")
+        assert not [line for line in process.err if "slipstream.target model" in line]
+        assert command_line(target) == ""
+    assert process.out == []
+
+
+def test_a_target_that_is_killed_while_it_loads_ends_up_and_is_named(model):
+    with up(model, f"vanilla:{model}") as process:
+        process.until_logged("slipstream.target configuration")
+        kill(process.child("target"))
+        assert process.wait() == 1
+        assert process.err[-1] == "error: the target did not start: ended by SIGKILL"
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http"])
+def test_a_port_in_use_is_said_before_anything_loads(model, flag):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with up(model, "ngram", flag, port) as process:
+            assert process.wait() == 1
+    (said,) = process.err
+    assert f"can't start: the address 127.0.0.1:{port} can't be listened on" in said
+
+
+def test_up_for_a_model_that_is_nowhere_says_one_sentence_and_exits_with_2():
+    with up("no-such-model", "none") as process:
+        assert process.wait() == 2
+    (said,) = process.err
+    assert said.startswith("error: the model 'no-such-model' is not on this machine")
+
+
+def test_options_come_from_file_environment_and_flags_and_are_logged(tmp_path):
+    file = tmp_path / "slipstream.toml"
+    lines = ["[router]", 'targets = ["127.0.0.1:1"]', 'drafter = "none"', "max_requests = 4"]
+    file.write_text("\n".join([*lines, "max_sessions = 5", ""]))
+    env = {"SLIPSTREAM_ROUTER_DRAFTER": "ngram", "SLIPSTREAM_ROUTER_MAX_SESSIONS": "6"}
+    flags = ("--config", str(file), "--max-sessions", "7", "--address", "127.0.0.1:0")
+    with Process("slipstream.cli.main", "serve", "router", *flags, env=env) as process:
+        values = logged_values(process.until_logged("configuration {"))
+    assert (values["targets"], values["max_requests"]) == (["127.0.0.1:1"], 4)
+    assert (values["drafter"], values["max_sessions"]) == ("ngram", 7)
+
+
+BAD = [
+    ("router", [], {}, "a router needs targets"),
+    ("router", ["--no-such-flag"], {}, "has no '--no-such-flag'"),
+    ("router", ["--targets", "a:1"], {"SLIPSTREAM_ROUTER_MAX_REQUESTS": "x"}, "must be a whole"),
+    ("target", ["--model", "no-such-model"], {}, "'no-such-model'"),
+    ("draft", ["--draft", "nonsense", "--target-model", "no-such-model"], {}, "no-such-model"),
+]
+
+
+@pytest.mark.parametrize(("role", "flags", "env", "reason"), BAD)
+def test_a_service_that_is_told_nonsense_says_one_sentence_and_exits_with_2(
+    role, flags, env, reason
+):
+    with serve(role, *flags, env=env) as process:
+        assert process.wait() == 2
+        said = [line for line in process.err if line.startswith("error: ")]
+    assert process.out == []
+    assert len(said) == 1
+    assert reason in said[0]
+    assert process.err[-1] == said[0]
+
+
+def test_a_request_that_does_not_fit_names_the_limit(client):
+    with pytest.raises(ValueError, match=f"context of {CONTEXT}"):
+        client.generate(PROMPT, max_tokens=CONTEXT)

@@ -1,0 +1,224 @@
+"""Any router goes on with any request: two share a real store and a target, and nothing else."""
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from secrets import token_hex
+
+import pytest
+
+from slipstream.client import Client, SamplingParams, SpeculationOptions, Verification
+from slipstream.core.errors import (
+    RequestExists,
+    SessionOutOfSync,
+    SessionTaken,
+    Unavailable,
+)
+from support.services import fleet
+from support.services.fleet import routed, running, target_worker
+from support.state.redis_server import RedisServer
+
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
+NUM_TOKENS = 60
+LONG = 2000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    client = Client.embedded(str(folder), "none", dtype="float32")
+    return {
+        sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling, logprobs=1)
+        for sampling in (GREEDY, SAMPLED)
+    }
+
+
+@pytest.fixture
+def server(tmp_path):
+    with RedisServer(tmp_path, "--appendonly", "yes") as server:
+        yield server
+
+
+class Two:
+    """Two routers over one target and, unless each keeps its own sessions, one store."""
+
+    def __init__(self, target, *clients):
+        self.target = target
+        self.one, self.other = clients
+
+    async def num_rounds(self):
+        return (await self.target.load()).num_rounds
+
+
+@asynccontextmanager
+async def two(folder, server=None, **config):
+    target = target_worker(folder)
+    store = {} if server is None else {"store_url": server.url, "store_timeout_s": 2.0}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(target))
+        make = lambda: stack.enter_async_context(routed([target], **{**store, **config}))  # noqa: E731
+        yield Two(target, await make(), await make())
+
+
+async def begin(client, request_id, num_tokens=10, **asked):
+    """A stream, and the chunks of its first tokens."""
+    stream, chunks = client.stream("hello", request_id=request_id, **asked), []
+    async for chunk in stream:
+        chunks.append(chunk)
+        if sum(len(at.token_ids) for at in chunks) >= num_tokens:
+            break
+    return stream, chunks
+
+
+async def rest(client, request_id, held, **asked):
+    """The chunks that follow those that are held."""
+    num_received = sum(len(at.token_ids) for at in held)
+    again = client.stream("hello", request_id=request_id, num_received=num_received, **asked)
+    return [chunk async for chunk in again]
+
+
+def tokens(chunks):
+    return tuple(token for chunk in chunks for token in chunk.token_ids)
+
+
+def logprobs(chunks):
+    return tuple(item for chunk in chunks for item in chunk.logprobs)
+
+
+def text(chunks):
+    return "".join(chunk.text for chunk in chunks)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_a_broken_stream_goes_on_at_another_router(folder, server, plain, sampling):
+    name, asked = token_hex(8), {"max_tokens": NUM_TOKENS, "sampling": sampling, "logprobs": 1}
+    async with two(folder, server) as routers:
+        stream, held = await begin(routers.one, name, **asked)
+        await stream.aclose()
+        chunks = held + await rest(routers.other, name, held, **asked)
+    assert (tokens(chunks), text(chunks)) == (plain[sampling].token_ids, plain[sampling].text)
+    stats = chunks[-1].stats
+    assert stats.num_output_tokens == NUM_TOKENS
+    assert stats.continuity.num_resumed_tokens >= len(tokens(held))
+    known, first = logprobs(held), stats.continuity.num_resumed_tokens
+    unknown = (None,) * (first - len(known))
+    assert logprobs(chunks) == known + unknown + plain[sampling].logprobs[first:]
+    assert known == plain[sampling].logprobs[: len(known)]
+
+
+async def test_the_newer_call_takes_a_running_request_and_the_older_one_is_aborted(folder, server):
+    name, asked = token_hex(8), {"max_tokens": LONG}
+    async with two(folder, server) as routers:
+        old, held = await begin(routers.one, name, **asked)
+        new, _ = await begin(routers.other, name, len(tokens(held)) + 20, **asked)
+        with pytest.raises(SessionTaken):
+            async for _ in old:
+                pass
+        await anext(new)
+        await new.aclose()
+
+
+async def test_a_request_that_has_ended_is_answered_again_and_runs_never(folder, server, plain):
+    name, asked = token_hex(8), {"max_tokens": NUM_TOKENS}
+    async with two(folder, server) as routers:
+        first = await routers.one.generate("hello", request_id=name, **asked)
+        num_rounds = await routers.num_rounds()
+        again = await routers.other.generate("hello", request_id=name, **asked)
+        part = await rest(routers.other, name, [], **asked)
+        assert await routers.num_rounds() == num_rounds
+    assert first.token_ids == again.token_ids == tokens(part) == plain[GREEDY].token_ids
+    assert again.text == text(part) == first.text
+    assert again.stats.continuity.num_resumed_tokens == NUM_TOKENS
+
+
+async def test_another_request_under_the_same_id_is_refused(folder, server):
+    name = token_hex(8)
+    async with two(folder, server) as routers:
+        await routers.one.generate("hello", request_id=name, max_tokens=5)
+        with pytest.raises(RequestExists):
+            await routers.other.generate("hello", request_id=name, max_tokens=6)
+
+
+async def test_a_request_that_was_refused_may_be_corrected_under_its_id(folder, server):
+    name = token_hex(8)
+    async with two(folder, server) as routers, routers.one.session() as session:
+        await session.generate("one", max_tokens=5)
+        with pytest.raises(ValueError, match="context"):
+            await session.generate("two", max_tokens=10**6, request_id=name)
+        assert (await session.generate("two", max_tokens=5, request_id=name)).token_ids
+
+
+async def test_a_conversation_goes_on_at_another_router(folder, server):
+    embedded = Client.embedded(str(folder), "none", dtype="float32")
+    with embedded.session() as session:
+        expected = [session.generate(at, max_tokens=8).token_ids for at in ("one", "two", "three")]
+    async with two(folder, server) as routers:
+        first = routers.one.session()
+        said = [(await first.generate("one", max_tokens=8)).token_ids]
+        second = routers.other.session(first.session_id)
+        said.append((await second.generate("two", max_tokens=8)).token_ids)
+        said.append((await first.generate("three", max_tokens=8)).token_ids)
+        await second.aclose()
+    assert said == expected
+
+
+async def test_a_router_that_knows_nothing_of_a_request_gives_the_same_rest(folder, plain):
+    name, asked = token_hex(8), {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
+    async with two(folder) as routers:
+        stream, held = await begin(routers.one, name, **asked)
+        await stream.aclose()
+        chunks = held + await rest(routers.other, name, held, **asked)
+    assert (tokens(chunks), text(chunks)) == (plain[SAMPLED].token_ids, plain[SAMPLED].text)
+
+
+async def test_tokens_that_could_come_out_otherwise_are_not_made_up(folder):
+    name = token_hex(8)
+    mcsd = SpeculationOptions(verification=Verification.MCSD, drafter="glide")
+    async with two(folder, drafts=("127.0.0.1:1",)) as routers:
+        asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED, "speculation": mcsd}
+        stream, held = await begin(routers.one, name, **asked)
+        await stream.aclose()
+        with pytest.raises(SessionOutOfSync, match="mcsd"):
+            await rest(routers.other, name, held, **asked)
+
+
+async def test_requests_outlive_the_store_and_are_kept_again_when_it_is_back(folder, server):
+    name, asked = token_hex(8), {"max_tokens": LONG}
+    async with two(folder, server, store_timeout_s=0.1) as routers:
+        stream, held = await begin(routers.one, name, **asked)
+        server.kill()
+        while len(tokens(held)) < 60:
+            held.append(await anext(stream))
+        server.start()
+        await fleet.eventually(lambda: _num_kept(server), lambda num: num > 60 * 4)
+        await stream.aclose()
+        more, chunks = await begin(routers.other, name, 80, num_received=len(tokens(held)), **asked)
+        await more.aclose()
+        whole = await begin(routers.one, token_hex(8), len(tokens(held + chunks)), **asked)
+        await whole[0].aclose()
+    assert tokens(held + chunks) == tokens(whole[1])[: len(tokens(held + chunks))]
+
+
+async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(folder, server):
+    async with two(folder, server, store_timeout_s=0.1) as routers:
+        server.stop_answering()
+        result = await routers.one.generate("hello", max_tokens=5)
+        assert not result.stats.continuity.is_kept
+        assert result.stats.continuity.num_unkept_tokens == 5
+        with pytest.raises(Unavailable, match="looked up"):
+            await routers.one.session("one-that-is-there").generate("more", max_tokens=5)
+        server.go_on()
+    async with two(folder, server, store_timeout_s=0.1, store_down="refuse") as routers:
+        server.stop_answering()
+        with pytest.raises(Unavailable):
+            await routers.one.generate("hello", max_tokens=5)
+        server.go_on()
+
+
+async def _num_kept(server):
+    """Bytes of tokens in the store."""
+    keys = [key for key in server.call("KEYS", "*") if key.endswith(b"tokens")]
+    return sum(server.call("STRLEN", key) for key in keys)

@@ -1,0 +1,205 @@
+"""Refusals and failures over HTTP: OpenAI's statuses, format and exception classes, never a bug."""
+
+import httpx2
+import openai
+import pytest
+
+from slipstream.client import errors
+from slipstream.gateway.body import HARMLESS, NO_EFFECT
+from support.network.bad_routers import Failing, register
+from support.services.background import served
+from support.services.cluster import running
+from support.services.http_front import HELLO, chat, client_of, error_in, fronted, post
+from support.services.processes import save_long_checkpoint
+
+NOBODY = "127.0.0.1:1"
+FAILURES = [
+    (errors.InvalidRequest, openai.BadRequestError, 400, "invalid_value"),
+    (errors.UnsupportedCombination, openai.BadRequestError, 400, "unsupported_combination"),
+    (errors.PromptTooLong, openai.BadRequestError, 400, "context_length_exceeded"),
+    (errors.NotBuilt, openai.BadRequestError, 400, "unsupported_parameter"),
+    (errors.Unauthenticated, openai.AuthenticationError, 401, "invalid_api_key"),
+    (errors.PermissionDenied, openai.PermissionDeniedError, 403, "permission_denied"),
+    (errors.ModelNotFound, openai.NotFoundError, 404, "model_not_found"),
+    (errors.RequestExists, openai.ConflictError, 409, "conflict"),
+    (errors.SessionTaken, openai.ConflictError, 409, "conflict"),
+    (errors.LimitExceeded, openai.RateLimitError, 429, "rate_limit_exceeded"),
+    (errors.CapacityError, openai.RateLimitError, 429, "no_capacity"),
+    (errors.ModelMismatch, openai.InternalServerError, 500, "internal_error"),
+    (errors.InternalError, openai.InternalServerError, 500, "internal_error"),
+    (errors.Unavailable, openai.InternalServerError, 503, "unavailable"),
+    (errors.HandshakeError, openai.InternalServerError, 503, "unavailable"),
+    (errors.DeadlineExceeded, openai.InternalServerError, 504, "deadline_exceeded"),
+]
+REFUSED = [
+    ("n", 2),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("functions", [{"name": "f"}]),
+    ("tool_choice", "required"),
+    ("audio", {"voice": "alloy"}),
+    ("modalities", ["audio"]),
+    ("prediction", {"type": "content", "content": "x"}),
+    ("store", True),
+    ("service_tier", "flex"),
+    ("reasoning_effort", "high"),
+    ("web_search_options", {}),
+    ("colour", "blue"),
+    ("guided_regex", "x"),
+    ("temperature", 101),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("top_p", 0),
+    ("max_tokens", 0),
+    ("max_tokens", 2.5),
+    ("seed", -1),
+    ("stop", 5),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {"5": 101}),
+    ("top_logprobs", 3),
+    ("stream_options", {"include_usage": True}),
+    ("speculation.mode", {"mode": "sometimes"}),
+    ("speculation.colour", {"colour": "blue"}),
+    ("response_format.type", {"type": "xml"}),
+    ("response_format", {"type": "json_schema"}),
+    ("structured_outputs", {"regex": "a", "choice": ["a"]}),
+    ("structured_outputs.choice", {"choice": []}),
+    ("messages[0].role", [{"role": "tool", "content": "x"}]),
+    ("messages[0].content", [{"role": "assistant", "content": None}]),
+    ("messages[0].content", [{"role": "user", "content": [{"type": "image_url"}]}]),
+    ("messages[0].name", [{"role": "user", "content": "x", "name": "ada"}]),
+    ("messages", None),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def router(folder):
+    with running(folder, "ngram") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def url(router):
+    with fronted(router.address, max_body_bytes=1 << 16, default_max_tokens=2) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def failing():
+    """A router that raises its `error`, and a client of the front before it."""
+    servicer = Failing(errors.InternalError())
+    with (
+        served(register(servicer)) as address,
+        fronted(address, timeout_s=0.5) as url,
+        client_of(url) as servicer.client,
+    ):
+        yield servicer
+
+
+@pytest.mark.parametrize(("kind", "raises", "status", "code"), FAILURES)
+def test_every_error_of_a_router_is_the_exception_that_openai_has_for_it(
+    failing, kind, raises, status, code
+):
+    failing.error = kind("3 are too many, 2 are not")
+    for stream in (False, True):
+        for header in ("x-request-id", "Idempotency-Key"):
+            with pytest.raises(raises, match="3 are too many, 2 are not") as raised:
+                chat(failing.client, stream=stream, extra_headers={header: "mine"})
+            error = raised.value
+            assert (error.status_code, error.code, error.request_id) == (status, code, "mine")
+
+
+def test_who_asks_too_often_is_told_when_to_come_back():
+    busy = errors.LimitExceeded("2 requests per minute are used up", retry_after_s=7.2)
+    with served(register(Failing(busy))) as address, fronted(address) as url:
+        answer = post(url, {"messages": HELLO})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "8")
+    assert error_in(answer)["type"] == "rate_limit_error"
+
+
+def test_an_error_after_the_first_words_is_the_last_event_of_the_stream():
+    broken = Failing(errors.ModelMismatch("the model is gone"), num_chunks=2)
+    with (
+        served(register(broken)) as address,
+        fronted(address) as url,
+        client_of(url) as client,
+    ):
+        stream = chat(client, stream=True)
+        heard = []
+        with pytest.raises(openai.APIError, match="the model is gone"):
+            heard.extend(part.choices[0].delta.content for part in stream)
+    # a list is extended part by part
+    assert heard == ["", "x", "x"]
+
+
+def test_without_a_router_health_and_requests_say_so():
+    with fronted(NOBODY, timeout_s=0.2) as url:
+        assert httpx2.get(f"{url}/health").status_code == 503
+        answer = post(url, {"messages": HELLO})
+    assert answer.status_code in (503, 504)
+    error_in(answer)
+
+
+@pytest.mark.parametrize(("param", "value"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(url, param, value):
+    name = param.partition(".")[0].partition("[")[0]
+    answer = post(url, {"messages": HELLO, "max_tokens": 2, name: value})
+    error = error_in(answer)
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert name in error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(("param", "value"), [("best_of", 2), ("echo", True), ("suffix", "x")])
+def test_what_completions_cannot_honour_is_refused_by_name(url, param, value):
+    answer = post(url, {"prompt": "hello", param: value}, "/v1/completions")
+    assert (answer.status_code, error_in(answer)["param"]) == (400, param)
+
+
+def test_a_request_has_one_name_of_printable_ascii(url):
+    for headers, reason in (
+        ([(b"idempotency-key", b"a"), (b"idempotency-key", b"b")], "is given 2 times"),
+        ([(b"idempotency-key", b"x" * 257)], "at most"),
+        ([(b"idempotency-key", "ü".encode())], "printable ASCII"),
+    ):
+        asked = {"messages": HELLO, "max_tokens": 2}
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
+        assert answer.status_code == 400
+        assert error_in(answer)["message"].startswith("Idempotency-Key ")
+        assert reason in error_in(answer)["message"]
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [], "", {}, [1, "a"], [-1], [1.5]])
+def test_a_completion_has_one_prompt(url, prompt):
+    answer = post(url, {"prompt": prompt, "max_tokens": 2}, "/v1/completions")
+    assert answer.status_code == 400
+    assert "prompt" in error_in(answer)["message"]
+
+
+def test_what_changes_no_answer_is_taken(url):
+    harmless = {name: values[0] for name, values in HARMLESS.items() if values}
+    nothing = {name: None for name in (*HARMLESS, "stop", "seed", "logit_bias", "temperature")}
+    for more in ({name: "x" for name in NO_EFFECT}, harmless, nothing):
+        answer = post(url, {"messages": HELLO, "max_tokens": 2, **more})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/health", 405),
+        ("DELETE", "/v1/models/tiny", 405),
+    ],
+)
+def test_wrong_paths_and_methods_are_errors_of_the_same_form(url, method, path, status):
+    answer = httpx2.request(method, url + path)
+    assert answer.status_code == status
+    assert error_in(answer)["type"] == "invalid_request_error"

@@ -1,0 +1,174 @@
+"""Bodies and callers of which nothing good comes: HTTP refuses them, and never fails itself."""
+
+import json
+import socket
+from random import Random
+from urllib.parse import urlsplit
+
+import httpx2
+import openai
+import pytest
+
+from slipstream.gateway.body import HARMLESS, NO_EFFECT, ChatRequest, CompletionRequest
+from slipstream.rpc.server import ServerOptions
+from support.network.bad_routers import Scripted, register
+from support.network.key_files import key, write_keys
+from support.services.background import served
+from support.services.cluster import running
+from support.services.http_front import HELLO, chat, client_of, error_in, fronted, post
+from support.services.processes import save_long_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def router(folder):
+    with running(folder, "ngram") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def url(router):
+    with fronted(router.address, max_body_bytes=1 << 16, default_max_tokens=2) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(b"", "is not JSON"), (b"{", "is not JSON"), (b"[]", "an object"), (b'{"n": NaN}', "JSON")],
+)
+def test_a_body_is_one_json_object(url, body, reason):
+    answer = post(url, body)
+    assert (answer.status_code, error_in(answer)["code"]) == (400, "invalid_json")
+    assert reason.split()[-1] in error_in(answer)["message"]
+
+
+def test_a_body_says_that_it_is_json(url):
+    answer = post(url, b"{}", **{"content-type": "text/plain"})
+    assert (answer.status_code, error_in(answer)["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_body_that_is_too_large_is_refused(url, is_announced):
+    large = b'{"x": "' + b"x" * (1 << 17)
+    body = large if is_announced else iter([large])
+    answer = httpx2.post(
+        f"{url}/v1/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert (answer.status_code, error_in(answer)["code"]) == (413, "body_too_large")
+
+
+def test_a_body_that_is_too_large_for_the_router_is_not_told_to_come_again():
+    small = ServerOptions(max_message_bytes=1024)
+    with served(register(Scripted()), small) as address, fronted(address) as url:
+        for stream in (False, True):
+            answer = post(url, {"prompt": "x" * 5000, "stream": stream}, "/v1/completions")
+            assert (answer.status_code, error_in(answer)["code"]) == (413, "body_too_large")
+            assert "but the limit is 1024" in error_in(answer)["message"]
+            assert "retry-after" not in answer.headers
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(router):
+    with (
+        fronted(router.address, body_timeout_s=0.05) as url,
+        socket.create_connection((urlsplit(url).hostname, urlsplit(url).port)) as caller,
+    ):
+        caller.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+            b"content-type: application/json\r\ncontent-length: 9\r\n\r\n{"
+        )
+        answer = b"".join(iter(lambda: caller.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+
+
+def test_garbage_is_refused_or_answered_and_never_a_bug(url):
+    random = Random(5)
+    statuses = set()
+    with httpx2.Client(base_url=url, timeout=60) as client:
+        for _ in range(100):
+            path, body = garbage(random)
+            headers = {"content-type": "application/json"}
+            answer = client.post(path, content=body, headers=headers)
+            statuses.add(answer.status_code)
+            assert answer.status_code in (200, 400, 404, 413), (body, answer.text)
+            if answer.status_code != 200:
+                error_in(answer)
+    assert statuses >= {200, 400}
+
+
+VALUES = (None, True, 0, -1, 1, 2, 10**400, 0.5, 1e308, "", "x", "auto", "\ud800", [], {}, [[]])
+PATHS = {
+    "/v1/chat/completions": (ChatRequest, {"messages": HELLO, "max_tokens": 2}),
+    "/v1/completions": (CompletionRequest, {"prompt": "x", "max_tokens": 2}),
+}
+
+
+def garbage(random):
+    """A path and a body with something wrong, or nothing."""
+    path = random.choice(list(PATHS))
+    kind, valid = PATHS[path]
+    if random.random() < 0.1:
+        return path, random.randbytes(random.randrange(200))
+    body = dict(valid)
+    names = [*(name for name in kind.model_fields if name != "max_tokens"), *HARMLESS, *NO_EFFECT]
+    for _ in range(random.randrange(3)):
+        body[random.choice(names)] = nested(random)
+    data = json.dumps(body).encode()
+    at = random.randrange(len(data))
+    return path, data[:at] + data[at + 1 :] if random.random() < 0.1 else data
+
+
+def nested(random, depth=0):
+    """A value of any kind."""
+    choice = random.random()
+    if depth > 3 or choice < 0.6:
+        return random.choice(VALUES)
+    if choice < 0.8:
+        return [nested(random, depth + 1) for _ in range(random.randrange(3))]
+    names = ("type", "text", "role", "content", "mode", "json", "regex", "schema", "json_schema")
+    return {name: nested(random, depth + 1) for name in random.sample(names, 2)}
+
+
+ALICE, OURS, WRONG = "slip_alice-token", "slip_front-token", "slip_wrong-token"
+
+
+@pytest.fixture(scope="module")
+def guarded(folder, tmp_path_factory):
+    """A router that asks who calls; Alice has a limit, the front has none."""
+    both = key("alice", ALICE, requests_per_minute=1), key("front", OURS)
+    keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", *both)
+    with running(folder, "ngram", key_file=keys) as cluster:
+        yield cluster
+
+
+def test_a_callers_token_is_shown_to_the_router_and_its_limits_hold(guarded):
+    with fronted(guarded.address) as url, client_of(url, key=ALICE) as client:
+        assert chat(client, max_tokens=2).choices
+        with pytest.raises(openai.RateLimitError, match="1 requests per minute") as told:
+            chat(client, max_tokens=2)
+        assert 0 < int(told.value.response.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("shown", [None, f"Bearer {WRONG}", "Basic eDp5", "Bearer ümlaut"])
+def test_who_shows_no_token_that_a_router_knows_is_not_let_in(guarded, shown):
+    headers = {} if shown is None else {"authorization": shown.encode()}
+    with fronted(guarded.address) as url:
+        answer = httpx2.get(f"{url}/v1/models", headers=headers)
+        assert answer.status_code == 401
+        assert error_in(answer)["type"] == "authentication_error"
+        assert httpx2.get(f"{url}/health").status_code == 200
+
+
+def test_the_fronts_own_token_is_for_those_who_show_none(guarded, tmp_path):
+    file = tmp_path / "token"
+    file.write_text(f"{OURS}\n")
+    with fronted(guarded.address, token_file=file) as url:
+        assert httpx2.get(f"{url}/v1/models").status_code == 200
+        shown = {"authorization": f"Bearer {WRONG}"}
+        assert httpx2.get(f"{url}/v1/models", headers=shown).status_code == 401
+        file.write_text(f"{WRONG} by now\n")
+        assert httpx2.get(f"{url}/v1/models").status_code == 401

@@ -1,0 +1,163 @@
+"""Who leaves an HTTP request, stops its front, or traces it: nothing is lost, and nothing stays."""
+
+import asyncio
+import json
+import signal
+import ssl
+import time
+from contextlib import suppress
+
+import httpx2
+import openai
+import pytest
+from starlette.requests import ClientDisconnect
+
+from slipstream.cli.main import exit_code
+from slipstream.client import Client, errors
+from slipstream.gateway.config import HttpConfig
+from slipstream.gateway.http_io import read_body
+from slipstream.gateway.server import Gateway
+from slipstream.rpc.server import ServerOptions
+from support.network.bad_routers import Failing, Scripted, first_chunk, register
+from support.network.certificates import certificates
+from support.services import fleet
+from support.services.background import served
+from support.services.fleet import draft_worker, eventually, routed, target_worker
+from support.services.http_front import HELLO, async_client_of, client_of, fronted, post
+from support.services.processes import Process, has_loaded, save_long_checkpoint, up
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+async def is_idle(worker):
+    load = await worker.load()
+    return load.num_sessions - load.num_parked == 0
+
+
+async def test_who_leaves_frees_the_engines_streaming_or_not(folder):
+    target, draft = target_worker(folder), draft_worker(f"vanilla:{folder}", folder)
+    async with fleet.running(target, draft), routed([target], [draft]) as sdk:
+        gateway = Gateway(HttpConfig(sdk.address, "127.0.0.1:0"))
+        url = f"http://{await gateway.start()}"
+        asked = {"model": "tiny", "messages": HELLO, "max_tokens": 3500, "seed": 1}
+        async with async_client_of(url) as client:
+            stream = await client.chat.completions.create(**asked, stream=True)
+            assert [await anext(stream) for _ in range(3)]
+            await stream.close()
+            await eventually(sdk.server_info, lambda info: info.num_requests == 0)
+            whole = asyncio.create_task(client.chat.completions.create(**asked))
+            await eventually(sdk.server_info, lambda info: info.num_requests == 1)
+            whole.cancel()
+            await asyncio.wait({whole})
+            await eventually(sdk.server_info, lambda info: info.num_requests == 0)
+        for worker in (target, draft):
+            assert await eventually(lambda worker=worker: is_idle(worker), bool)
+        await gateway.stop(0)
+
+
+async def test_a_front_that_runs_out_of_grace_ends_its_requests_at_the_router(folder):
+    target = target_worker(folder)
+    async with fleet.running(target), routed([target]) as sdk:
+        gateway = Gateway(HttpConfig(sdk.address, "127.0.0.1:0"))
+        url = f"http://{await gateway.start()}"
+        async with async_client_of(url) as client:
+            stream = await client.chat.completions.create(
+                model="tiny", messages=HELLO, max_tokens=3500, seed=1, stream=True
+            )
+            await anext(stream)
+            await gateway.stop(0)
+            await eventually(sdk.server_info, lambda info: info.num_requests == 0)
+            with pytest.raises(openai.APIConnectionError):
+                [part async for part in stream]
+
+
+def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path, capsys):
+    model = save_long_checkpoint(tmp_path / "tiny")
+    traces = tmp_path / "traces"
+    flags = "--http", "0", "--traces", str(traces)
+    with up(model, "ngram", *flags) as process, Client(process.ready()) as sdk:
+        line = process.until_logged("/v1 asks")
+        assert line.startswith("http   |")
+        url = line.split()[-3].removesuffix("/v1")
+        assert not has_loaded(process.child("gateway"), "torch")
+        expected = sdk.generate("hello", raw=True, max_tokens=300)
+        with client_of(url) as client:
+            stream = client.completions.create(
+                model="tiny", prompt="hello", max_tokens=300, temperature=0, stream=True
+            )
+            parts = [next(stream)]
+            process.signal(signal.SIGTERM)
+            process.until_logged("stopping: requests in flight")
+            parts += list(stream)
+        assert "".join(part.choices[0].text for part in parts) == expected.text
+        assert parts[-1].choices[0].finish_reason == expected.finish_reason
+        assert process.wait() == 0
+    request_id = parts[0].id.removeprefix("cmpl-")
+    assert exit_code(["trace", request_id, "--json", "--dir", str(traces)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    services = {span["service"].removeprefix("slipstream-") for span in told["spans"]}
+    assert (services, told["orphans"]) == ({"http", "router", "target"}, [])
+
+
+def test_a_front_loads_nothing_that_computes():
+    with Process("slipstream.gateway", "--listen-address", "127.0.0.1:0") as process:
+        address = process.ready()
+        assert httpx2.get(f"http://{address}/openapi.json").status_code == 200
+        for library in ("torch", "tokenizers", "numpy"):
+            assert not has_loaded(process.pid, library)
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def test_a_callers_trace_goes_on_to_the_router():
+    hearing = Scripted(first_chunk(), hangs=True)
+    with served(register(hearing)) as address, fronted(address, timeout_s=0.5) as url:
+        post(url, {"messages": HELLO, "stream": True}, traceparent=PARENT, tracestate="vendor=1")
+        assert hearing.metadata["traceparent"] == PARENT
+        assert hearing.metadata["tracestate"] == "vendor=1"
+        post(url, {"messages": HELLO, "stream": True})
+        assert "traceparent" not in hearing.metadata
+
+
+def test_a_front_serves_https_and_dials_its_router_with_tls(tmp_path):
+    made = certificates(tmp_path)
+    trusted = ssl.create_default_context(cafile=made.ca)
+    https = {"tls_cert": made.cert("router"), "tls_key": made.key("router")}
+    guarded = ServerOptions(tls=made.server("router", is_mutual=False))
+    with served(register(Failing(errors.PromptTooLong("too long"))), guarded) as address:
+        with fronted(address, peer_ca=made.ca, **https) as url:
+            assert url.startswith("https://")
+            answer = httpx2.post(f"{url}/v1/completions", json={"prompt": "x"}, verify=trusted)
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+            with pytest.raises(httpx2.ConnectError):
+                httpx2.get(f"{url}/health")
+            other = certificates(tmp_path / "other")
+            made.replace(other, "router.pem", "router.key")
+            renewed = ssl.create_default_context(cafile=other.ca)
+            assert until_trusted(f"{url}/nowhere", renewed).status_code == 404
+        with fronted(address, timeout_s=0.2) as url:
+            assert httpx2.get(f"{url}/health").status_code == 503
+
+
+def until_trusted(url, context):
+    """The answer of a front, once it shows a certificate that is trusted."""
+    until = time.monotonic() + fleet.LIMIT_S
+    while time.monotonic() < until:
+        with suppress(httpx2.ConnectError):
+            return httpx2.get(url, verify=context)
+    raise AssertionError("the certificate stays as it was")
+
+
+async def test_a_caller_who_leaves_in_the_middle_of_a_body_is_no_fault_of_the_server():
+    async def parts():
+        yield b'{"prompt"'
+        raise ClientDisconnect
+
+    headers = {"content-type": "application/json"}
+    with pytest.raises(ClientDisconnect):
+        await read_body(parts(), headers, limit=100, timeout_s=60)

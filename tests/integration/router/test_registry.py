@@ -1,0 +1,127 @@
+"""Laws of the registry of live replicas, on a real Redis-compatible server."""
+
+import asyncio
+
+import pytest
+import redis.asyncio
+
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.request.server_info import ReplicaRole
+from slipstream.state.redis_client import RedisClient
+from slipstream.state.registry import Announcement, Registry, announced, announcement_from
+from support.state.redis_server import redis_server
+
+LIMIT_S = 20
+TARGET, DRAFT = ReplicaRole.TARGET, ReplicaRole.DRAFT
+
+
+def target(address="10.0.0.1:7", incarnation="one", **changes):
+    return Announcement(TARGET, address, incarnation, "small", version="1", **changes)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server):
+    server.call("FLUSHALL")
+    async with redis.asyncio.from_url(server.url) as client:
+        yield client
+
+
+def registry_of(client, prefix="test"):
+    return Registry(RedisClient(client, timeout_s=LIMIT_S, place="here"), prefix=prefix)
+
+
+@pytest.fixture
+def registry(client):
+    return registry_of(client)
+
+
+async def test_who_announces_itself_is_listed_with_what_it_said_last(registry):
+    await registry.announce(target("10.0.0.2:7"))
+    await registry.announce(target())
+    await registry.announce(target(num_sessions=3, kv_bytes=1 << 40))
+    listed = await registry.live(TARGET)
+    assert listed == (target(num_sessions=3, kv_bytes=1 << 40), target("10.0.0.2:7"))
+    assert await registry.live(DRAFT) == ()
+
+
+async def test_who_leaves_is_gone_but_not_the_process_that_took_its_address(registry):
+    await registry.announce(target())
+    await registry.announce(target(incarnation="two"))
+    await registry.leave(target())
+    assert await registry.live(TARGET) == (target(incarnation="two"),)
+    await registry.leave(target(incarnation="two"))
+    assert await registry.live(TARGET) == ()
+
+
+async def test_who_is_silent_for_too_long_is_removed(registry, client):
+    await registry.announce(target())
+    await registry.announce(target("10.0.0.2:7"))
+    kept = await client.hget("test:replicas:{target}", "10.0.0.1:7")
+    said, rest = kept.split(b" ", 1)
+    await client.hset("test:replicas:{target}", "10.0.0.1:7", b"%d " % (int(said) - 6000) + rest)
+    assert await registry.live(TARGET) == (target("10.0.0.2:7"),)
+    assert await client.hkeys("test:replicas:{target}") == [b"10.0.0.2:7"]
+
+
+async def test_one_that_can_not_be_read_hides_no_other(registry, client, caplog):
+    await registry.announce(target())
+    kept = await client.hget("test:replicas:{target}", "10.0.0.1:7")
+    said = kept.split(b" ")[0]
+    await client.hset("test:replicas:{target}", "x", said + b" one {}")
+    for _ in range(2):
+        assert await registry.live(TARGET) == (target(),)
+    assert len(caplog.records) == 1
+
+
+async def test_a_prefix_is_a_world_of_its_own(registry, client):
+    await registry.announce(target())
+    assert await registry_of(client, "other").live(TARGET) == ()
+
+
+async def test_a_store_that_is_not_there_is_an_error_in_a_sentence(tmp_path):
+    async with redis.asyncio.from_url(f"unix://{tmp_path}/none") as nobody:
+        registry = registry_of(nobody)
+        with pytest.raises(Unavailable, match="the store at here can't be reached"):
+            await registry.live(TARGET)
+
+
+async def test_a_service_is_listed_while_it_runs_also_when_the_store_comes_late(caplog):
+    caplog.set_level("INFO")
+    with redis_server() as server:
+        server.kill()
+        async with redis.asyncio.from_url(server.url) as client:
+            registry = registry_of(client)
+            async with announced(registry, target, every_s=0.02):
+                await until(lambda: "can't announce itself" in caplog.text)
+                server.start()
+                await until(lambda: "announces itself again" in caplog.text)
+                assert await registry.live(TARGET) == (target(),)
+            assert await registry.live(TARGET) == ()
+
+
+async def until(holds):
+    async with asyncio.timeout(LIMIT_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"role":"target"}', '{"role":"x","address":"a:1","incarnation":"i"}']
+    + [target().text().replace(before, after) for before, after in [("10.", ". "), ('"one"', "1")]]
+    + [target().text().replace('"num_sessions":0', '"num_sessions":-1')],
+)
+def test_an_announcement_that_is_none_is_refused(text):
+    with pytest.raises(InvalidRequest):
+        announcement_from(text)
+
+
+def test_fields_of_later_versions_are_left_out():
+    text = target().text().replace("{", '{"colour":"red",', 1)
+    assert announcement_from(text) == target()

@@ -1,0 +1,248 @@
+"""The router among real targets and drafts: the same tokens as embedded, whatever happens."""
+
+import asyncio
+
+import pytest
+
+from slipstream.client import (
+    AsyncClient,
+    Mode,
+    SamplingParams,
+    SpeculationOptions,
+    StopPolicy,
+    Verification,
+)
+from slipstream.core.errors import DeadlineExceeded, SessionNotFound
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream.rpc.v1 import generation_pb2_grpc
+from support.services import fleet
+from support.services.fleet import (
+    draft_worker,
+    eventually,
+    glide_of,
+    routed,
+    running,
+    target_worker,
+)
+
+FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
+OFF = SpeculationOptions(mode=Mode.OFF)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
+ENDLESS = SamplingParams(temperature=0.9, seed=3, logit_bias=((0, -100.0),))
+PENALISED = SamplingParams(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.5, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def target(folder):
+    return target_worker(folder)
+
+
+@pytest.fixture
+def draft(folder):
+    return draft_worker(str(glide_of(folder)), folder)
+
+
+@pytest.fixture
+async def embedded(folder):
+    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
+        yield client
+
+
+async def is_free(*workers, limit_s=5.0):
+    """Whether nobody holds a session or a byte, within the time."""
+    for worker in workers:
+        await eventually(
+            worker.load,
+            lambda load: (load.num_sessions, load.num_parked, load.kv_bytes) == (0, 0, 0),
+            limit_s,
+        )
+    return True
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED, PENALISED])
+async def test_tokens_are_those_of_plain_embedded_decoding(
+    target, draft, folder, embedded, sampling
+):
+    vanilla = draft_worker(f"vanilla:{folder}", folder)
+    async with running(target, draft, vanilla), routed([target], [draft, vanilla]) as client:
+        expected = await embedded.generate("hello", max_tokens=60, sampling=sampling)
+        for drafter in (None, "glide", "vanilla", "ngram"):
+            options = SpeculationOptions(mode=Mode.FORCED, drafter=drafter)
+            asked = {"max_tokens": 60, "sampling": sampling, "speculation": options}
+            result = await client.generate("hello", **asked)
+            assert result.token_ids == expected.token_ids
+            assert result.text == expected.text
+            assert result.finish_reason == expected.finish_reason
+            assert not result.stats.speculation.fallbacks
+            parts = [chunk async for chunk in client.stream("hello", **asked)]
+            assert "".join(part.text for part in parts) == expected.text
+            if drafter in ("glide", "vanilla"):
+                assert result.stats.speculation.num_spec_steps > 0
+        assert await is_free(target, draft, vanilla)
+
+
+async def test_a_draft_that_copies_spare_keeps_up_with_text_and_keys(target, draft, embedded):
+    """One token nearly always, so that the draft is asked only now and then."""
+    sampling = SamplingParams(temperature=0.9, seed=5, logit_bias=((0, -100.0), (7, 7.0)))
+    asked = {"max_tokens": 120, "sampling": sampling}
+    async with running(target, draft), routed([target], [draft]) as client:
+        expected = await embedded.generate("hello", **asked)
+        for lookup in (True, False):
+            options = SpeculationOptions(mode=Mode.FORCED, lookup=lookup)
+            result = await client.generate("hello", speculation=options, **asked)
+            assert result.token_ids == expected.token_ids
+            stats = result.stats.speculation
+            assert stats.fallbacks == {}
+            assert (stats.num_accepted_lookup_tokens > 0) == lookup
+            assert ("lookup" in stats.stop_reasons) == lookup
+            assert set(stats.stop_reasons) > {"lookup"} or not lookup
+
+
+async def test_eight_requests_at_once_have_the_tokens_they_have_alone(target, draft, embedded):
+    prompts = [f"prompt number {index}" for index in range(8)]
+    async with running(target, draft), routed([target], [draft]) as client:
+        asked = {"max_tokens": 40, "sampling": SAMPLED, "speculation": FORCED}
+        results = await asyncio.gather(*(client.generate(at, **asked) for at in prompts))
+        for prompt, result in zip(prompts, results, strict=True):
+            plain = await embedded.generate(prompt, max_tokens=40, sampling=SAMPLED)
+            assert result.token_ids == plain.token_ids
+            assert result.stats.speculation.num_spec_steps > 0
+        assert await is_free(target, draft)
+
+
+async def test_time_is_accounted_for_up_to_the_wire(target, draft):
+    async with running(target, draft), routed([target], [draft]) as client:
+        timings = (await client.generate("hello", max_tokens=30, speculation=FORCED)).stats.timings
+    assert timings.draft_s > timings.draft_service_s > timings.draft_engine_s > 0
+    assert timings.verify_s > timings.target_service_s > timings.target_engine_s > 0
+    assert timings.decode_s > timings.draft_s + timings.verify_s > timings.serialisation_s > 0
+
+
+async def test_a_draft_that_dies_costs_no_token_and_is_used_again(target, draft, embedded):
+    asked = {"max_tokens": 1000, "sampling": ENDLESS}
+    async with running(target, draft), routed([target], [draft]) as client:
+        stream = client.stream("hello", speculation=FORCED, **asked)
+        chunks = [await anext(stream) for _ in range(5)]
+        await draft.stop()
+        chunks += [await anext(stream) for _ in range(30)]
+        await draft.start()
+        used = await eventually(draft.load, lambda load: load.num_rounds > 0)
+        chunks += [chunk async for chunk in stream]
+        expected = await embedded.generate("hello", **asked)
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(expected.token_ids)
+    stats = chunks[-1].stats.speculation
+    assert sum(stats.fallbacks.values()) > 0
+    assert set(stats.fallbacks) <= {"unavailable", "no draft"}
+    assert stats.num_spec_steps >= used.num_rounds > 0
+
+
+async def test_a_second_draft_takes_over_from_one_that_dies(target, draft, folder):
+    other = draft_worker(str(glide_of(folder)), folder)
+    async with running(target, draft, other), routed([target], [draft, other]) as client:
+        stream = client.stream("hello", max_tokens=400, speculation=FORCED)
+        await anext(stream)
+        first = draft if (await draft.load()).num_sessions else other
+        second = other if first is draft else draft
+        await first.stop()
+        last = [chunk async for chunk in stream][-1]
+        assert sum(last.stats.speculation.fallbacks.values()) >= 1
+        assert (await second.load()).num_rounds > 0
+
+
+async def test_without_any_draft_rounds_are_plain_and_say_so(target, embedded):
+    async with running(target), routed([target], ["127.0.0.1:1"]) as client:
+        result = await client.generate("hello", max_tokens=20)
+        off = await client.generate("hello", max_tokens=20, speculation=OFF)
+        expected = await embedded.generate("hello", max_tokens=20)
+    assert result.token_ids == off.token_ids == expected.token_ids
+    assert result.stats.speculation.fallbacks == {"no draft": 18}
+    assert off.stats.speculation.fallbacks == {}
+
+
+async def test_target_initialised_roots_survive_the_loss_of_the_draft(target, draft):
+    options = SpeculationOptions(
+        mode=Mode.FORCED, verification=Verification.TARGET_INIT, num_roots=2
+    )
+    async with running(target, draft), routed([target], [draft]) as client:
+        with_draft = await client.generate("hello", max_tokens=30, speculation=options)
+        await draft.stop()
+        without = await client.generate("hello", max_tokens=30, speculation=options)
+    for result in (with_draft, without):
+        assert len(result.token_ids) == 30
+        assert not result.lossless
+    assert with_draft.stats.speculation.num_spec_steps > 0
+    assert sum(without.stats.speculation.fallbacks.values()) == 30
+
+
+async def test_a_cancelled_stream_frees_both_engines_within_a_second(target, draft):
+    async with running(target, draft), routed([target], [draft]) as client:
+        async with client.stream("hello", max_tokens=4000, speculation=FORCED) as stream:
+            for _ in range(3):
+                await anext(stream)
+            assert (await target.load()).num_sessions == 1
+            assert (await draft.load()).num_sessions == 1
+        assert await is_free(target, draft, limit_s=1.0)
+        info = await eventually(client.server_info, lambda info: info.num_requests == 0)
+        assert [at.num_requests for at in info.replicas] == [0, 0]
+
+
+async def test_a_deadline_frees_both_engines_within_a_second(target, draft):
+    async with running(target, draft), routed([target], [draft]) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.generate("hello", max_tokens=4000, timeout_s=0.5, speculation=FORCED)
+        assert await is_free(target, draft, limit_s=1.0)
+
+
+async def test_a_session_goes_on_with_its_keys_where_they_are(target, draft, embedded):
+    other = target.twin()
+    async with running(target, other, draft), routed([target, other], [draft]) as client:
+        ours, theirs = client.session(), embedded.session()
+        for prompt in ("hello", "and then?", "the end"):
+            asked = {"max_tokens": 20, "sampling": ENDLESS}
+            result = await ours.generate(prompt, speculation=FORCED, **asked)
+            expected = await theirs.generate(prompt, **asked)
+            assert result.token_ids == expected.token_ids
+            assert result.stats.num_prompt_tokens == expected.stats.num_prompt_tokens
+            assert (result.stats.num_cached_tokens > 20) == (prompt != "hello")
+        loads = [await worker.load() for worker in (target, other, draft)]
+        assert sorted(load.num_parked for load in loads[:2]) == [0, 1]
+        assert loads[2].num_parked == 1
+        await ours.aclose()
+        await theirs.aclose()
+        assert await is_free(target, other, draft)
+        assert (await client.server_info()).num_sessions == 0
+
+
+async def test_a_turn_that_was_broken_off_stays_said_as_far_as_it_went(target, embedded):
+    async with running(target), routed([target]) as client:
+        async with client.session() as session:
+            async with session.stream("hello", max_tokens=3000) as stream:
+                said = [await anext(stream) for _ in range(4)]
+            told = tuple(token for chunk in said for token in chunk.token_ids)
+            first = said[0].prompt.num_prompt_tokens
+            result = await session.generate("go on", max_tokens=8)
+        assert result.stats.num_prompt_tokens >= first + len(told)
+        assert await is_free(target)
+
+
+async def test_a_deleted_session_is_freed_everywhere_and_not_found_any_more(target, draft):
+    async with running(target, draft), routed([target], [draft]) as client:
+        async with connect(client.address, ChannelOptions()) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            begun = pb.Generation(
+                prompt=pb.Prompt(text="hello"),
+                session=pb.SessionRef(session_id="a-session", create=True),
+                stopping=pb.StoppingCriteria(max_new_tokens=10),
+            )
+            await stub.Generate(pb.GenerateRequest(generation=begun))
+            assert (await target.load()).num_parked == 1
+            await stub.DeleteSession(pb.DeleteSessionRequest(session_id="a-session"))
+        assert await is_free(target, draft)
+        with pytest.raises(SessionNotFound):
+            await client.session("a-session").generate("more", max_tokens=3)

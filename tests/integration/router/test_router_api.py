@@ -1,0 +1,300 @@
+"""What a router takes, what it refuses and in which words, and who can't harm it."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from slipstream.client import AsyncClient, Mode, SpeculationOptions, StopPolicy
+from slipstream.core.errors import InvalidRequest, ModelNotFound, Unavailable
+from slipstream.options import build
+from slipstream.router.app import Router
+from slipstream.router.config import RouterConfig
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
+from slipstream.rpc.v1 import generation_pb2 as pb
+from support.network.key_files import key, write_keys
+from support.services import fleet
+from support.services.fleet import (
+    LIMIT_S,
+    draft_worker,
+    eventually,
+    glide_of,
+    num_ready,
+    routed,
+    target_worker,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
+CODE = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+async def target(folder):
+    worker = target_worker(folder)
+    async with fleet.running(worker):
+        yield worker
+
+
+@asynccontextmanager
+async def stub_of(client):
+    """The public API without the SDK, which refuses much by itself."""
+    async with connect(client.address, ChannelOptions()) as channel:
+        yield generation_pb2_grpc.GenerationServiceStub(channel)
+
+
+def generation(**fields):
+    return pb.Generation(**{"prompt": pb.Prompt(text="hello"), **fields})
+
+
+async def code_of(call):
+    """The status that a call fails with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
+
+
+REFUSALS = {
+    "a lora": (generation(adapter_id="lora"), CODE.UNIMPLEMENTED, "adapter_id"),
+    "two texts": (generation(n=2), CODE.UNIMPLEMENTED, "n above 1"),
+    "many log-probabilities": (generation(logprobs=21), CODE.INVALID_ARGUMENT, "logprobs is 21"),
+    "two grammars": (
+        generation(json_schema="{}", regex="a+"),
+        CODE.INVALID_ARGUMENT,
+        "json_schema and regex",
+    ),
+    "no prompt": (pb.Generation(), CODE.INVALID_ARGUMENT, "no prompt"),
+    "an empty prompt": (generation(prompt=pb.Prompt(text="")), CODE.INVALID_ARGUMENT, "empty"),
+    "another model": (generation(model="gpt"), CODE.NOT_FOUND, "no model 'gpt' here, but tiny"),
+    "a long prompt": (
+        generation(prompt=pb.Prompt(text="x" * 5000)),
+        CODE.INVALID_ARGUMENT,
+        "exceed the context of 4096",
+    ),
+    "a forged request id": (generation(request_id="a\nb"), CODE.INVALID_ARGUMENT, "request_id is"),
+    "a bad session id": (
+        generation(session=pb.SessionRef(session_id="a b")),
+        CODE.INVALID_ARGUMENT,
+        "session id is 'a b'",
+    ),
+    "an unknown session": (
+        generation(session=pb.SessionRef(session_id="never-begun")),
+        CODE.NOT_FOUND,
+        "no session never-begun",
+    ),
+    "too many stop strings": (
+        generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),
+        CODE.INVALID_ARGUMENT,
+        "17 stop strings",
+    ),
+    "no tokens at all": (
+        generation(stopping=pb.StoppingCriteria(max_new_tokens=0)),
+        CODE.INVALID_ARGUMENT,
+        "max_tokens is 0",
+    ),
+    "a bias for 1025 tokens": (
+        generation(sampling={"logit_bias": dict.fromkeys(range(1025), 1.0)}),
+        CODE.INVALID_ARGUMENT,
+        "up to 1024",
+    ),
+    "a bias beyond the vocabulary": (
+        generation(sampling={"logit_bias": {259: 1.0}}),
+        CODE.INVALID_ARGUMENT,
+        "the vocabulary has 259",
+    ),
+    "a negative temperature": (
+        generation(sampling={"temperature": -1}),
+        CODE.INVALID_ARGUMENT,
+        "temperature is -1",
+    ),
+    "an unknown token": (
+        generation(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=[300]))),
+        CODE.INVALID_ARGUMENT,
+        "token id 300",
+    ),
+    "an unknown shape": (
+        generation(speculation=pb.SpeculationOptions(shape=77)),  # type: ignore[arg-type]
+        CODE.INVALID_ARGUMENT,
+        "shape is 77",
+    ),
+    "a shape the mode does not take": (
+        generation(speculation=pb.SpeculationOptions(shape=common_pb2.SHAPE_FORK)),
+        CODE.INVALID_ARGUMENT,
+        "shape fork does not go with exact",
+    ),
+    "a drafter that is not here": (
+        generation(speculation=pb.SpeculationOptions(drafter="glide")),
+        CODE.INVALID_ARGUMENT,
+        "drafter glide is not here, but ngram",
+    ),
+}
+
+
+async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(target):
+    async with routed([target]) as client, stub_of(client) as stub:
+        for name, (asked, code, sentence) in REFUSALS.items():
+            with pytest.raises(grpc.aio.AioRpcError) as whole:
+                await stub.Generate(pb.GenerateRequest(generation=asked))
+            stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=asked))
+            with pytest.raises(grpc.aio.AioRpcError) as parts:
+                await stream.read()
+            for caught in (whole.value, parts.value):
+                assert (name, caught.code()) == (name, code)
+                assert sentence in caught.details()
+        assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
+
+
+async def test_a_field_that_this_version_does_not_know_is_refused_by_its_number(target):
+    asked = pb.GenerateRequest(generation=generation())
+    asked.generation.sampling.MergeFromString(b"\xa0\x06\x01")
+    async with routed([target]) as client, stub_of(client) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(asked)
+    assert caught.value.code() is CODE.UNIMPLEMENTED
+    assert "field 100 of SamplingParams" in caught.value.details()
+
+
+async def test_the_first_message_names_the_request_and_the_last_one_ends_it(target):
+    async with routed([target]) as client, stub_of(client) as stub:
+        asked = generation(request_id="mine", stopping={"max_new_tokens": 5}, sampling={"seed": 9})
+        stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=asked))
+        messages = [message async for message in stream]
+        whole = await stub.Generate(pb.GenerateRequest(generation=asked))
+        unnamed = await stub.Generate(pb.GenerateRequest(generation=generation()))
+    assert len(messages) > 1
+    assert [at for at, message in enumerate(messages) if message.HasField("prompt")] == [0]
+    assert [message for message in messages if message.HasField("finish")] == messages[-1:]
+    prompt = messages[0].prompt
+    assert (prompt.request_id, prompt.model, prompt.seed) == ("mine", "tiny", 9)
+    assert messages[-1].finish.usage.num_output_tokens == 5
+    assert whole.prompt == prompt
+    assert unnamed.prompt.request_id
+
+
+async def test_requests_that_find_no_place_are_told_when_to_come_again(target):
+    async with routed([target], max_requests=1) as client, stub_of(client) as stub:
+        async with client.stream("hello", max_tokens=4000) as running:
+            await anext(running)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(pb.GenerateRequest(generation=generation()))
+        assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+        assert "1 requests are running" in caught.value.details()
+        assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"]
+        await eventually(client.server_info, lambda info: info.num_requests == 0)
+        await client.generate("hello", max_tokens=3)
+
+
+async def test_a_router_that_drains_finishes_what_it_has_and_takes_nothing_new(target):
+    router = Router(build(RouterConfig, address="127.0.0.1:0", targets=(target.address,)))
+    port = await router.start()
+    await asyncio.wait_for(router.ready(), LIMIT_S)
+    async with AsyncClient(f"127.0.0.1:{port}", retries=False) as client:
+        stream = client.stream("hello", max_tokens=300)
+        chunks = [await anext(stream)]
+        await router.drain()
+        with pytest.raises(Unavailable, match="about to stop"):
+            await client.generate("hello", max_tokens=3)
+        chunks += [chunk async for chunk in stream]
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 300
+    await router.stop(LIMIT_S)
+
+
+async def test_without_a_target_nothing_runs_and_health_says_so():
+    router = Router(build(RouterConfig, address="127.0.0.1:0", targets=("127.0.0.1:1",)))
+    port = await router.start()
+    async with AsyncClient(f"127.0.0.1:{port}", retries=False) as client:
+        with pytest.raises(Unavailable, match="no target has been reached yet"):
+            await client.generate("hello", max_tokens=3)
+        info = await fleet.until(client, lambda info: "not reached" not in info.replicas[0].reason)
+        assert (info.replicas[0].state, num_ready(info, "target")) == ("connecting", 0)
+    await router.stop(0)
+
+
+async def test_who_shows_no_token_is_turned_away_from_everything(target, tmp_path):
+    keys = write_keys(tmp_path / "keys.toml", key("alice", "open-sesame"))
+    router = Router(
+        build(RouterConfig, address="127.0.0.1:0", targets=(target.address,), key_file=keys)
+    )
+    address = f"127.0.0.1:{await router.start()}"
+    await asyncio.wait_for(router.ready(), LIMIT_S)
+    shown = (("authorization", "Bearer open-sesame"),)
+    async with connect(address, ChannelOptions()) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        calls = [
+            (stub.Generate, pb.GenerateRequest(generation=generation())),
+            (stub.Tokenize, pb.TokenizeRequest(prompt=pb.Prompt(text="x"))),
+            (stub.GetModelInfo, pb.GetModelInfoRequest()),
+            (stub.GetServerInfo, pb.GetServerInfoRequest()),
+            (stub.DeleteSession, pb.DeleteSessionRequest(session_id="x")),
+        ]
+        wrong = (("authorization", "Bearer open"),)
+        for call, request in calls:
+            assert await code_of(call(request)) is CODE.UNAUTHENTICATED
+            assert await code_of(call(request, metadata=wrong)) is CODE.UNAUTHENTICATED
+        stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=generation()))
+        assert await code_of(stream.read()) is CODE.UNAUTHENTICATED
+        for call, request in calls[:4]:
+            await call(request, metadata=shown)
+    await router.stop(0)
+
+
+async def test_several_models_are_told_apart_by_name(target, folder):
+    large = target_worker(fleet.save_models(folder.parent, "large", seed=7))
+    draft = draft_worker(str(glide_of(folder)), folder)
+    async with fleet.running(large, draft), routed([target, large], [draft]) as client:
+        await fleet.until(client, lambda info: num_ready(info, "target") == 2)
+        assert [info.model for info in await client.models()] == ["large", "tiny"]
+        with pytest.raises(InvalidRequest, match="there are several: large, tiny"):
+            await client.generate("hello")
+        with pytest.raises(ModelNotFound, match="no model 'huge' here, but large, tiny"):
+            await client.generate("hello", model="huge")
+        for name, worker in (("large", large), ("tiny", target)):
+            before = (await worker.load()).num_rounds
+            result = await client.generate("hello", model=name, max_tokens=20)
+            assert (await worker.load()).num_rounds > before
+            assert result.prompt.model == name
+            # the draft was made for one of them, and sits with no other
+            assert (result.stats.speculation.num_spec_steps > 0) == (name == "tiny")
+            async with AsyncClient.embedded(
+                str(folder.parent / name), "none", dtype="float32"
+            ) as alone:
+                expected = await alone.generate("hello", max_tokens=20)
+            assert result.token_ids == expected.token_ids
+
+
+async def test_what_a_model_can_is_told_with_the_drafts_that_are_there(target, folder):
+    draft = draft_worker(str(glide_of(folder)), folder)
+    async with fleet.running(draft), routed([target], [draft]) as client:
+        info = await client.model_info()
+        kinds = {row.kind: row.num_replicas for row in info.drafters}
+        assert kinds == {"glide": 1, "ngram": 1}
+        assert (info.num_targets, info.limits.context_length) == (1, fleet.CONTEXT)
+        await draft.stop()
+        await fleet.until(client, lambda info: num_ready(info, "draft") == 0)
+        lost = {row.kind: row.num_replicas for row in (await client.model_info()).drafters}
+        assert lost == {"glide": 0, "ngram": 1}
+
+
+def test_the_router_imports_nothing_that_computes():
+    code = """
+import pkgutil, sys, importlib, slipstream.router, slipstream.text
+for package in (slipstream.router, slipstream.text):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+print(sorted({"torch", "numpy", "transformers"} & sys.modules.keys()))
+"""
+    environment = {"PYTHONPATH": str(ROOT / ".dev")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,212 @@
+"""Keys at a real router: who comes in, within which limits, and whose sessions are whose."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+
+import grpc
+import pytest
+
+from slipstream.client import AsyncClient
+from slipstream.core.errors import LimitExceeded, PermissionDenied, Unauthenticated
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream.rpc.v1 import generation_pb2_grpc
+from support.network.key_files import key, write_keys
+from support.services import fleet
+from support.services.fleet import eventually, routed, target_worker
+from support.state.redis_server import redis_server
+
+ALICE, BOB = "slip_alice-token", "slip_bob-token"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+async def target(folder):
+    worker = target_worker(folder)
+    async with fleet.running(worker):
+        yield worker
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """A file in which Alice has limits, and Bob none."""
+
+    def written(**limits):
+        both = key("alice", ALICE, **limits), key("bob", BOB)
+        return write_keys(tmp_path / "keys.toml", *both)
+
+    return written
+
+
+@asynccontextmanager
+async def two(target, key_file, **config):
+    """Alice and Bob at one router."""
+    async with (
+        routed([target], token=ALICE, key_file=key_file, **config) as alice,
+        AsyncClient(alice.address, token=BOB, retries=False) as bob,
+    ):
+        yield alice, bob
+
+
+async def refusal_of(address, token):
+    """A refused request as gRPC has it."""
+    async with connect(address, ChannelOptions()) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        few = pb.StoppingCriteria(max_new_tokens=3)
+        asked = pb.Generation(prompt=pb.Prompt(text="x"), stopping=few)
+        shown = (("authorization", f"Bearer {token}"),)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(pb.GenerateRequest(generation=asked), metadata=shown)
+        return caught.value
+
+
+async def test_who_has_as_many_running_as_may_be_is_told_when_to_come_back(target, keys):
+    async with two(target, keys(max_concurrent=1)) as (alice, bob):
+        async with aclosing(alice.stream("hello", max_tokens=3000)) as running:
+            await anext(running)
+            with pytest.raises(LimitExceeded, match="'alice' may have 1 requests running") as told:
+                await alice.generate("hello", max_tokens=3)
+            assert told.value.retry_after_s == 1
+            refused = await refusal_of(alice.address, ALICE)
+            assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"] == "1000"
+            assert (await bob.generate("hello", max_tokens=3)).token_ids
+            with pytest.raises(LimitExceeded):
+                await alice.tokenize("hello")
+        assert await eventually(lambda: goes(alice), lambda result: result is not None)
+
+
+async def goes(client):
+    """The result of a request, unless it is refused for a limit."""
+    try:
+        return await client.generate("hello", max_tokens=3)
+    except LimitExceeded:
+        return None
+
+
+async def test_tokens_of_prompt_and_output_are_counted(target, keys):
+    async with two(target, keys(tokens_per_minute=20)) as (alice, bob):
+        used = await alice.generate("hello", max_tokens=30)
+        debt = used.stats.num_prompt_tokens + 30 - 20
+        with pytest.raises(LimitExceeded, match="20 tokens per minute") as told:
+            await alice.generate("hello", max_tokens=3)
+        # a token comes in three seconds, some of which may have passed
+        assert 3 * (debt - 10) < told.value.retry_after_s <= 3 * (debt + 1)
+        refused = await refusal_of(alice.address, ALICE)
+        assert int(dict(refused.trailing_metadata())["grpc-retry-pushback-ms"]) > 1000
+        await bob.generate("hello", max_tokens=3)
+
+
+async def test_tokens_of_a_text_that_is_only_tokenized_are_counted_too(target, keys):
+    async with two(target, keys(tokens_per_minute=20)) as (alice, bob):
+        assert len(await alice.tokenize("hello " * 10)) > 20
+        for ask in (alice.tokenize, alice.generate):
+            with pytest.raises(LimitExceeded, match="20 tokens per minute"):
+                await ask("hello")
+        assert await bob.tokenize("hello")
+
+
+async def test_requests_are_counted_and_those_that_are_refused_are_not(target, keys):
+    async with two(target, keys(requests_per_minute=2)) as (alice, _):
+        for _ in range(2):
+            await alice.generate("hello", max_tokens=3)
+        waits = []
+        for _ in range(3):
+            with pytest.raises(LimitExceeded, match="2 requests per minute") as told:
+                await alice.generate("hello", max_tokens=3)
+            waits.append(told.value.retry_after_s)
+        assert waits == sorted(waits, reverse=True)
+        assert waits[0] <= 30
+
+
+async def test_a_session_belongs_to_the_key_that_began_it(target, keys):
+    async with two(target, keys()) as (alice, bob), alice.session() as session:
+        await session.generate("hello", max_tokens=3)
+        other = bob.session(session.session_id)
+        with pytest.raises(PermissionDenied):
+            await other.generate("hello", max_tokens=3)
+        with pytest.raises(PermissionDenied):
+            await other.aclose()
+        await session.generate("and more", max_tokens=3)
+
+
+async def test_a_key_that_is_revoked_opens_nothing_more_and_what_runs_goes_on(target, keys):
+    file = keys()
+    async with two(target, file) as (alice, bob):
+        async with aclosing(alice.stream("hello", max_tokens=400)) as running:
+            chunks = [await anext(running)]
+            write_keys(file, key("bob", BOB))
+            await eventually(lambda: is_let_in(alice), lambda may: not may)
+            chunks += [chunk async for chunk in running]
+        assert sum(len(chunk.token_ids) for chunk in chunks) == 400
+        assert await is_let_in(bob)
+
+
+async def is_let_in(client):
+    try:
+        await client.models()
+    except Unauthenticated:
+        return False
+    return True
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request):
+    """What a router is told of where it counts."""
+    if request.param == "memory":
+        yield {}
+        return
+    with redis_server() as server:
+        yield {"store_url": server.url, "store_timeout_s": 2.0}
+
+
+async def test_one_request_id_in_many_sessions_is_many_requests(target, keys, store):
+    limits = keys(max_concurrent=1)
+    async with (
+        routed([target], token=ALICE, key_file=limits, **store) as alice,
+        connect(alice.address, ChannelOptions()) as channel,
+    ):
+        streams = [started(channel, f"session-{number}") for number in range(8)]
+        answers = await asyncio.gather(*[first_of(stream) for stream in streams])
+        for stream in streams:
+            stream.cancel()
+    refused = [answer for answer in answers if answer is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert len(refused) == 7
+
+
+def started(channel, session_id):
+    """Alice's request, always under the same id, in a session."""
+    asked = pb.Generation(
+        request_id="always-the-same",
+        prompt=pb.Prompt(text="hello"),
+        session=pb.SessionRef(session_id=session_id, create=True),
+        stopping=pb.StoppingCriteria(max_new_tokens=4000),
+    )
+    stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    shown = (("authorization", f"Bearer {ALICE}"),)
+    return stub.GenerateStream(pb.GenerateStreamRequest(generation=asked), metadata=shown)
+
+
+async def first_of(stream):
+    """The first message of a stream, or the code that it is refused with."""
+    try:
+        return await stream.read()
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+
+
+async def test_routers_with_one_redis_count_together_and_without_it_each_alone(target, keys):
+    config = {"key_file": keys(requests_per_minute=3), "token": ALICE, "store_timeout_s": 2.0}
+    with redis_server() as server:
+        config["store_url"] = server.url
+        async with routed([target], **config) as one, routed([target], **config) as other:
+            for client in (one, other, one):
+                assert await goes(client)
+            assert await goes(one) is await goes(other) is None
+            server.kill()
+            assert [bool(await goes(one)) for _ in range(4)] == [True, True, True, False]
+            assert await goes(other)

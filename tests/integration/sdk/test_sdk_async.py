@@ -1,0 +1,219 @@
+"""The same laws for asyncio: the surface of `AsyncClient`, embedded and over gRPC."""
+
+import asyncio
+import gc
+
+import pytest
+
+from slipstream.client import AsyncClient, Client, SamplingParams
+from slipstream.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    PromptTooLong,
+    SessionBusy,
+    SessionClosed,
+    SessionNotFound,
+)
+from support.models import tiny_checkpoint
+from support.network.bad_routers import Scripted, first_chunk, register
+from support.services.background import served
+from support.services.cluster import running
+
+SAMPLED = SamplingParams(temperature=1.0, seed=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def router(folder):
+    with running(folder, f"vanilla:{folder}") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def reference(folder):
+    with Client.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
+        yield client
+
+
+@pytest.fixture(params=["embedded", "remote"])
+async def client(request, folder, router):
+    if request.param == "remote":
+        client = AsyncClient(router.address)
+    else:
+        client = AsyncClient.embedded(str(folder), f"vanilla:{folder}", dtype="float32")
+    async with client:
+        yield client
+
+
+async def test_a_stream_adds_up_to_the_result(client):
+    result = await client.generate("hello", max_tokens=20)
+    chunks = [chunk async for chunk in client.stream("hello", max_tokens=20)]
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].stats.num_output_tokens == len(result.token_ids)
+    assert [chunk.prompt is None for chunk in chunks] == [False] + [True] * (len(chunks) - 1)
+
+
+async def test_requests_at_once_have_the_tokens_they_have_alone(client, reference):
+    prompts = [f"question {number}" for number in range(6)]
+    answers = await asyncio.gather(
+        *(client.generate(prompt, max_tokens=20, sampling=SAMPLED) for prompt in prompts)
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        alone = reference.generate(prompt, max_tokens=20, sampling=SAMPLED)
+        assert answer.token_ids == alone.token_ids
+
+
+async def test_streams_take_turns(client):
+    streams = [client.stream(f"question {number}", max_tokens=30) for number in range(3)]
+    firsts = [await anext(stream) for stream in streams]
+    assert all(first.finish_reason is None for first in firsts)
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_a_session_remembers(client):
+    async with client.session() as session:
+        first = await session.generate("hello", max_tokens=12)
+        second = await session.generate("more", max_tokens=12)
+    assert second.stats.num_prompt_tokens > first.stats.num_prompt_tokens + 12
+    assert second.stats.num_cached_tokens > 0
+
+
+async def test_a_session_that_is_left_open_goes_on_by_its_name(client, monkeypatch):
+    begun = client.session()
+    await begun.generate("hello", max_tokens=5)
+    async with client.session(begun.session_id) as session:
+        assert (await session.generate("more", max_tokens=5)).stats.num_cached_tokens
+    monkeypatch.setattr("slipstream.client.session.PAUSES_S", (0.05,))
+    with pytest.raises(SessionNotFound):
+        await begun.generate("again")
+
+
+async def test_a_second_turn_waits_for_the_first_to_be_read_or_left(client):
+    async with client.session() as session:
+        stream = session.stream("hello", max_tokens=40)
+        await anext(stream)
+        with pytest.raises(SessionBusy):
+            await session.generate("at once")
+        await stream.aclose()
+        assert [chunk async for chunk in stream] == []
+        assert (await session.generate("later", max_tokens=3)).token_ids
+
+
+async def test_a_stream_that_is_dropped_frees_its_session(client):
+    async with client.session() as session:
+        stream = session.stream("hello", max_tokens=40)
+        await anext(stream)
+        del stream
+        gc.collect()
+        assert (await session.generate("later", max_tokens=3)).token_ids
+
+
+async def test_a_loop_that_is_left_frees_its_session(client):
+    async with client.session() as session:
+        async with session.stream("hello", max_tokens=40) as stream:
+            async for _ in stream:
+                break
+        assert (await session.generate("later", max_tokens=3)).token_ids
+
+
+async def test_a_session_can_be_closed_in_the_middle_of_a_turn(client):
+    session = client.session()
+    stream = session.stream("hello", max_tokens=40)
+    await anext(stream)
+    await session.aclose()
+    assert [chunk async for chunk in stream] == []
+    with pytest.raises(SessionClosed, match=session.session_id):
+        await session.generate("more")
+
+
+async def test_nothing_is_sent_before_a_chunk_is_asked_for(client):
+    stream = client.stream("")
+    with pytest.raises(InvalidRequest, match="empty"):
+        await anext(stream)
+    await client.stream("hello").aclose()
+
+
+async def test_errors_are_those_of_the_other_client(client):
+    with pytest.raises(PromptTooLong, match="context of 128") as refused:
+        await client.generate("x" * 120, max_tokens=20, request_id="mine")
+    assert refused.value.request_id == "mine"
+    with pytest.raises(ModelNotFound, match="huge"):
+        await client.generate("hello", model="huge")
+    with pytest.raises(DeadlineExceeded, match=r"longer than its 1e-06 s|deadline has passed"):
+        await client.generate("hello", max_tokens=50, timeout_s=1e-6)
+    with pytest.raises(InvalidRequest, match="no option max_token"):
+        client.stream("hello", max_token=5)
+
+
+async def test_a_prompt_and_a_model_are_described_alike(client, reference):
+    assert await client.tokenize("hello") == reference.tokenize("hello")
+    info = await client.model_info()
+    assert info.limits == reference.model_info().limits
+    assert await client.models() == (info,)
+
+
+async def test_a_closed_client_refuses_everything(client):
+    session = client.session()
+    await client.aclose()
+    for call in (
+        client.generate("hello"),
+        client.tokenize("hello"),
+        client.model_info(),
+        session.generate("hello"),
+        anext(client.stream("hello")),
+    ):
+        with pytest.raises(SessionClosed, match="the client is closed"):
+            await call
+    await session.aclose()
+
+
+async def test_a_task_that_is_cancelled_frees_the_engines():
+    silent = Scripted(first_chunk(), hangs=True)
+    with served(register(silent)) as address:
+        async with AsyncClient(address) as client:
+            stream = client.stream("hello")
+            await anext(stream)
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert await asyncio.to_thread(silent.cancelled.wait, 10)
+
+
+async def test_a_request_ends_with_its_client():
+    silent = Scripted(first_chunk(), hangs=True)
+    with served(register(silent)) as address:
+        client = AsyncClient(address)
+        stream = client.stream("hello")
+        await anext(stream)
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        await client.aclose()
+        with pytest.raises(Cancelled, match="client was closed"):
+            await reading
+        assert await asyncio.to_thread(silent.cancelled.wait, 10)
+
+
+@pytest.mark.parametrize("place", ["embedded", "remote"])
+async def test_a_client_for_threads_works_inside_a_running_loop_as_in_a_notebook(
+    reference, router, place
+):
+    with Client(router.address) as remote:
+        client = reference if place == "embedded" else remote
+        text = client.generate("hello", max_tokens=20).text
+        assert "".join(chunk.text for chunk in client.stream("hello", max_tokens=20)) == text
+        with client.session() as session:
+            assert session.generate("hello", max_tokens=5).token_ids
+            next(session.stream("more", max_tokens=20))
+            await asyncio.sleep(0)
+        assert client.tokenize("hello")

@@ -1,0 +1,284 @@
+"""The SDK against routers that fail: typed errors, second tries, cancellation, credentials."""
+
+import gc
+
+import pytest
+
+from slipstream.client import AsyncClient, Client, errors
+from slipstream.rpc.security import ClientTls
+from slipstream.rpc.server import ServerOptions
+from slipstream.rpc.v1 import generation_pb2 as pb
+from support.network.bad_routers import Failing, Scripted, first_chunk, register
+from support.network.certificates import certificates
+from support.services.background import served
+
+ON_THE_WIRE = [
+    errors.InvalidRequest,
+    errors.UnsupportedCombination,
+    errors.PromptTooLong,
+    errors.NotBuilt,
+    errors.ModelNotFound,
+    errors.ModelMismatch,
+    errors.SessionOutOfSync,
+    errors.SessionBusy,
+    errors.SessionClosed,
+    errors.SessionNotFound,
+    errors.SessionExists,
+    errors.SessionTaken,
+    errors.CapacityError,
+    errors.Unavailable,
+    errors.HandshakeError,
+    errors.DeadlineExceeded,
+    errors.Cancelled,
+    errors.InternalError,
+    errors.Unauthenticated,
+    errors.PermissionDenied,
+]
+
+
+@pytest.fixture(params=ON_THE_WIRE, ids=lambda kind: kind.__name__)
+def failing(request):
+    kind = request.param
+    servicer = Failing(kind(f"a {kind.__name__} of 3, but at most 2 — really"))
+    with served(register(servicer)) as address:
+        servicer.address = address
+        yield servicer
+
+
+def assert_same(raised, error):
+    assert type(raised.value) is type(error)
+    assert str(raised.value) == str(error)
+
+
+def test_an_error_is_the_same_on_the_other_side(failing):
+    with Client(failing.address, retries=False) as client:
+        for call in (client.generate, client.stream, client.tokenize):
+            with pytest.raises(type(failing.error)) as raised:
+                call("hello")
+            assert_same(raised, failing.error)
+
+
+async def test_an_error_is_the_same_for_asyncio(failing):
+    async with AsyncClient(failing.address, retries=False) as client:
+        for call in (
+            client.generate("hello"),
+            client.tokenize("hello"),
+            anext(client.stream("hello")),
+        ):
+            with pytest.raises(type(failing.error)) as raised:
+                await call
+            assert_same(raised, failing.error)
+
+
+def test_a_bug_of_the_router_is_an_internal_error(caplog):
+    failing = register(Failing(ZeroDivisionError("secret")))
+    with (
+        served(failing) as address,
+        Client(address) as client,
+        pytest.raises(errors.InternalError) as raised,
+    ):
+        client.generate("hello")
+    assert "secret" not in str(raised.value)
+    assert "secret" in caplog.text
+
+
+GONE = errors.Unavailable("about to stop")
+
+
+async def test_what_is_unavailable_is_tried_again():
+    for times in (1, 3):
+        flaky = Failing(GONE, times=times)
+        with served(register(flaky)) as address, Client(address) as client:
+            assert client.generate("hello").text == "done"
+        assert flaky.num_calls == times + 1
+    flaky = Failing(GONE, times=2)
+    with served(register(flaky)) as address:
+        async with AsyncClient(address) as client:
+            assert (await anext(client.stream("hello"))).text == "done"
+    assert flaky.num_calls == 3
+
+
+@pytest.mark.parametrize("kind", [errors.CapacityError, errors.InternalError, errors.SessionBusy])
+def test_nothing_else_is_tried_again(kind):
+    failing = Failing(kind("no"))
+    with served(register(failing)) as address, Client(address) as client, pytest.raises(kind):
+        client.generate("hello")
+    assert failing.num_calls == 1
+
+
+def test_who_wants_no_second_try_has_none():
+    flaky = Failing(GONE, times=1)
+    with (
+        served(register(flaky)) as address,
+        Client(address, retries=False) as client,
+        pytest.raises(errors.Unavailable),
+    ):
+        client.generate("hello")
+    assert flaky.num_calls == 1
+
+
+async def test_a_router_that_is_not_there_is_unavailable():
+    with served(register(Scripted())) as address:
+        pass
+    with Client(address, retries=False) as client, pytest.raises(errors.Unavailable):
+        client.generate("hello")
+    async with AsyncClient(address, retries=False) as client:
+        with pytest.raises(errors.Unavailable):
+            await client.generate("hello")
+
+
+@pytest.fixture
+def silent():
+    servicer = Scripted(first_chunk(), hangs=True)
+    with served(register(servicer)) as address:
+        servicer.address = address
+        yield servicer
+
+
+def test_a_stream_that_is_closed_is_cancelled(silent):
+    with Client(silent.address) as client:
+        with client.stream("hello") as stream:
+            next(stream)
+        assert silent.cancelled.wait(10)
+        assert list(stream) == []
+
+
+def test_a_stream_that_is_dropped_is_cancelled(silent):
+    with Client(silent.address) as client:
+        for _ in client.stream("hello"):
+            break
+        gc.collect()
+        assert silent.cancelled.wait(10)
+
+
+def test_a_stream_ends_with_its_client(silent):
+    client = Client(silent.address)
+    stream = client.stream("hello")
+    next(stream)
+    client.close()
+    with pytest.raises(errors.Cancelled):
+        next(stream)
+    assert silent.cancelled.wait(10)
+
+
+async def test_a_silent_router_is_given_up_at_the_deadline(silent):
+    with Client(silent.address, timeout_s=0.05) as client:
+        stream = client.stream("hello")
+        next(stream)
+        with pytest.raises(errors.DeadlineExceeded) as late:
+            next(stream)
+    assert str(late.value) == "the request took longer than its 0.05 s"
+    assert silent.cancelled.wait(10)
+    async with AsyncClient(silent.address, timeout_s=0.05) as client:
+        stream = client.stream("hello")
+        await anext(stream)
+        with pytest.raises(errors.DeadlineExceeded, match=r"longer than its 0\.05 s"):
+            await anext(stream)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [first_chunk()],
+        [pb.GenerateStreamResponse(finish=pb.FinishInfo())],
+        [pb.GenerateStreamResponse(finish=pb.FinishInfo(reason=99))],
+    ],
+)
+async def test_an_answer_that_is_none_is_the_routers_fault(messages):
+    with served(register(Scripted(*messages))) as address:
+        with Client(address) as client, pytest.raises(errors.InternalError, match="the router"):
+            list(client.stream("hello"))
+        async with AsyncClient(address) as client:
+            with pytest.raises(errors.InternalError, match="the router"):
+                [chunk async for chunk in client.stream("hello")]
+
+
+async def test_a_token_goes_with_every_call(silent):
+    with Client(silent.address, token="secret") as client:
+        next(client.stream("hello"))
+        assert silent.metadata["authorization"] == "Bearer secret"
+    async with AsyncClient(silent.address, token="other") as client:
+        await anext(client.stream("hello"))
+        assert silent.metadata["authorization"] == "Bearer other"
+
+
+async def test_callers_with_tokens_of_their_own_share_a_connection(silent):
+    async with AsyncClient(silent.address, token="first", model="tiny") as client:
+        other = client.with_token("other")
+        for caller, shown in ((client, "Bearer first"), (other, "Bearer other")):
+            await anext(caller.stream("hello"))
+            assert silent.metadata["authorization"] == shown
+        await anext(client.with_token(None).stream("hello"))
+        assert "authorization" not in silent.metadata
+        await other.aclose()
+        with pytest.raises(errors.SessionClosed):
+            await anext(client.stream("hello"))
+    elsewhere = AsyncClient("router.example:50051")
+    with pytest.raises(errors.InvalidRequest, match="in the clear"):
+        elsewhere.with_token("secret")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_token_does_not_travel_in_the_clear(kind):
+    for address in ("router.example:50051", "10.0.0.1:50051", "dns:///router:50051"):
+        with pytest.raises(errors.InvalidRequest, match="in the clear"):
+            kind(address, token="secret")
+    kind("router.example:50051", token="secret", tls=False)
+    kind("router.example:50051", token="secret", tls=True)
+    for address in ("localhost:1", "127.0.0.1:1", "[::1]:1", "dns:///localhost:1", "unix:/a"):
+        kind(address, token="secret")
+
+
+@pytest.mark.parametrize(
+    ("address", "options"),
+    [
+        ("", {}),
+        ("router", {}),
+        ("router:0", {}),
+        ("a b:1", {}),
+        ("localhost:1", {"token": "two\nlines"}),
+        ("localhost:1", {"timeout_s": 0}),
+        ("localhost:1", {"timeout_s": float("inf")}),
+        ("localhost:1", {"model": "two\nlines"}),
+    ],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_router_that_can_not_be_is_refused(kind, address, options):
+    with pytest.raises(errors.InvalidRequest):
+        kind(address, **options)
+
+
+def test_a_certificate_that_can_not_be_read_is_refused(tmp_path):
+    with pytest.raises(errors.InvalidRequest, match="can't be read"):
+        Client("localhost:1", tls=ClientTls(ca=tmp_path / "none.pem"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+def assert_refused(address, **options):
+    with Client(address, retries=False, **options) as client, pytest.raises(errors.Unavailable):
+        client.generate("hello")
+
+
+async def test_a_router_with_a_certificate_is_trusted_by_its_authority_alone(made):
+    answering, tls = Failing(GONE, times=0), made.server("router", is_mutual=False)
+    with served(register(answering), ServerOptions(tls=tls)) as address:
+        with Client(address, tls=made.stranger(), token="secret") as client:
+            assert client.generate("hello").text == "done"
+        async with AsyncClient(address, tls=made.stranger()) as client:
+            assert (await client.generate("hello")).text == "done"
+        for distrusting in ({}, {"tls": True}):
+            assert_refused(address, **distrusting)
+    assert answering.num_calls == 2
+
+
+def test_a_router_can_ask_for_the_clients_certificate(made):
+    mutual = ServerOptions(tls=made.server("router"))
+    with served(register(Failing(GONE, times=0)), mutual) as address:
+        with Client(address, tls=made.client("client")) as client:
+            assert client.generate("hello").text == "done"
+        assert_refused(address, tls=made.stranger())

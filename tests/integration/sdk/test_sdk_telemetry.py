@@ -1,0 +1,262 @@
+"""What the SDK tells the application's own telemetry: a span and a few numbers for each request."""
+
+import pytest
+from opentelemetry.trace import SpanKind, StatusCode
+
+from slipstream.client import AsyncClient, Client, SamplingParams, errors
+from slipstream.client.embedded import Embedded
+from slipstream.client.embedded_aio import AsyncEmbedded
+from slipstream.client.engine import EngineOptions
+from slipstream.telemetry.catalog import CATALOG, CLIENT
+from support.models import tiny_checkpoint
+from support.services.cluster import running
+from support.telemetry.told_client import Told, async_remote, remote
+
+SECRET = "the-cat-sat"
+FLOAT32 = EngineOptions(dtype="float32")
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def router(folder):
+    with running(folder, f"vanilla:{folder}") as cluster:
+        yield cluster.address
+
+
+@pytest.fixture(scope="module")
+def engines(folder):
+    return Embedded.load(str(folder), f"vanilla:{folder}", FLOAT32)
+
+
+@pytest.fixture(params=["embedded", "remote"])
+def backend(request):
+    if request.param == "embedded":
+        return request.getfixturevalue("engines")
+    return remote(request.getfixturevalue("router"))
+
+
+@pytest.fixture
+def client(backend, told):
+    return Client.of(backend, telemetry=told.telemetry)
+
+
+@pytest.fixture(params=["embedded", "remote"])
+async def async_client(request, folder, router, told):
+    if request.param == "remote":
+        backend = async_remote(router)
+    else:
+        backend = AsyncEmbedded.load(str(folder), f"vanilla:{folder}", FLOAT32)
+    async with AsyncClient.of(backend, telemetry=told.telemetry) as client:
+        yield client
+
+
+def test_a_request_is_one_span_that_says_what_was_asked_and_what_it_cost(client, told):
+    result = client.generate(
+        "hello", max_tokens=20, model="tiny", sampling=SamplingParams(temperature=0.5, top_k=9)
+    )
+    span, stats = told.span(), result.stats
+    said = dict(span.attributes)
+    assert span.name == "chat tiny"
+    assert said["gen_ai.operation.name"] == "chat"
+    assert said["gen_ai.provider.name"] == "slipstream"
+    assert said["gen_ai.request.model"] == said["gen_ai.response.model"] == "tiny"
+    asked = {"max_tokens": 20, "temperature": 0.5, "top_p": 1.0, "top_k": 9, "seed": 0}
+    assert {name: said[f"gen_ai.request.{name}"] for name in asked} == asked
+    assert not said["gen_ai.request.stream"]
+    assert said["gen_ai.response.id"] == result.request_id
+    assert said["gen_ai.response.finish_reasons"] == (result.finish_reason.value,)
+    assert said["gen_ai.usage.input_tokens"] == stats.num_prompt_tokens
+    assert said["gen_ai.usage.output_tokens"] == stats.num_output_tokens
+    assert said["gen_ai.usage.cache_read.input_tokens"] == stats.num_cached_tokens
+    speculation = stats.speculation
+    assert speculation.num_draft_tokens > 0
+    assert {name: said[f"slipstream.speculation.{name}"] for name in SPECULATION} == {
+        "acceptance_length": speculation.mean_acceptance_length,
+        "acceptance_rate": speculation.draft_acceptance_rate,
+        "draft_tokens": speculation.num_draft_tokens,
+        "accepted_tokens": speculation.num_accepted_draft_tokens,
+    }
+    assert span.status.status_code is StatusCode.UNSET
+
+
+SPECULATION = ("acceptance_length", "acceptance_rate", "draft_tokens", "accepted_tokens")
+
+
+def test_a_span_says_where_the_engines_are(engines, router, told):
+    Client.of(engines, telemetry=told.telemetry).generate("hello", max_tokens=2)
+    span = told.span()
+    assert span.kind is SpanKind.INTERNAL
+    assert "server.address" not in span.attributes
+    with Client.of(remote(router), telemetry=told.telemetry) as client:
+        client.generate("hello", max_tokens=2)
+    span = told.span()
+    assert span.kind is SpanKind.CLIENT
+    host, _, port = router.rpartition(":")
+    assert (span.attributes["server.address"], span.attributes["server.port"]) == (host, int(port))
+
+
+def test_what_goes_through_no_chat_template_is_a_completion(client, told):
+    client.generate("hello", max_tokens=2, raw=True)
+    client.generate([5, 6, 7], max_tokens=2)
+    client.generate([{"role": "user", "content": "hello"}], max_tokens=2)
+    assert [span.name for span in told.spans()] == ["text_completion", "text_completion", "chat"]
+
+
+def test_a_stream_is_one_span_that_ends_with_its_last_chunk(client, told):
+    stream = client.stream("hello", max_tokens=20)
+    chunk = next(stream)
+    while chunk.finish_reason is None:
+        assert told.spans() == ()
+        chunk = next(stream)
+    span = told.span()
+    assert span.attributes["gen_ai.request.stream"]
+    assert span.attributes["gen_ai.usage.output_tokens"] == 20
+    elapsed_s = (span.end_time - span.start_time) / 1e9
+    assert 0 < span.attributes["gen_ai.response.time_to_first_chunk"] <= elapsed_s
+    stream.close()
+    assert told.spans() == ()
+
+
+async def test_a_stream_for_asyncio_is_one_span_too(async_client, told):
+    stream = async_client.stream("hello", max_tokens=20)
+    chunks = [chunk async for chunk in stream]
+    span = told.span()
+    assert span.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    assert span.attributes["gen_ai.response.id"] == chunks[0].prompt.request_id
+    assert span.attributes["gen_ai.usage.output_tokens"] == 20
+    assert span.attributes["gen_ai.response.time_to_first_chunk"] > 0
+
+
+def test_a_turn_names_its_conversation(client, told):
+    with client.session() as session:
+        session.generate("hello", max_tokens=5)
+        list(session.stream("more", max_tokens=5))
+    first, second = told.spans()
+    for span in (first, second):
+        assert span.attributes["gen_ai.conversation.id"] == session.session_id
+    assert [span.attributes["gen_ai.request.stream"] for span in (first, second)] == [False, True]
+    assert second.attributes["gen_ai.usage.cache_read.input_tokens"] > 0
+
+
+async def test_a_turn_for_asyncio_names_its_conversation(async_client, told):
+    async with async_client.session() as session:
+        await session.generate("hello", max_tokens=5)
+        span = told.span()
+        assert span.attributes["gen_ai.conversation.id"] == session.session_id
+        assert not span.attributes["gen_ai.request.stream"]
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["closed", "dropped"])
+def test_an_abandoned_stream_ends_its_span(client, told, is_dropped):
+    stream = client.stream("hello", max_tokens=60)
+    num_tokens = len(next(stream).token_ids)
+    if not is_dropped:
+        stream.close()
+    del stream
+    span = told.span()
+    assert span.attributes["error.type"] == "Cancelled"
+    assert span.attributes["gen_ai.usage.output_tokens"] == num_tokens
+    assert span.status.status_code is StatusCode.UNSET
+
+
+async def test_an_abandoned_stream_for_asyncio_ends_its_span(async_client, told):
+    stream = async_client.stream("hello", max_tokens=60)
+    await anext(stream)
+    await stream.aclose()
+    assert told.span().attributes["error.type"] == "Cancelled"
+    stream = async_client.stream("hello", max_tokens=60)
+    await anext(stream)
+    del stream
+    assert told.span().attributes["error.type"] == "Cancelled"
+
+
+def test_a_session_that_is_closed_ends_the_span_of_its_turn(client, told):
+    session = client.session()
+    stream = session.stream("hello", max_tokens=60)
+    next(stream)
+    session.close()
+    assert told.span().attributes["error.type"] == "Cancelled"
+
+
+async def test_a_session_for_asyncio_that_is_closed_ends_the_span_of_its_turn(async_client, told):
+    session = async_client.session()
+    stream = session.stream("hello", max_tokens=60)
+    await anext(stream)
+    await session.aclose()
+    assert told.span().attributes["error.type"] == "Cancelled"
+    assert not stream.is_open
+
+
+async def test_a_stream_that_is_never_read_was_no_request(async_client, told):
+    async_client.stream("hello")
+    assert told.spans() == ()
+    assert told.points() == {}
+
+
+def test_a_request_that_is_refused_is_a_span_with_its_error(client, told):
+    for ask in (client.generate, client.stream, client.session().stream):
+        with pytest.raises(errors.PromptTooLong):
+            ask("x" * 200)
+        span = told.span()
+        assert span.attributes["error.type"] == "PromptTooLong"
+        assert span.status.status_code is StatusCode.ERROR
+
+
+async def test_a_request_that_is_refused_for_asyncio_is_a_span_with_its_error(async_client, told):
+    for ask in (async_client.generate, async_client.session().generate):
+        with pytest.raises(errors.PromptTooLong):
+            await ask("x" * 200)
+        assert told.span().attributes["error.type"] == "PromptTooLong"
+
+
+def test_no_attribute_holds_the_prompt_or_the_answer(client, told):
+    said = [{"role": "user", "content": SECRET}]
+    biased = SamplingParams(logit_bias=((40, 100.0),))  # a letter, twenty times
+    text = client.generate(said, max_tokens=20, sampling=biased).text
+    assert len(text) == 20
+    list(client.stream(SECRET, max_tokens=20, raw=True, stop=[f"stop {SECRET}"]))
+    bad = [[{"role": SECRET}], [{"role": "user", "content": SECRET}, SECRET], SECRET.encode(), 7]
+    for prompt in (*bad, SECRET * 50, [7, 9999]):
+        with pytest.raises(errors.InvalidRequest):
+            client.generate(prompt, max_tokens=20)
+    spans = told.spans()
+    assert len(spans) == 8
+    for span in spans:
+        whole = span.to_json()
+        assert SECRET not in whole
+        assert text not in whole
+
+
+def test_a_request_counts_once_in_each_metric(router, told):
+    with Client.of(remote(router), telemetry=told.telemetry) as client:
+        result = client.generate("hello", max_tokens=5, model="tiny")
+        list(client.stream("hello", max_tokens=5, model="tiny"))
+        with pytest.raises(errors.PromptTooLong):
+            client.generate("x" * 200, model="tiny")
+    operation = {
+        ("gen_ai.operation.name", "chat"),
+        ("gen_ai.provider.name", "slipstream"),
+        ("gen_ai.request.model", "tiny"),
+    }
+    seen = told.points()
+    input_tokens, output_tokens = (
+        seen["gen_ai.client.token.usage", frozenset({*operation, ("gen_ai.token.type", kind)})]
+        for kind in ("input", "output")
+    )
+    assert input_tokens == (2, 2 * result.stats.num_prompt_tokens)
+    assert output_tokens == (2, 10)
+    failed = frozenset({*operation, ("error.type", "PromptTooLong")})
+    name = "gen_ai.client.operation.duration"
+    assert seen[name, frozenset(operation)][0] == 2
+    assert seen[name, failed][0] == 1
+    assert seen["gen_ai.client.operation.time_to_first_chunk", frozenset(operation)][0] == 1
+    assert {name for name, _ in seen} == {at.name for at in CATALOG if CLIENT in at.roles}

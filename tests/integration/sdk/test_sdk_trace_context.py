@@ -1,0 +1,215 @@
+"""What routers hear of the traces of applications, and how spans end where routers fail."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import NoOpTracerProvider
+
+from slipstream.client import AsyncClient, Client, errors
+from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream.telemetry.sdk_spans import SdkTelemetry
+from support.network.bad_routers import Breaking, Failing, Scripted, first_chunk, register
+from support.services.background import served
+from support.telemetry.told_client import Told, async_remote, remote
+
+GONE = errors.Unavailable("about to stop")
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+async def test_a_task_that_is_cancelled_ends_its_span(told):
+    hanging = Scripted(first_chunk(), hangs=True)
+    with served(register(hanging)) as address:
+        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
+            stream = client.stream("hello")
+            await anext(stream)
+            task = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    span = told.span()
+    assert span.attributes["error.type"] == "Cancelled"
+
+
+def test_a_stream_that_fails_is_a_span_with_its_error(told):
+    failing = Failing(errors.ModelError("the model is gone"), num_chunks=2)
+    with (
+        served(register(failing)) as address,
+        Client.of(remote(address), telemetry=told.telemetry) as client,
+        pytest.raises(errors.SlipstreamError) as raised,
+    ):
+        list(client.stream("hello"))
+    span = told.span()
+    assert span.attributes["error.type"] == type(raised.value).__name__
+    assert span.attributes["gen_ai.usage.output_tokens"] == 2
+    assert span.status.description == str(raised.value)
+
+
+def test_a_stream_that_goes_on_says_where_in_the_same_span(told):
+    with (
+        served(register(Breaking(GONE, [3, 0, 5, 20]))) as address,
+        Client.of(remote(address), telemetry=told.telemetry) as client,
+    ):
+        assert len(list(client.stream("hello"))) > 20
+    assert resumed(told.span()) == [3, 3, 8]
+
+
+async def test_a_stream_for_asyncio_that_goes_on_says_where_in_the_same_span(told):
+    with served(register(Breaking(GONE, [3, 20]))) as address:
+        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
+            assert [chunk async for chunk in client.stream("hello")]
+    assert resumed(told.span()) == [3]
+
+
+def resumed(span):
+    assert {event.name for event in span.events} == {"resumed"}
+    return [event.attributes["slipstream.resumed.num_received"] for event in span.events]
+
+
+class Hearing(Scripted):
+    """A router that answers everything with little, and keeps what came along."""
+
+    def __init__(self):
+        end = pb.GenerateStreamResponse(prompt=pb.PromptInfo(), finish=pb.FinishInfo(reason=1))
+        super().__init__(end)
+
+    async def Generate(self, request, context):
+        self.metadata = dict(context.invocation_metadata())
+        return pb.GenerateResponse(finish=pb.FinishInfo(reason=1))
+
+    def trace(self):
+        """The trace context that the last call brought, if any."""
+        names = ("traceparent", "tracestate")
+        return {name: self.metadata[name] for name in names if name in self.metadata}
+
+
+@contextmanager
+def hearing(telemetry):
+    """A router, and every way in which a client may ask it."""
+    heard = Hearing()
+    with (
+        served(register(heard)) as address,
+        Client.of(remote(address), telemetry=telemetry) as client,
+    ):
+        yield (
+            heard,
+            [
+                lambda: client.generate("hello"),
+                lambda: list(client.stream("hello")),
+                lambda: client.session().generate("hello"),
+            ],
+        )
+
+
+def parent_in(header):
+    _, trace_id, span_id, flags = header["traceparent"].split("-")
+    assert int(flags, 16) & trace.TraceFlags.SAMPLED
+    return int(trace_id, 16), int(span_id, 16)
+
+
+def ids(span):
+    context = span.get_span_context()
+    return context.trace_id, context.span_id
+
+
+async def test_the_router_hears_of_the_span(told):
+    with hearing(told.telemetry) as (heard, ways):
+        for ask in ways:
+            ask()
+            assert parent_in(heard.trace()) == ids(told.span())
+    heard = Hearing()
+    with served(register(heard)) as address:
+        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
+            await client.generate("hello")
+            assert parent_in(heard.trace()) == ids(told.span())
+            await client.session().generate("hello")
+            assert parent_in(heard.trace()) == ids(told.span())
+
+
+def test_a_span_is_a_child_of_the_applications_and_passes_its_state_on(told):
+    state = trace.TraceState([("vendor", "1")])
+    context = trace.SpanContext(7, 9, True, trace.TraceFlags(1), state)
+    with (
+        hearing(told.telemetry) as (heard, ways),
+        trace.use_span(trace.NonRecordingSpan(context)),
+    ):
+        for ask in ways:
+            ask()
+            span = told.span()
+            assert (span.parent.trace_id, span.parent.span_id) == (7, 9)
+            assert parent_in(heard.trace()) == ids(span)
+            assert heard.trace()["tracestate"] == "vendor=1"
+
+
+def test_where_the_sdk_is_not_recorded_the_router_hears_of_the_applications_span():
+    context = trace.SpanContext(7, 9, True, trace.TraceFlags(1))
+    for providers in (Told(sampler=ALWAYS_OFF).tracers, NoOpTracerProvider()):
+        with (
+            hearing(SdkTelemetry(providers)) as (heard, ways),
+            trace.use_span(trace.NonRecordingSpan(context)),
+        ):
+            for ask in ways:
+                ask()
+                assert parent_in(heard.trace()) == (7, 9)
+
+
+def test_what_is_not_sampled_is_not_for_the_router_to_sample_either():
+    off = Told(sampler=ALWAYS_OFF)
+    with hearing(off.telemetry) as (heard, ways):
+        for ask in ways:
+            ask()
+            assert int(heard.trace()["traceparent"].rpartition("-")[2], 16) & 1 == 0
+    assert off.spans() == ()
+
+
+def test_without_a_provider_nothing_is_recorded_and_nothing_is_sent():
+    with hearing(None) as (heard, ways):
+        for ask in ways:
+            ask()
+            assert heard.metadata
+            assert heard.trace() == {}
+    assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
+LATE = """
+import json, sys
+from slipstream.client import Client
+with Client(sys.argv[1]) as client:
+    client.generate("hello")
+    print(json.dumps("opentelemetry" in sys.modules))
+    from opentelemetry import trace
+    client.generate("hello")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    trace.set_tracer_provider(provider)
+    client.generate("hello")
+    print(json.dumps([span.name for span in spans.get_finished_spans()]))
+"""
+
+
+def test_an_application_that_sets_telemetry_up_later_gets_it():
+    with served(register(Hearing())) as address:
+        run = subprocess.run(
+            [sys.executable, "-c", LATE, address],
+            env={"PYTHONPATH": ".dev"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    is_loaded, names = map(json.loads, run.stdout.splitlines())
+    assert not is_loaded
+    assert names == ["chat"]

@@ -1,0 +1,209 @@
+"""The chart as it renders: value files of helm/slipstream/ci through both versions of Helm.
+
+What was rendered once is kept; tests must not change it. Pods are found wherever they hide.
+"""
+
+import base64
+import json
+import subprocess
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helm_tool import HELMS, Helm, missing
+from slipstream.config import SECTIONS
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "helm/slipstream"
+PRODUCTION = "production"
+CASES = [*sorted(path.stem for path in (CHART / "ci").glob("*.yaml")), PRODUCTION]
+NEWEST_HELM = HELMS[-1]
+RELEASE, NAMESPACE = "demo", "serving"
+COMPONENT = "app.kubernetes.io/component"
+ROLES = ("router", "draft", "target")
+LIMIT_S = 240  # many at once on a small machine
+
+
+class UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """YAML in which a key may stand once, as in Kubernetes' own strict reading."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Json:
+        keys = [key.value for key, _ in node.value]
+        if len(set(keys)) != len(keys):
+            raise yaml.YAMLError(f"a key stands twice among {keys}")
+        return super().construct_mapping(node, deep)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod that something rendered will start."""
+
+    owner: str
+    role: str
+    labels: Mapping[str, str]
+    spec: Json
+    template: Json
+
+    @property
+    def containers(self) -> list[Json]:
+        """All of them, those that run before the others first."""
+        return [*self.spec.get("initContainers", ()), *self.spec["containers"]]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Ports by name."""
+        named = (port for at in self.containers for port in at.get("ports", ()))
+        return {port["name"]: port["containerPort"] for port in named}
+
+    @property
+    def main(self) -> Json:
+        """The container that serves."""
+        found: Json = self.spec["containers"][0]
+        return found
+
+
+def every_helm() -> pytest.MarkDecorator:
+    """A test with each version of Helm."""
+    return pytest.mark.parametrize("helm", HELMS, ids=lambda at: f"helm-{at.major}")
+
+
+def every_case() -> pytest.MarkDecorator:
+    """A test with each value file of the chart."""
+    return pytest.mark.parametrize("case", CASES)
+
+
+def run(
+    helm: Helm, *arguments: str | Path, values: Json | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What Helm says, with values on its standard input; skips the test where it is not there.
+
+    Values are named by their paths: `{"target.gpu.count": 1}`.
+    """
+    if why := missing(helm):
+        pytest.skip(why)
+    more = [] if values is None else ["--values", "-"]
+    return subprocess.run(
+        [str(at) for at in (helm.path, *arguments, *more)],
+        cwd=ROOT,
+        input=json.dumps(nested(values or {})),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+
+def nested(values: Json) -> Json:
+    """Values that are named by their paths, one within the other."""
+    whole: Json = {}
+    for path, value in values.items():
+        *outer, name = path.split(".")
+        at = whole
+        for part in outer:
+            at = at.setdefault(part, {})
+        at[name] = value
+    return whole
+
+
+def template(helm: Helm, *flags: str | Path, **more: Any) -> Any:
+    """`helm template` with flags and values, whatever comes of it."""
+    release = more.pop("release", RELEASE)
+    return run(helm, "template", release, CHART, "--namespace", NAMESPACE, *flags, **more)
+
+
+def case_file(case: str) -> Path:
+    """The value file of a case."""
+    return CHART / ("values-production.yaml" if case == PRODUCTION else f"ci/{case}.yaml")
+
+
+@cache
+def rendered(case: str, helm: Helm = HELMS[-1], *flags: str) -> tuple[Json, ...]:
+    """All documents that come of a value file."""
+    done = template(helm, "--values", case_file(case), *flags)
+    assert done.returncode == 0, done.stderr
+    return parsed(done.stdout)
+
+
+def parsed(text: str) -> tuple[Json, ...]:
+    """Documents of YAML, empty ones left out."""
+    return tuple(at for at in yaml.load_all(text, UniqueKeys) if at)
+
+
+def with_values(values: Json | None = None, case: str | None = None) -> tuple[Json, ...]:
+    """What comes of values, named by their paths, beside a value file if one is named."""
+    files = ["--values", case_file(case)] if case else []
+    done = template(NEWEST_HELM, *files, values=values)
+    assert done.returncode == 0, done.stderr
+    return parsed(done.stdout)
+
+
+def of_kind(documents: Sequence[Json], *kinds: str) -> list[Json]:
+    """Documents of these kinds."""
+    return [at for at in documents if at["kind"] in kinds]
+
+
+def named(documents: Sequence[Json], kind: str, name: str) -> Json:
+    """The one document of a kind that has a name."""
+    (found,) = (at for at in of_kind(documents, kind) if at["metadata"]["name"] == name)
+    return found
+
+
+def title(document: Json) -> str:
+    """What a document is called in a message."""
+    return f"{document['kind']}/{document['metadata']['name']}"
+
+
+def pods(documents: Sequence[Json]) -> list[Pod]:
+    """Every pod that the documents describe."""
+    return [pod for document in documents for pod in _pods(document)]
+
+
+def service_pods(documents: Sequence[Json]) -> list[Pod]:
+    """Those of router, draft and target that run as Kubernetes' own workloads."""
+    return [
+        pod for pod in pods(of_kind(documents, "Deployment", "StatefulSet")) if pod.role in ROLES
+    ]
+
+
+def _pods(document: Json) -> Iterator[Pod]:
+    spec = document.get("spec", {})
+    if document["kind"] == "Pod":
+        yield _pod(document, document)
+    elif document["kind"] == "RayService":
+        cluster = spec["rayClusterConfig"]
+        for group in (cluster["headGroupSpec"], *cluster.get("workerGroupSpecs", ())):
+            yield _pod(document, group["template"])
+    elif "template" in spec:
+        yield _pod(document, spec["template"])
+
+
+def _pod(document: Json, template: Json) -> Pod:
+    labels = template.get("metadata", {}).get("labels", {})
+    return Pod(title(document), labels.get(COMPONENT, ""), labels, template["spec"], template)
+
+
+def secret_texts(secret: Json) -> dict[str, str]:
+    """What a secret holds, read."""
+    data = {name: base64.b64decode(at).decode() for name, at in secret.get("data", {}).items()}
+    return {**data, **secret.get("stringData", {})}
+
+
+def settings(documents: Sequence[Json]) -> dict[str, Json]:
+    """The tables of the configuration file that the services read."""
+    files = [
+        text
+        for document in of_kind(documents, "ConfigMap")
+        for name, text in document.get("data", {}).items()
+        if name == "slipstream.toml"
+    ]
+    (text,) = files
+    found = tomllib.loads(text)
+    assert set(found) <= set(SECTIONS)
+    return found

@@ -1,0 +1,134 @@
+"""The other ends of streams, for tests of what the ports promise over a wire: scripted engines."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Shape, Verdict
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.conversion.convert import proposal_to_pb, timing_to_pb, verdict_to_pb
+from slipstream.rpc.exchange import CallOptions, Peer
+from slipstream.rpc.remote_draft import SPECULATE, RemoteDraft, TargetSide
+from slipstream.rpc.remote_target import VERIFY, RemoteTarget
+from slipstream.rpc.status import status_of
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+
+LIMIT_S = 10
+IDENTITY = common_pb2.ModelIdentity(
+    protocol_version=1, model_id="small", vocab_size=100, incarnation="one"
+)
+LAYOUT = common_pb2.KvLayout(num_layers=2, num_kv_heads=1, head_dim=4)
+SESSION = Session("s", num_prompt_tokens=3, max_tokens=20, stop_token_ids=frozenset({0}))
+PLAN = Plan(max_depth=3, max_nodes=5, shape=Shape.CAPE, threshold=0.5)
+FEED = draft_pb2.KvFeed(address="10.0.0.1:7", session_id="s", incarnation="one", credential="key")
+TIMING = ReplyTiming(service_s=0.004, queue_s=0.001, engine_s=0.002, kv_wait_s=0.0005)
+
+
+class Engine:
+    """The other end of a stream: answers from a list, and remembers what it was sent.
+
+    An answer is bytes, a message, an exception, or None: say nothing, and wait.
+    """
+
+    def __init__(self, method, kind):
+        self.method, self.kind = method, kind
+        self.answers = []
+        self.got = []
+        self.ended = asyncio.Event()
+        self.waits = asyncio.Event()
+
+    async def serve(self, requests, context):
+        try:
+            async for data in requests:
+                message = self.kind.FromString(data)
+                self.got.append(message)
+                await self._answer(self.answers.pop(0), context)
+        finally:
+            self.ended.set()
+
+    async def _answer(self, answer, context):
+        if answer is None:
+            self.waits.set()
+            await asyncio.Event().wait()
+        if isinstance(answer, errors.SlipstreamError):
+            await context.abort_with_status(status_of(answer))
+        data = answer if isinstance(answer, bytes) else answer.SerializeToString()
+        await context.write(data)
+
+    @property
+    def kinds(self):
+        return [message.WhichOneof("message") for message in self.got]
+
+
+@asynccontextmanager
+async def reached(engine):
+    """The engine behind a server, and a channel to it."""
+    server = grpc.aio.server()
+    service, name = engine.method.strip("/").split("/")
+    handler = grpc.stream_stream_rpc_method_handler(engine.serve)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {name: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    address = f"127.0.0.1:{port}"
+    async with connect(address, ChannelOptions()) as channel:
+        yield Peer(f"replica {address}", channel)
+    await server.stop(0)
+
+
+def target_engine():
+    engine = Engine(VERIFY, target_pb2.VerifyRequest)
+    opened = target_pb2.TargetOpened(kv_credential="key")
+    engine.answers = [target_pb2.VerifyResponse(opened=opened)]
+    return engine
+
+
+def draft_engine():
+    engine = Engine(SPECULATE, draft_pb2.SpeculateRequest)
+    engine.answers = [draft_pb2.SpeculateResponse(opened=draft_pb2.DraftOpened(incarnation="d"))]
+    return engine
+
+
+def verdict(*tokens):
+    return target_pb2.VerifyResponse(verdict=verdict_to_pb(Verdict(tokens, 0), TIMING))
+
+
+def proposed(proposal, staleness=2):
+    return draft_pb2.SpeculateResponse(
+        proposed=draft_pb2.Proposed(
+            proposal=proposal_to_pb(proposal), staleness=staleness, timing=timing_to_pb(TIMING)
+        )
+    )
+
+
+def remote_target(peer, **options):
+    return RemoteTarget(peer, IDENTITY, CallOptions(fence=7, **options))
+
+
+def remote_draft(peer, *, feed=FEED, **options):
+    return RemoteDraft(
+        peer, TargetSide(IDENTITY, LAYOUT, lambda: feed), CallOptions(fence=7, **options)
+    )
+
+
+async def first_round(remote):
+    """One round of whichever port it is."""
+    if isinstance(remote, RemoteTarget):
+        return await remote.verify(TokenSequence(SESSION, (1, 2, 3)), Proposal())
+    return await remote.propose(TokenSequence(SESSION, (1, 2, 3)), PLAN)
+
+
+BOTH = pytest.mark.parametrize(
+    ("make_engine", "make_remote", "answer"),
+    [
+        (target_engine, remote_target, verdict(9)),
+        (draft_engine, remote_draft, proposed(Proposal(TokenTree.chain([4])))),
+    ],
+    ids=["target", "draft"],
+)

@@ -1,0 +1,114 @@
+"""Small models with random weights, and token ids for text: no downloads, milliseconds each."""
+
+from typing import Any
+
+import torch
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_init import init_from_target
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.target.causal import CausalModel, Engine
+from slipstream.target.engine import LocalTarget
+from slipstream.target.memory import KvMemory
+from slipstream.target.meter import FixedMeter
+
+VOCAB = 48
+EOS = 0
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+_GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+_FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, _GROUPED),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 2}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, _GROUPED),
+    # Fused projections and a parallel residual: served by transformers' own modules.
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"num_key_value_heads": 2}),
+    "gpt-neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {}),
+}
+FAMILIES = tuple(_FAMILIES)
+
+
+def hf_model(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """A transformers model of a family, with weights large enough to have opinions."""
+    config, model, extra = _FAMILIES[family]
+    torch.manual_seed(seed)
+    made = model(config(**_SHAPE, **extra, initializer_range=0.12))
+    return made.to(dtype).eval()
+
+
+def causal(
+    family: str = "llama",
+    *,
+    dtype: torch.dtype = torch.float32,
+    numerics: Numerics = "invariant",
+    seed: int = 0,
+    engine: Engine | None = None,
+) -> CausalModel:
+    """A `CausalModel` over `hf_model`."""
+    return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
+
+
+def local_target(
+    model: CausalModel, *, free_rows: int = 16, max_sessions: int = 64, num_pages: int = 64
+) -> LocalTarget:
+    """An engine over a model, with memory for `num_pages` pages of 128 tokens."""
+    memory = KvMemory(model.pool(num_pages), limit=model.context_length)
+    return LocalTarget(model, memory, FixedMeter(free_rows), max_sessions=max_sessions)
+
+
+def glide(
+    *,
+    dtype: torch.dtype = torch.float32,
+    layers: tuple[int, ...] = (0, 2),
+    max_lag: int = 8,
+    device: str = "cpu",
+    native: bool = True,
+) -> GlideScorer:
+    """An untrained GliDe draft of `hf_model()`, its head trimmed to every token but a few."""
+    model = hf_model(dtype=dtype).to(device)
+    parts = target_parts(model)
+    config = GlideConfig(
+        target_model="tiny",
+        tokenizer_hash="tiny",
+        vocab_size=VOCAB,
+        head_size=VOCAB - 6,
+        hidden_size=64,
+        intermediate_size=96,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        target_layers=layers,
+        max_lag=max_lag,
+    )
+    vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
+    draft = init_from_target(model, config).to(device)
+    return GlideScorer(draft, vocab.to(device), parts, dtype=dtype, native=native)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """Random token ids, end of sequence excluded."""
+    noise = torch.Generator().manual_seed(seed)
+    return (1 + torch.randint(VOCAB - 1, (count,), generator=noise)).tolist()

@@ -1,0 +1,112 @@
+"""A tiny random target and a tiny random draft for it, in float32, and what they compute."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_init import GlideShape, config_for_target
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.target_parts import rotary_tables, target_parts
+from slipstream.models.scorer import KvView
+
+VOCAB = 61
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+
+
+def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
+
+
+def qwen2(seed: int = 0) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+
+
+def qwen3(seed: int = 0) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES)).eval()
+
+
+def shape(num_layers: int = 1, target_layers: tuple[int, ...] = (1, 3)) -> GlideShape:
+    return GlideShape(target_layers, head_size=40, max_lag=8, num_layers=num_layers)
+
+
+def config(target: Any, num_layers: int = 1) -> GlideConfig:
+    return config_for_target(target, shape(num_layers), name="tiny", tokenizer_hash="t" * 64)
+
+
+def draft(config: GlideConfig, seed: int = 1) -> GlideModel:
+    """Weights large enough that every sublayer matters."""
+    torch.manual_seed(seed)
+    model = GlideModel(config)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.randn_like(value) * 0.3 + (value.ndim == 1))
+    return model.eval()
+
+
+def vocab(config: GlideConfig) -> Tensor:
+    return torch.arange(0, config.head_size) + 5
+
+
+def scorer(target: Any, model: GlideModel, *, native: bool = True) -> GlideScorer:
+    parts = target_parts(target)
+    tokens = vocab(model.config).to(parts.embeddings.device)
+    return GlideScorer(model, tokens, parts, dtype=torch.float32, native=native)
+
+
+@torch.no_grad()
+def target_kv(target: Any, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of every layer, [1, kv_heads, T, head_dim]."""
+    cache = target.model(input_ids=torch.tensor([tokens]), use_cache=True).past_key_values
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def view(target: Any, tokens: list[int], count: int, capacity: int = 64) -> KvView:
+    """The target's cache after `tokens`; slots from `count` on hold nonsense."""
+    layers = {}
+    for index, (keys, values) in enumerate(target_kv(target, tokens)):
+        padded = [
+            part.new_full((part.shape[1], capacity, part.shape[3]), 1e4) for part in (keys, values)
+        ]
+        padded[0][:, :count], padded[1][:, :count] = keys[0, :, :count], values[0, :, :count]
+        layers[index] = (padded[0], padded[1])
+    return KvView(count, layers)
+
+
+@torch.no_grad()
+def reference(target: Any, model: GlideModel, tokens: list[int], count: int) -> Tensor:
+    """Scores [T, V_d] of the module that is trained: row j reads the target positions before both
+    `count` and its own (row 0 reads position 0)."""
+    length = len(tokens)
+    kvs = target_kv(target, tokens)
+    rope = Rope(*rotary_tables(target_parts(target), length, dtype=torch.float32))
+    keys, rows = torch.arange(length)[None], torch.arange(length)[:, None]
+    allowed = (keys < rows) & (keys < count)
+    allowed[0, 0] = True
+    mask = torch.zeros(length, length).masked_fill(~allowed, float("-inf"))[None, None]
+    x = target.get_input_embeddings()(torch.tensor([tokens]))
+    states = model(x, [kvs[layer] for layer in model.config.target_layers], rope, mask)
+    return states[0] @ target.get_output_embeddings().weight[vocab(model.config)].T

@@ -1,0 +1,88 @@
+"""A tiny target on disk with a little text, and training runs on them."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
+from slipstream.train.group import SINGLE_PROCESS, TrainGroup
+from slipstream.train.run import GlideRun, train_glide
+from slipstream.train.trainer import Check, TrainHooks
+from support.models import tiny_glide as tiny
+
+TEMPLATE = "{% for m in messages %}w1 {{ m['content'] }} w2{% endfor %}"
+SETTINGS = TrainSettings(
+    TrainSchedule(steps=6),
+    LossSettings(block_min=2, block_max=4),
+    batch_tokens=40,
+    num_heldout=2,
+    report_seconds=2.0,
+    export_seconds=1e6,
+)
+CHECKED = replace(SETTINGS, export_seconds=3.0)
+"""With a held-out check every few steps, not only at the end."""
+
+
+def training_place(base: Path) -> Path:
+    """`base`, with a target model and a data file in it."""
+    tiny.llama(tie_word_embeddings=False).to(torch.bfloat16).save_pretrained(base / "target")
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w60")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(base / "target")
+    generator = torch.Generator().manual_seed(0)
+    with (base / "data.jsonl").open("w") as file:
+        for _ in range(20):
+            ids = torch.randint(1, tiny.VOCAB, (12,), generator=generator).tolist()
+            file.write(json.dumps({"p": ids[:5], "g": ids[5:]}) + "\n")
+        file.write(json.dumps({"prompt": "w7 w8 w9"}) + "\n")
+    return base
+
+
+def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
+    values = {
+        "target": str(place / "target"),
+        "data": (place / "data.jsonl",),
+        "out": out / "weights",
+        "work": out / "work",
+        "features": place / "features",
+        "layers": (1, 3),
+        "head_size": 30,
+        "settings": SETTINGS,
+        "licence": "none",
+        "command": ("slipstream", "train", "glide"),
+    }
+    return GlideRun(**{**values, **changes})
+
+
+def hooks(check: Any = lambda result: None) -> TrainHooks:
+    """A clock that moves one second with each look."""
+    ticks = itertools.count()
+    return TrainHooks(lambda: float(next(ticks)), lambda report: None, check)
+
+
+def train(
+    run: GlideRun, check: Any = lambda result: None, *, group: TrainGroup = SINGLE_PROCESS
+) -> list[Check]:
+    """The checks of a run."""
+    checks: list[Check] = []
+
+    def told(result: Check) -> None:
+        checks.append(result)
+        check(result)
+
+    train_glide(run, hooks(told), feature_progress=lambda done, total: None, group=group)
+    return checks
+
+
+def train_member(group: TrainGroup, *, run: GlideRun) -> None:
+    """What each process of a group does."""
+    torch.set_num_threads(1)
+    train(run, group=group)

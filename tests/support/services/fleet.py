@@ -1,0 +1,186 @@
+"""Real targets, drafts and a router in this process, over loopback, on tiny models."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import torch
+
+from slipstream.client import AsyncClient
+from slipstream.draft.app import load_draft
+from slipstream.draft.config import DraftConfig
+from slipstream.draft.servicer import SERVICE as DRAFT
+from slipstream.draft.servicer import register as register_draft
+from slipstream.engine.thread import EngineThread
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.glide_weights import save_glide
+from slipstream.models.loading import load_target_parts
+from slipstream.options import build
+from slipstream.router.app import Router
+from slipstream.router.config import RouterConfig
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from slipstream.target.batcher import BatchedTarget
+from slipstream.target.build import build_target
+from slipstream.target.description import describe
+from slipstream.target.servicer import SERVICE as TARGET
+from slipstream.target.servicer import TargetServicer
+from slipstream.target.servicer import register as register_target
+from support.models.tiny_checkpoint import save_checkpoint, tiny_llama
+
+LIMIT_S = 20
+MAX_LAG = 8
+CONTEXT = 4096
+
+
+def save_models(folder: Path, name: str = "tiny", *, seed: int = 0) -> Path:
+    """A target's directory, with untrained GliDe weights for it beside."""
+    target = save_checkpoint(folder / name)
+    tiny_llama(seed=seed).save_pretrained(target)
+    path = target / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": CONTEXT}))
+    loaded = load_target_parts(str(target), dtype="float32", device="cpu")
+    shape = GlideShape((0, 1), head_size=259, max_lag=MAX_LAG)
+    config = config_for_target(
+        loaded.model, shape, name=loaded.model_id, tokenizer_hash=loaded.tokenizer_hash
+    )
+    save_glide(init_from_target(loaded.model, config), torch.arange(259), folder / f"{name}-glide")
+    return target
+
+
+def glide_of(target: Path) -> Path:
+    """The weights that `save_models` put beside a target."""
+    return target.parent / f"{target.name}-glide"
+
+
+class Worker:
+    """A target or a draft that can be stopped and started again at its address."""
+
+    def __init__(self, make: Callable[[], object], service: str, register: Callable) -> None:
+        self._make, self._service, self._register = make, service, register
+        self._running: tuple[Server, object] | None = None
+        self.address = "127.0.0.1:0"
+
+    def twin(self) -> "Worker":
+        """Another replica of the same model."""
+        return Worker(self._make, self._service, self._register)
+
+    async def start(self) -> str:
+        servicer = self._make()
+        options = ServerOptions(self.address)
+        server = Server(options, {self._service: self._register(servicer)})
+        port = await server.start(serving=False)
+        self.address = f"127.0.0.1:{port}"
+        if isinstance(servicer, TargetServicer):
+            servicer.advertise(self.address)
+        await server.set_serving(True)
+        self._running = (server, servicer)
+        return self.address
+
+    async def drain(self) -> None:
+        """Say that it stops soon, and go on."""
+        assert self._running is not None
+        await self._running[0].drain()
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """End; whoever is served longer than the grace is cut off. Again is fine."""
+        if self._running is None:
+            return
+        server, servicer = self._running
+        self._running = None
+        await server.stop(grace_s)
+        await servicer.close()
+
+    async def load(self):
+        """What it says that it holds."""
+        async with connect(self.address, ChannelOptions()) as channel:
+            if self._service == TARGET:
+                target = target_pb2_grpc.TargetServiceStub(channel)
+                return (await target.GetTargetLoad(target_pb2.GetTargetLoadRequest())).load
+            draft = draft_pb2_grpc.DraftServiceStub(channel)
+            return (await draft.GetDraftLoad(draft_pb2.GetDraftLoadRequest())).load
+
+
+def target_servicer(
+    folder: Path, *, dtype: str = "float32", digest: str | None = None
+) -> TargetServicer:
+    """A target of a model, to be served and closed; `digest` is one of weights that it makes up."""
+    loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
+    built = build_target(loaded)
+    about = describe(loaded, built, max_sessions=64)
+    if digest is not None:
+        about.identity.weights_digest = digest
+    return TargetServicer(BatchedTarget(built.target, EngineThread("target")), about, LeaseLimits())
+
+
+def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = None) -> Worker:
+    """A target of a directory's model; `digest` is one that it makes up."""
+    make = lambda: target_servicer(folder, dtype=dtype, digest=digest)  # noqa: E731
+    return Worker(make, TARGET, register_target)
+
+
+def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:
+    """A draft by name, for a directory's model."""
+    config = build(DraftConfig, draft=draft, target_model=str(target), dtype=dtype)
+    return Worker(lambda: load_draft(config), DRAFT, register_draft)
+
+
+@asynccontextmanager
+async def running(*workers: Worker):
+    """Workers for as long as needed; they are stopped last started first."""
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        yield
+
+
+@asynccontextmanager
+async def routed(targets, drafts=(), *, token=None, **config):
+    """A router over replicas, given as workers or as what a configuration says, and a client.
+
+    A busy machine makes no draft late, unless `config` says so.
+    """
+    fields = {"address": "127.0.0.1:0", "draft_round_timeout_s": 30.0, **config}
+    router = Router(build(RouterConfig, targets=_named(targets), drafts=_named(drafts), **fields))
+    port = await router.start()
+    try:
+        await asyncio.wait_for(router.ready(), LIMIT_S)
+        async with AsyncClient(f"127.0.0.1:{port}", token=token, retries=False) as client:
+            client.address = f"127.0.0.1:{port}"
+            client.router = router
+            if drafts and not isinstance(drafts[0], str):
+                await until(client, lambda info: num_ready(info, "draft") == len(drafts))
+            yield client
+    finally:
+        await router.stop(0)
+
+
+async def until(client, holds, limit_s: float = LIMIT_S):
+    """What the router says of its replicas, once that holds."""
+    return await eventually(client.server_info, holds, limit_s)
+
+
+async def eventually(ask: Callable[[], Awaitable], holds, limit_s: float = LIMIT_S):
+    """The answer, once it holds what it should; asked again until the time is up."""
+    answer = None
+    try:
+        async with asyncio.timeout(limit_s):
+            while not holds(answer := await ask()):
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"after {limit_s} s it still is {answer}") from None
+    return answer
+
+
+def num_ready(info, role: str) -> int:
+    """Ready replicas of a role."""
+    return sum(at.role == role and at.state == "ready" for at in info.replicas)
+
+
+def _named(replicas) -> tuple[str, ...]:
+    return tuple(at if isinstance(at, str) else at.address for at in replicas)

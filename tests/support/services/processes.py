@@ -1,0 +1,175 @@
+"""Real service processes on a tiny checkpoint: started, listened to, killed, and always ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from support.models.tiny_checkpoint import save_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+LIMIT_S = 60.0
+CONTEXT = 2048
+
+
+def save_long_checkpoint(folder: Path) -> Path:
+    """The tiny checkpoint with a context in which a request takes a while."""
+    save_checkpoint(folder)
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"max_position_embeddings": CONTEXT}))
+    return folder
+
+
+class Process:
+    """A Python module as a process, and the lines it writes. Use it as a context."""
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        fixed = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [python, "-m", module, *arguments],
+            env={**os.environ, **fixed, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._heard = threading.Condition()
+        self._num_open = 2
+        pipes = ((self._process.stdout, self.out), (self._process.stderr, self.err))
+        self._listeners = [threading.Thread(target=self._listen, args=pipe) for pipe in pipes]
+        for listener in self._listeners:
+            listener.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def ready(self) -> str:
+        """Its address, once it serves."""
+        return self._until(self.out, "ready ").removeprefix("ready ")
+
+    def until_logged(self, text: str, *, times: int = 1) -> str:
+        """The line of standard error that holds the text for so many times."""
+        return self._until(self.err, text, times=times)
+
+    def child(self, role: str) -> int:
+        """The process of a service that this one has started."""
+        path = Path(f"/proc/{self.pid}/task")
+        children = " ".join((task / "children").read_text() for task in path.iterdir()).split()
+        for pid in map(int, children):
+            if f"slipstream.{role}" in command_line(pid):
+                return pid
+        raise AssertionError(f"there is no {role} among {children}")
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        """Its exit code, once it has ended and said all."""
+        code = self._process.wait(limit_s)
+        for listener in self._listeners:
+            listener.join(LIMIT_S)
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self.wait()
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
+        if error is not None:
+            error.add_note("\n".join(["standard error was:", *self.err]))
+
+    def _until(self, lines: Sequence[str], text: str, *, times: int = 1) -> str:
+        def found() -> list[str]:
+            return [line for line in lines if text in line]
+
+        with self._heard:
+            self._heard.wait_for(lambda: len(found()) >= times or not self._num_open, LIMIT_S)
+            assert len(found()) >= times, f"{text!r} was not said: {self.out} {self.err}"
+            return found()[times - 1]
+
+    def _listen(self, pipe: IO[str], lines: list[str]) -> None:
+        for line in pipe:
+            with self._heard:
+                lines.append(line.rstrip("\n"))
+                self._heard.notify_all()
+        with self._heard:
+            self._num_open -= 1
+            self._heard.notify_all()
+
+
+def up(model: Path, draft: str, *flags: str, env: dict[str, str] | None = None) -> Process:
+    """`slipstream up` on a model's directory, in float32 and on a free port.
+
+    It keeps traces only where `flags` say so: the cache is the user's.
+    """
+    named = ["--model", str(model), "--draft", draft, "--dtype", "float32", "--port", "0"]
+    named += [] if "--traces" in flags else ["--traces", "none"]
+    return Process("slipstream.cli.main", "up", *named, *flags, env=env)
+
+
+def serve(role: str, *flags: str, env: dict[str, str] | None = None) -> Process:
+    """One service."""
+    return Process(f"slipstream.{role}", *flags, env=env)
+
+
+def freeze(pid: int) -> None:
+    """Stop a process where it is."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def thaw(pid: int) -> None:
+    """Let it go on."""
+    os.kill(pid, signal.SIGCONT)
+
+
+def kill(pid: int) -> None:
+    """End a process without asking it."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def command_line(pid: int) -> str:
+    """What a process was started as; empty once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def has_loaded(pid: int, library: str) -> bool:
+    """Whether a file of this name is mapped into a process."""
+    return library in Path(f"/proc/{pid}/maps").read_text()
+
+
+def logged_values(line: str) -> dict[str, Any]:
+    """The JSON object at the end of a line."""
+    values: dict[str, Any] = json.loads(line[line.index("{") :])
+    return values

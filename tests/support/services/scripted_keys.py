@@ -1,0 +1,121 @@
+"""A real server that sends a draft what a test has it send, and the true keys to send."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import torch
+
+from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, Session
+from slipstream.draft.servicer import DraftSettings
+from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_pb
+from slipstream.rpc.tensors import pack
+from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
+from slipstream.target.servicer import SERVICE
+from support.models import tiny
+from support.services.tiny_services import MAX_LAG, draft_place, serving
+
+PROMPT = tuple(tiny.tokens(21))
+NUM_KEYS = len(PROMPT) - 1
+SESSION = Session("s", len(PROMPT), 30)
+DEEP = Plan(max_depth=MAX_LAG, max_nodes=30)
+LAYERS = (0, 2)
+FORM = KvFormat(LAYERS, 2, 16, KvDtype.FLOAT32)
+LIMIT_S = 60
+
+
+def true_engine(models):
+    """The target that holds the true keys."""
+    engine = tiny.local_target(models.target, free_rows=16)
+    shorter = Session("s", NUM_KEYS, 40)
+    finished(engine.verify(TokenSequence(shorter, PROMPT[:-1]), Proposal()))
+    return engine
+
+
+def true_keys(engine):
+    """All of them, [layers, 2 * heads, positions, head_dim]."""
+    view = engine.view("s", LAYERS)
+    pairs = [torch.cat(view.layers[layer])[:, : view.count] for layer in LAYERS]
+    return torch.stack(pairs)
+
+
+def message(keys, start, end, /, **changes):
+    """A slice of the truth, some fields changed."""
+    source = KvStreamSource("s", "one")
+    frame = KvFrame(start, end - start, pack(keys[:, :, start:end].contiguous(), FORM.encoding))
+    made = frame_to_pb(source, FORM, frame)
+    for name, value in changes.items():
+        made.ClearField(name)
+        if name == "layers":
+            made.layers.extend(value)
+        else:
+            setattr(made, name, value)
+    return made
+
+
+class Script(target_pb2_grpc.TargetServiceServicer):
+    """Answers the first StreamKv with the first list of steps, and so on; then with silence.
+
+    A step is a message to send, a status to end with, or an event to wait for.
+    """
+
+    def __init__(self, *steps):
+        self.steps = list(steps)
+        self.asked = []
+        self.num_open = 0
+
+    async def StreamKv(self, request, context):
+        self.asked.append(request)
+        steps = self.steps.pop(0) if self.steps else [asyncio.Event()]
+        self.num_open += 1
+        try:
+            for step in steps:
+                await self._take(step, context)
+        finally:
+            self.num_open -= 1
+
+    async def _take(self, step, context):
+        if isinstance(step, asyncio.Event):
+            await step.wait()
+        elif isinstance(step, grpc.StatusCode):
+            await context.abort(step, "as the test has it")
+        else:
+            await context.write(step)
+
+
+@asynccontextmanager
+async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0, telemetry=None):
+    """A draft that reads from the script, and where that is."""
+
+    def register(server):
+        target_pb2_grpc.add_TargetServiceServicer_to_server(script, server)
+
+    settings = DraftSettings(kv_wait_s=kv_wait_s, kv_catch_up_s=kv_catch_up_s)
+    async with (
+        serving({SERVICE: register}) as address,
+        draft_place(models, "glide", settings, telemetry=telemetry) as drafts,
+    ):
+        feed = draft_pb2.KvFeed(
+            address=address, session_id="s", incarnation="one", credential="secret"
+        )
+        yield drafts, feed
+
+
+async def proposed(drafts, feed, num_keys, plan=DEEP):
+    """What is proposed once so many keys are there, or no more will come."""
+    draft = drafts.remote(lambda: feed)
+    sequence = TokenSequence(SESSION, PROMPT)
+    await draft.propose(sequence, Plan(1, 1))
+    await drafts.feeds.wait("s", num_keys, LIMIT_S)
+    return draft, await draft.propose(sequence, plan)
+
+
+def held(drafts, keys):
+    """Whether all that is held is true; and how much that is."""
+    view = drafts.feeds.view("s", LAYERS)
+    for place, layer in enumerate(LAYERS):
+        ours = torch.cat(view.layers[layer])[:, : view.count]
+        assert torch.equal(ours, keys[place][:, : view.count])
+    return view.count

@@ -1,0 +1,268 @@
+"""A target served on this machine, spoken to in bare messages, with its engine in sight."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from slipstream.core.types import Proposal, Session
+from slipstream.engine.thread import EngineThread
+from slipstream.models.target.causal import CausalModel
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.conversion.convert import delta_to_pb, proposal_to_pb, session_to_pb
+from slipstream.rpc.delta import Delta
+from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvStreamSource, frame_from_pb
+from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.tensors import torch_dtype, unpack
+from slipstream.rpc.tracing import trace_to_pb
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
+from slipstream.target.batcher import BatchedTarget
+from slipstream.target.description import layout_to_pb
+from slipstream.target.engine import LocalTarget
+from slipstream.target.servicer import SERVICE, TargetServicer, register
+from slipstream.telemetry.carrier import Carrier
+from slipstream.telemetry.telemetry import Telemetry
+from support.models import tiny
+from support.services.tiny_services import serving
+
+LIMIT_S = 60
+IDENTITY = common_pb2.ModelIdentity(
+    protocol_version=PROTOCOL_VERSION,
+    model_id="tiny",
+    tokenizer_hash="a tokenizer",
+    vocab_size=tiny.VOCAB,
+    incarnation="this process",
+)
+
+
+def wide_model() -> CausalModel:
+    """Four layers with the keys and values of a large model: 16 KiB a position."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tiny.VOCAB,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=1024,
+    )
+    return CausalModel(LlamaForCausalLM(config).to(torch.bfloat16).eval())
+
+
+@dataclass
+class Stream:
+    """A `Verify` stream that has been opened."""
+
+    call: Any
+    session_id: str
+    credential: str
+
+    async def ask(self, **message: Any) -> target_pb2.VerifyResponse:
+        """One message and its answer."""
+        await self.call.write(target_pb2.VerifyRequest(**message))
+        answer: target_pb2.VerifyResponse = await asyncio.wait_for(self.call.read(), LIMIT_S)
+        return answer
+
+    async def verify(
+        self,
+        start: int,
+        tokens: tuple[int, ...],
+        proposal: Proposal | None = None,
+        trace: Carrier | None = None,
+    ) -> target_pb2.Verdict:
+        """One round."""
+        asked = target_pb2.VerifyProposal(
+            delta=delta_to_pb(Delta(start, tokens)),
+            proposal=proposal_to_pb(proposal or Proposal()),
+        )
+        return (await self.ask(verify=asked, trace=trace_to_pb(trace))).verdict
+
+    async def rounds(
+        self, tokens: tuple[int, ...], count: int, trace: Carrier | None = None
+    ) -> tuple[int, ...]:
+        """Tokens after so many plain rounds; all but the last of them are told."""
+        start = 0
+        for _ in range(count):
+            verdict = await self.verify(start, tokens[start:], trace=trace)
+            start, tokens = len(tokens), (*tokens, *verdict.tokens)
+        return tokens
+
+    async def park(self, ttl_s: float = 60) -> None:
+        """The last message."""
+        await self.ask(park=draft_pb2.Park(ttl_ms=round(ttl_s * 1000)))
+        await self.end()
+
+    async def end(self) -> None:
+        """Half-close, and wait until the other side has ended the stream."""
+        await self.call.done_writing()
+        await asyncio.wait_for(self.call.code(), LIMIT_S)
+
+
+@dataclass
+class Mirror:
+    """What a reader of keys and values holds."""
+
+    form: KvFormat
+    source: KvStreamSource
+    call: Any
+    layers: list[Tensor]
+    count: int = 0
+    frames: list[tuple[int, int]] = field(default_factory=list)
+    """Start and count of every slice."""
+
+    async def read(self) -> bool:
+        """Take one slice; False at the stream's end."""
+        message = await asyncio.wait_for(self.call.read(), LIMIT_S)
+        if not isinstance(message, target_pb2.StreamKvResponse):
+            return False
+        frame = frame_from_pb(message, self.source, self.form)
+        assert frame.start <= self.count, "a gap"
+        unpack(frame, self.form, self.layers)
+        self.count = frame.start + frame.count
+        self.frames.append((frame.start, frame.count))
+        return True
+
+    async def read_to(self, count: int) -> None:
+        """Take slices until so many positions are held."""
+        while self.count < count:
+            assert await self.read()
+
+
+@dataclass
+class Served:
+    """A served target and its engine."""
+
+    engine: LocalTarget
+    channel: grpc.aio.Channel
+    servicer: TargetServicer
+
+    @property
+    def stub(self) -> Any:
+        """Of the service."""
+        return target_pb2_grpc.TargetServiceStub(self.channel)
+
+    async def open(
+        self,
+        session: Session,
+        *,
+        fence: int = 0,
+        expected: common_pb2.ModelIdentity = IDENTITY,
+        max_queue_ms: int | None = None,
+    ) -> Stream:
+        """A `Verify` stream that has been answered."""
+        stream = Stream(self.stub.Verify(), session.session_id, "")
+        params = session_to_pb(session, fence=fence)
+        opening = target_pb2.OpenTarget(
+            session=params, expected=expected, max_queue_ms=max_queue_ms
+        )
+        stream.credential = (await stream.ask(open=opening)).opened.kv_credential
+        return stream
+
+    def request(
+        self, stream: Stream, layers: tuple[int, ...] = (), start: int = 0, **fields: Any
+    ) -> target_pb2.StreamKvRequest:
+        """For the keys and values of a session."""
+        values = {
+            "protocol_version": PROTOCOL_VERSION,
+            "session_id": stream.session_id,
+            "incarnation": IDENTITY.incarnation,
+            "credential": stream.credential,
+            "layers": layers,
+            "start": start,
+        }
+        return target_pb2.StreamKvRequest(**{**values, **fields})
+
+    def mirror(
+        self,
+        stream: Stream,
+        layers: tuple[int, ...],
+        start: int = 0,
+        encoding: KvEncoding = KvEncoding.RAW,
+        trace: Carrier | None = None,
+    ) -> Mirror:
+        """A reader from `start` on."""
+        layout = layout_to_pb(self.engine.layout)
+        dtype = DTYPE.from_pb(layout.dtype)
+        assert dtype is not None
+        form = KvFormat(layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
+        shape = (2 * form.num_kv_heads, 1024, form.head_dim)
+        buffers = [torch.zeros(shape, dtype=torch_dtype(dtype)) for _ in layers]
+        source = KvStreamSource(stream.session_id, IDENTITY.incarnation)
+        said = {"encoding": ENCODING.to_pb(encoding), "trace": trace_to_pb(trace)}
+        call = self.stub.StreamKv(self.request(stream, layers, start, **said))
+        return Mirror(form, source, call, buffers, count=start)
+
+    def cached(self, stream: Stream, mirror: Mirror) -> list[Tensor]:
+        """What the engine's cache has where the mirror has it."""
+        view = self.engine.view(stream.session_id, mirror.form.layers)
+        assert view.count == mirror.count
+        return [torch.cat(view.layers[at])[:, : view.count] for at in mirror.form.layers]
+
+    async def load(self) -> common_pb2.Load:
+        """What it holds."""
+        answer = await self.stub.GetTargetLoad(target_pb2.GetTargetLoadRequest())
+        load: common_pb2.Load = answer.load
+        return load
+
+    async def until(self, condition: Callable[[common_pb2.Load], bool]) -> None:
+        """Ask until it is so: what is asked is another process, as far as a test goes."""
+        async with asyncio.timeout(LIMIT_S):
+            while not condition(await self.load()):
+                pass
+
+    async def until_empty(self) -> None:
+        """Until no session and no byte is left."""
+        await self.until(
+            lambda load: (
+                (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams)
+                == (0, 0, 0, 0)
+            )
+        )
+
+
+@asynccontextmanager
+async def served_target(
+    model: CausalModel,
+    limits: LeaseLimits | None = None,
+    *,
+    max_sessions: int = 64,
+    num_pages: int = 64,
+    telemetry: Telemetry | None = None,
+) -> AsyncIterator[Served]:
+    """A target on a real server. In the end nothing may be left in it but what is parked."""
+    engine = tiny.local_target(model, free_rows=16, max_sessions=max_sessions, num_pages=num_pages)
+    about = target_pb2.DescribeTargetResponse(
+        identity=IDENTITY,
+        layout=layout_to_pb(model.layout),
+        context_length=model.context_length,
+        tokenizer=target_pb2.Tokenizer(json=b"{}"),
+    )
+    target = BatchedTarget(engine, EngineThread("target"))
+    servicer = TargetServicer(target, about, limits or LeaseLimits(), telemetry)
+    try:
+        async with (
+            serving({SERVICE: register(servicer)}) as address,
+            connect(address, ChannelOptions()) as channel,
+        ):
+            yield Served(engine, channel, servicer)
+    finally:
+        await servicer.close()
+        assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
+
+
+async def refusal(asked: Awaitable[Any]) -> Any:
+    """The status that a call ends with."""
+    try:
+        await asked
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("nothing was refused")

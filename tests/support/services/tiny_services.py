@@ -1,0 +1,214 @@
+"""A tiny target and tiny drafts for it, each served by its own real server on this machine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import grpc.aio
+import torch
+
+from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import DraftFacts
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, Session, Verdict
+from slipstream.draft.build import Drafter
+from slipstream.draft.describe import ForTarget, describe
+from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.draft.feeds import KvFeeds
+from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
+from slipstream.draft.servicer import DraftServicer, DraftSettings
+from slipstream.draft.servicer import register as draft_register
+from slipstream.draft.sources import KvSources
+from slipstream.engine.thread import EngineThread
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.causal_scorer import CausalScorer
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.exchange import CallOptions, Peer
+from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
+from slipstream.rpc.remote_target import RemoteTarget
+from slipstream.rpc.server import Register, Server, ServerOptions
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
+from slipstream.target.batcher import BatchedTarget
+from slipstream.target.description import layout_to_pb
+from slipstream.target.servicer import SERVICE as TARGET_SERVICE
+from slipstream.target.servicer import TargetServicer
+from slipstream.target.servicer import register as target_register
+from slipstream.telemetry.telemetry import Telemetry
+from support.models import tiny
+
+MAX_LAG = 8
+INCARNATION = "the-target-process"
+PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)
+
+
+@dataclass(frozen=True)
+class Models:
+    """The weights that all the tests of a module share; engines over them are made anew."""
+
+    target: CausalModel = field(default_factory=tiny.causal)
+    plain: CausalModel = field(default_factory=lambda: tiny.causal(numerics="fast"))
+    glide: GlideScorer = field(default_factory=lambda: tiny.glide(max_lag=MAX_LAG))
+    no_cross: GlideScorer = field(default_factory=lambda: tiny.glide(layers=(), max_lag=0))
+
+    @property
+    def identity(self) -> common_pb2.ModelIdentity:
+        """Return the identity of the target."""
+        return common_pb2.ModelIdentity(
+            protocol_version=PROTOCOL_VERSION,
+            model_id="tiny",
+            tokenizer_hash="tiny",
+            vocab_size=tiny.VOCAB,
+            incarnation=INCARNATION,
+        )
+
+    @property
+    def layout(self) -> common_pb2.KvLayout:
+        """Return the layout of the target's keys and values."""
+        return layout_to_pb(self.target.layout)
+
+    def drafter(self, kind: str, source: KvSource) -> Drafter:
+        """A draft of this kind."""
+        if kind == "ngram":
+            return Drafter(NgramDraft(), NGRAM)
+        length = self.target.context_length
+        if kind == "vanilla":
+            facts = DraftFacts("vanilla", PROFILE)
+            draft = LocalDraft(CausalScorer(self.plain), profile=PROFILE)
+            return Drafter(draft, facts, (), "tiny", tiny.VOCAB)
+        if kind == "no-cross":
+            facts = DraftFacts("glide", PROFILE)
+            draft = LocalDraft(self.no_cross, profile=PROFILE)
+            return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
+        layers = tuple(self.glide.config.target_layers)
+        facts = DraftFacts("glide", PROFILE, max_lag=MAX_LAG)
+        draft = LocalDraft(self.glide, Feed(source, layers), profile=PROFILE)
+        return Drafter(draft, facts, layers, "tiny", tiny.VOCAB, length)
+
+
+@asynccontextmanager
+async def serving(services: dict[str, Register]) -> AsyncIterator[str]:
+    """The address of a server with these services."""
+    server = Server(ServerOptions(), services)
+    port = await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@dataclass
+class TargetPlace:
+    """A target that is served, and dialled."""
+
+    models: Models
+    address: str
+    servicer: TargetServicer
+    channel: grpc.aio.Channel
+
+    def remote(self) -> RemoteTarget:
+        """The target, for one request."""
+        return RemoteTarget(Peer("target", self.channel), self.models.identity, CallOptions())
+
+    async def prefilled(self, session: Session, tokens: tuple[int, ...]) -> RemoteTarget:
+        """A request whose target holds the keys of all tokens but the last."""
+        remote = self.remote()
+        shorter = replace(session, num_prompt_tokens=len(tokens) - 1)
+        await remote.verify(TokenSequence(shorter, tokens[:-1]), Proposal())
+        return remote
+
+
+@asynccontextmanager
+async def target_place(models: Models) -> AsyncIterator[TargetPlace]:
+    """A served target."""
+    engine = tiny.local_target(models.target, free_rows=16)
+    about = target_pb2.DescribeTargetResponse(identity=models.identity, layout=models.layout)
+    servicer = TargetServicer(BatchedTarget(engine, EngineThread("target")), about, LeaseLimits())
+    async with (
+        serving({TARGET_SERVICE: target_register(servicer)}) as address,
+        connect(address, ChannelOptions()) as channel,
+    ):
+        yield TargetPlace(models, address, servicer, channel)
+    await servicer.close()
+
+
+@dataclass
+class DraftPlace:
+    """A draft that is served, and dialled."""
+
+    models: Models
+    kind: str
+    servicer: DraftServicer
+    feeds: KvFeeds
+    channel: grpc.aio.Channel
+
+    def remote(
+        self, feed: Callable[[], draft_pb2.KvFeed | None] = lambda: None, *, fence: int = 0
+    ) -> RemoteDraft:
+        """The draft, for one request."""
+        side = TargetSide(self.models.identity, self.models.layout, feed)
+        return RemoteDraft(Peer("draft", self.channel), side, CallOptions(fence=fence))
+
+    async def load(self) -> common_pb2.Load:
+        """What it holds."""
+        stub = draft_pb2_grpc.DraftServiceStub(self.channel)
+        answer = await stub.GetDraftLoad(draft_pb2.GetDraftLoadRequest())
+        return answer.load
+
+
+@asynccontextmanager
+async def draft_place(
+    models: Models,
+    kind: str,
+    settings: DraftSettings | None = None,
+    *,
+    telemetry: Telemetry | None = None,
+    sources: KvSources | None = None,
+) -> AsyncIterator[DraftPlace]:
+    """A served draft. It waits long for keys, so that tests do not depend on how fast they are."""
+    settings = settings or DraftSettings(kv_wait_s=5.0)
+    feeds = KvFeeds(ChannelOptions(), torch.device("cpu"), sources)
+    drafter = models.drafter(kind, feeds)
+    made_for = ForTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
+    about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)
+    servicer = DraftServicer(drafter, feeds, about, settings, telemetry=telemetry)
+    async with (
+        serving({DRAFT_SERVICE: draft_register(servicer)}) as address,
+        connect(address, ChannelOptions()) as channel,
+    ):
+        yield DraftPlace(models, kind, servicer, feeds, channel)
+    await servicer.close()
+    assert feeds.num_reading == feeds.num_kv_bytes == 0
+
+
+async def rounds(
+    draft: RemoteDraft, target: RemoteTarget, session: Session, prompt: tuple[int, ...], plan: Plan
+) -> AsyncIterator[tuple[tuple[int, ...], Proposal, Verdict]]:
+    """Tokens before each round, what was proposed after them, and the verdict; without an end."""
+    sequence = TokenSequence(session, prompt)
+    verdict = await target.verify(sequence, Proposal())
+    sequence.append(verdict.tokens)
+    while verdict.finish_reason is None:
+        before = tuple(sequence.tokens)
+        proposal = await draft.propose(sequence, plan)
+        verdict = await target.verify(sequence, proposal)
+        yield before, proposal, verdict
+        sequence.append(verdict.tokens)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = 60) -> None:
+    """Ask until it is so: what it asks is another process, as far as a test goes."""
+    async with asyncio.timeout(limit_s):
+        while not await condition():
+            pass
+
+
+async def is_empty(drafts: DraftPlace) -> bool:
+    """Whether a draft holds nothing for anybody."""
+    load = await drafts.load()
+    return (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams) == (0,) * 4

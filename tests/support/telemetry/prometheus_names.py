@@ -1,0 +1,85 @@
+"""What Prometheus gets to see of the metrics there are: asked of the exporter itself.
+
+Names and labels follow rules of their own (units and kinds become part of a name); nobody writes
+them down twice.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import CollectorRegistry, generate_latest
+
+from slipstream.telemetry.catalog import CATALOG
+from slipstream.telemetry.metric import Instruments, Metric, MetricKind
+
+
+@cache
+def family(metric: Metric) -> str:
+    """Its name, less what is put at the end for single series (`_bucket`, `_count`, `_sum`)."""
+    (name,) = {_without_end(sample, metric) for sample in samples(metric)}
+    return name
+
+
+@cache
+def samples(metric: Metric) -> Mapping[str, frozenset[str]]:
+    """Every name of a series of a metric, with its labels."""
+    with exported(metric) as registry:
+        return {
+            sample.name: frozenset(sample.labels)
+            for known in registry.collect()
+            for sample in known.samples
+        }
+
+
+def page() -> str:
+    """What Prometheus reads where every metric has a value."""
+    with exported(*CATALOG) as registry:
+        return generate_latest(registry).decode()
+
+
+@contextmanager
+def exported(*metrics: Metric) -> Iterator[CollectorRegistry]:
+    """The exporter's registry, with a value of each metric."""
+    registry = CollectorRegistry()
+    reader = PrometheusMetricReader(
+        disable_target_info=True, scope_info_enabled=False, registry=registry
+    )
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    instruments = Instruments(provider.get_meter("slipstream"))
+    tell = {
+        MetricKind.COUNTER: instruments.add,
+        MetricKind.GAUGE: instruments.put,
+        MetricKind.HISTOGRAM: instruments.record,
+    }
+    try:
+        for metric in metrics:
+            tell[metric.kind](metric, 1, dict.fromkeys(metric.attributes, "value"))
+        yield registry
+    finally:
+        provider.shutdown()
+
+
+@cache
+def all_samples() -> Mapping[str, frozenset[str]]:
+    """Those of all metrics."""
+    return {name: labels for metric in CATALOG for name, labels in samples(metric).items()}
+
+
+def label(attribute: str) -> str:
+    """What an attribute is called there."""
+    (metric, *_) = (at for at in CATALOG if attribute in at.attributes)
+    (found,) = (
+        name
+        for name in next(iter(samples(metric).values()))
+        if name == attribute or name == attribute.replace(".", "_")
+    )
+    return found
+
+
+def _without_end(sample: str, metric: Metric) -> str:
+    if metric.kind is not MetricKind.HISTOGRAM:
+        return sample
+    return sample.rsplit("_", 1)[0]

@@ -1,0 +1,153 @@
+"""The grammar of methods: what a name means, and which names mean nothing."""
+
+import pytest
+
+from slipstream.bench.methods import parse_method, parse_methods, with_references
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.types import Shape, StopPolicy, Verification
+
+
+def test_bare_glide_is_a_forced_chain_of_five_tokens():
+    assert parse_method("glide").options == SpeculationOptions(
+        mode=Mode.FORCED,
+        max_draft_tokens=5,
+        shape=Shape.CHAIN,
+        stop=StopPolicy.FIXED,
+        lookup=False,
+    )
+
+
+def test_best_is_the_shipped_default():
+    assert parse_method("best").options == SpeculationOptions()
+
+
+def test_only_the_shipped_default_copies_unasked():
+    assert parse_method("best+no-lookup").options == SpeculationOptions(lookup=False)
+    assert parse_method("glide+cape+svip+lookup").options.lookup is True
+    for name in ("glide", "glide+cape+svip", "ngram", "vanilla:some/model"):
+        assert parse_method(name).options.lookup is False
+
+
+def test_a_stop_that_adapts_leaves_the_length_to_the_engine():
+    options = parse_method("glide+cape+svip=0.4").options
+    assert (options.shape, options.stop, options.threshold) == (Shape.CAPE, StopPolicy.SVIP, 0.4)
+    assert options.max_draft_tokens is None
+
+
+def test_modifiers_may_come_in_any_order():
+    one, two = parse_method("glide+svip+cape+depth=7"), parse_method("glide+depth=7+cape+svip")
+    assert one.options == two.options
+
+
+def test_a_product_names_its_widths():
+    options = parse_method("glide+product=4x2x1").options
+    assert (options.shape, options.widths) == (Shape.PRODUCT, (4, 2, 1))
+
+
+def test_target_initialised_roots_come_with_their_shape():
+    options = parse_method("glide+target-init").options
+    assert (options.verification, options.shape) == (Verification.TARGET_INIT, Shape.FORK)
+
+
+def test_a_vanilla_draft_carries_its_model():
+    method = parse_method("vanilla:some/model+heuristic+nodes=9")
+    assert (method.base, method.model) == ("vanilla", "some/model")
+    assert (method.options.stop, method.options.max_nodes) == (StopPolicy.HEURISTIC, 9)
+
+
+def test_plain_is_fast_whatever_the_numerics_of_drafting_methods_are():
+    plain, glide = parse_methods("plain,glide", numerics="invariant")
+    assert (plain.numerics, glide.numerics) == ("fast", "invariant")
+
+
+def test_a_method_may_choose_its_own_numerics():
+    methods = parse_methods("glide+fast,ngram+invariant,plain+invariant", numerics="fast")
+    assert [method.numerics for method in methods] == ["fast", "invariant", "invariant"]
+
+
+def test_references_are_added_once_and_only_where_needed():
+    def names(text):
+        return [method.name for method in with_references(parse_methods(text))]
+
+    assert names("glide") == ["plain", "plain+invariant", "glide"]
+    assert names("glide+fast") == ["plain", "glide+fast"]
+    assert names("plain+invariant,glide,plain") == ["plain+invariant", "glide", "plain"]
+    assert names("hf") == ["plain", "hf"]
+
+
+def test_identity_is_promised_by_invariant_numerics_and_exact_verification_only():
+    def promises(name, *, is_greedy):
+        return parse_method(name).promises_identity(is_greedy=is_greedy)
+
+    assert promises("glide", is_greedy=False)
+    assert promises("glide+mcsd", is_greedy=True)
+    assert not promises("glide+mcsd", is_greedy=False)
+    assert not promises("glide+target-init", is_greedy=True)
+    assert not promises("glide+fast", is_greedy=True)
+    assert not promises("hf", is_greedy=True)
+
+
+def test_transformers_noise_is_its_own():
+    assert parse_method("hf").is_comparable(is_greedy=True)
+    assert not parse_method("hf").is_comparable(is_greedy=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("glide+cape+chain", "shape twice"),
+        ("glide+svip+cost", "stop twice"),
+        ("glide+depth=3+depth=4", "max draft tokens twice"),
+        ("glide+forced+auto", "mode twice"),
+        ("glide+fast+invariant", "numerics twice"),
+        ("glide+product=2x2+depth=2", "product has a depth already"),
+        ("plain+svip", "drafts nothing"),
+        ("hf+fast", "drafts nothing"),
+        ("ngram+svip", "does not go with ngram"),
+        ("ngram+cape", "does not go with ngram"),
+        ("glide+mcsd+dynamic", "does not go with mcsd"),
+        ("glide+cape+target-init", "does not go with target-init"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(name, reason):
+    with pytest.raises(UnsupportedCombination, match=reason):
+        parse_method(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("medusa", "'medusa' is unknown"),
+        ("", "is unknown"),
+        ("glide+", "unknown modifier ''"),
+        ("glide+lucky", "unknown modifier 'lucky'"),
+        ("vanilla", "is unknown"),
+        ("vanilla:", "names no model"),
+        ("glide+depth", "form depth=5"),
+        ("glide+depth=x", "form depth=5"),
+        ("glide+depth=0", "max_draft_tokens is 0"),
+        ("glide+nodes=1000", "max_nodes is 1000"),
+        ("glide+product", "form product=4x2x2"),
+        ("glide+product=4x", "form product=4x2x2"),
+        ("glide+svip=high", "form svip or svip=0.3"),
+        ("glide+svip=-1", "threshold of stop svip"),
+        ("glide+svip=nan", "threshold of stop svip"),
+        ("glide+cape=3", "not of the form cape"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(name, reason):
+    with pytest.raises(InvalidRequest, match=reason):
+        parse_method(name)
+
+
+@pytest.mark.parametrize("text", ["", "plain,", "plain,,glide", " "])
+def test_a_list_with_gaps_is_refused(text):
+    with pytest.raises(InvalidRequest, match="names with commas between"):
+        parse_methods(text)
+
+
+@pytest.mark.parametrize("text", ["glide,glide", "plain,plain+fast"])
+def test_no_method_runs_twice(text):
+    with pytest.raises(InvalidRequest, match="named twice"):
+        parse_methods(text)

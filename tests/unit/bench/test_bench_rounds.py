@@ -1,0 +1,218 @@
+"""What a round costs: the parts add up, and everybody is asked in turn."""
+
+from dataclasses import fields
+
+import pytest
+
+from slipstream.bench import rounds as rounds_report
+from slipstream.bench.questions import Question
+from slipstream.bench.rounds import (
+    PARTS,
+    RoundsEngine,
+    RoundsPlan,
+    RoundsSample,
+    check_same_model,
+    distributed_parts,
+    embedded_parts,
+    rounds_figures,
+    run_rounds,
+)
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.model_info import Limits, ModelInfo
+from slipstream.core.request.options import Mode
+from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
+from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.types import FinishReason
+
+REMOTE = Timings(
+    prefill_s=1.0,
+    decode_s=20.0,
+    draft_s=6.0,
+    verify_s=12.0,
+    draft_service_s=5.0,
+    draft_engine_s=2.0,
+    kv_wait_s=0.5,
+    target_service_s=10.0,
+    target_engine_s=9.0,
+    serialisation_s=1.0,
+)
+LOCAL = Timings(prefill_s=1.0, decode_s=10.0, draft_s=2.0, verify_s=7.0)
+
+
+def speculation(rounds=4, fallbacks=None):
+    return SpeculationStats(rounds, 1, 9, 3, 5, (), (), (), {}, {}, True, fallbacks or {})
+
+
+def result(tokens, timings, **stats):
+    counts = RequestStats(3, 0, len(tokens), timings, speculation(**stats))
+    return Result("text", tuple(tokens), FinishReason.LENGTH, counts, PromptInfo("r", "m", 0, 3))
+
+
+def sample(tokens=(1, 2, 3), timings=LOCAL, *, question_id=1, wall_s=12.0, others=None, **stats):
+    return RoundsSample(question_id, result(tokens, timings, **stats), wall_s, others)
+
+
+def test_the_parts_of_a_round_add_up_to_all_of_decoding():
+    assert sum(distributed_parts([REMOTE, REMOTE]).values()) == pytest.approx(40.0)
+    assert sum(embedded_parts([LOCAL]).values()) == pytest.approx(10.0)
+
+
+def test_each_part_is_what_its_inner_parts_leave():
+    assert distributed_parts([REMOTE]) == {
+        "draft_engine": 2.0,
+        "kv_wait": 0.5,
+        "draft_service": 2.5,
+        "draft_wire": 0.5,
+        "target_engine": 9.0,
+        "target_service": 1.0,
+        "target_wire": 1.5,
+        "serialisation": 1.0,
+        "rest": 2.0,
+    }
+
+
+def test_an_embedded_engine_has_engines_and_a_loop_and_nothing_between():
+    parts = embedded_parts([LOCAL])
+    assert {name for name, value in parts.items() if value} == {
+        "draft_engine",
+        "target_engine",
+        "rest",
+    }
+    assert tuple(parts) == tuple(PARTS)
+
+
+def test_speed_is_what_the_caller_sees_and_its_ratio_is_to_the_embedded_engine():
+    of = rounds_figures(
+        {
+            "embedded": [sample(wall_s=12.0), sample(question_id=2, wall_s=18.0)],
+            "distributed": [sample(wall_s=20.0), sample(question_id=2, wall_s=40.0)],
+        }
+    )
+    assert of["embedded"]["tokens_per_s"] == pytest.approx(6 / 30)
+    assert of["distributed"]["ratio"] == pytest.approx(0.5)
+    assert of["distributed"]["ratio_decode"] == pytest.approx(1.0)
+    assert of["distributed"]["outside_ms"] == pytest.approx(1000 * (60 - 22) / 2)
+    assert of["distributed"]["rounds"] == 10
+
+
+def test_a_mean_round_is_all_of_decoding_over_all_rounds():
+    of = rounds_figures({"embedded": [sample()], "distributed": [sample(timings=REMOTE)]})
+    assert rounds_report.total_ms(of["embedded"]) == pytest.approx(1000 * 10 / 5)
+    assert rounds_report.total_ms(of["distributed"]) == pytest.approx(1000 * 20 / 5)
+
+
+def test_other_tokens_are_found_by_question_and_position():
+    of = rounds_figures(
+        {
+            "embedded": [sample((1, 2, 3)), sample((4, 5), question_id=2)],
+            "distributed": [sample((4, 5), question_id=2), sample((1, 9, 3))],
+        }
+    )
+    assert of["distributed"]["identical"] == 1
+    assert of["distributed"]["differences"] == [{"question_id": 1, "position": 1}]
+    assert rounds_report.remarks(of) == [
+        "distributed: other tokens than embedded in question 1 at token 1"
+    ]
+
+
+def test_rounds_without_a_draft_are_told():
+    lost = sample(fallbacks={"unavailable": 2, "late": 1})
+    of = rounds_figures({"embedded": [sample()], "distributed": [lost]})
+    assert of["distributed"]["fallbacks"] == {"unavailable": 2, "late": 1}
+    assert rounds_report.remarks(of) == [
+        "distributed: rounds without a draft: 2 unavailable, 1 late"
+    ]
+
+
+def test_how_busy_the_idle_ones_were_is_known_only_where_they_can_be_seen():
+    of = rounds_figures({"embedded": [sample(others=0.6)], "distributed": [sample()]})
+    assert of["embedded"]["others_cpu_share"] == pytest.approx(0.05)
+    assert of["distributed"]["others_cpu_share"] is None
+
+
+def test_the_tables_have_a_row_for_everybody_and_for_every_part():
+    of = rounds_figures({"embedded": [sample()], "distributed": [sample(timings=REMOTE)]})
+    assert rounds_report.answers_table(of).row_count == 2
+    assert rounds_report.parts_table(of).row_count == len(PARTS) + 1
+    line = rounds_report.delay_line(of["embedded"], of["distributed"], ms=2)
+    assert "2 ms between draft and target" in line
+    assert "+2000.000 ms" in line
+
+
+class Recorder:
+    """A client that says who was asked what."""
+
+    def __init__(self, name, log):
+        self._name = name
+        self._log = log
+
+    def generate(self, prompt, *, max_tokens, speculation):
+        assert speculation.mode is Mode.FORCED
+        self._log.append((self._name, prompt, max_tokens))
+        return result((1,), LOCAL)
+
+
+def questions(count):
+    return tuple(Question(number, "c", (f"q{number}", "more")) for number in range(count))
+
+
+def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on():
+    log, ticks = [], iter(range(100))
+    engines = {name: RoundsEngine(Recorder(name, log)) for name in ("a", "b")}
+    plan = RoundsPlan(questions(3), max_new_tokens=50, warmup=1)
+    done = []
+    samples = run_rounds(plan, engines, advance=done.append, clock=lambda: next(ticks))
+    assert log[:2] == [("a", "q0", 32), ("b", "q0", 32)]
+    assert log[2:] == [
+        ("a", "q0", 50),
+        ("b", "q0", 50),
+        ("b", "q1", 50),
+        ("a", "q1", 50),
+        ("a", "q2", 50),
+        ("b", "q2", 50),
+    ]
+    assert [at.question_id for at in samples["b"]] == [0, 1, 2]
+    assert all(at.wall_s == 1 for at in samples["a"])
+    assert len(done) == len(log)
+
+
+def test_each_answer_is_prepared_for_and_the_others_are_watched_meanwhile():
+    log, used = [], iter([1.0, 1.25, 7.0, 7.0])
+    watched = RoundsEngine(
+        Recorder("a", log), lambda: log.append("prepared"), others_cpu_s=lambda: next(used)
+    )
+    plan = RoundsPlan(questions(2), warmup=0)
+    samples = run_rounds(plan, {"a": watched}, advance=lambda name: None)
+    assert [entry == "prepared" for entry in log] == [True, False, True, False]
+    assert [at.others_cpu_s for at in samples["a"]] == [0.25, 0.0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_new_tokens", 1), ("warmup", -1)])
+def test_a_plan_that_makes_no_sense_is_refused(name, value):
+    with pytest.raises(InvalidRequest, match=f"{name} is {value}"):
+        RoundsPlan(questions(1), **{name: value})
+
+
+def info(**changes):
+    values = {"model": "m", "vocab_size": 9, "tokenizer_hash": "h", "stop_token_ids": ()}
+    values |= {"has_chat_template": True, "numerics": "invariant", "dtype": "bfloat16"}
+    return ModelInfo(**{**values, "limits": Limits(99), **changes})
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "n"}, {"tokenizer_hash": "i"}, {"numerics": "fast"}, {"dtype": "x"}]
+)
+def test_tokens_are_compared_only_where_they_must_be_the_same(change):
+    check_same_model(info(), info())
+    with pytest.raises(InvalidRequest, match=f"{next(iter(change))} is "):
+        check_same_model(info(), info(**change))
+
+
+def test_every_timing_of_a_request_has_its_place():
+    known = {at.name for at in fields(Timings)} - {"prefill_s"}
+    moved = {name: getattr(REMOTE, name) + 1 for name in known}
+    for name, value in moved.items():
+        changed = Timings(
+            **{at.name: getattr(REMOTE, at.name) for at in fields(Timings)} | {name: value}
+        )
+        assert distributed_parts([changed]) != distributed_parts([REMOTE]), name

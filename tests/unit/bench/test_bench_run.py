@@ -1,0 +1,168 @@
+"""The benchmark from end to end on a tiny model: what is written, and what is refused first."""
+
+import json
+
+import pytest
+
+from slipstream.bench.harness import rotated, write_json
+from slipstream.bench.methods import parse_methods
+from slipstream.bench.speed import margin
+from slipstream.cli.main import exit_code
+from slipstream.core.types import SamplingParams, Session
+from slipstream.core.verify.verify import choose
+from slipstream.models.target.batched_tokens import Part
+from support.models.bench_files import save_pair, save_prompts
+from support.models.tiny import causal, tokens
+
+FIGURES = {
+    "tokens_per_s",
+    "ratio",
+    "ratio_decode",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "drafted_tokens",
+    "outputs",
+    "identical",
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The options for a tiny pair, and for two prompts."""
+    folder = tmp_path_factory.mktemp("bench")
+    questions = (1, "qa", ["abcabcab", "Then?"]), (2, "math", ["1 2 1 2 1"])
+    return save_pair(folder, max_lag=8), save_prompts(folder, *questions)
+
+
+def speed(files, out, *options):
+    models, prompts = files
+    return exit_code(["bench", "speed", *models, *prompts, "--json", str(out), *options])
+
+
+def test_every_method_is_measured_and_identical_to_plain_decoding(files, tmp_path, capsys):
+    methods = "plain,hf,ngram,glide,glide+cape+svip,glide+fast,best"
+    out = tmp_path / "out.json"
+    assert speed(files, out, "--methods", methods, "--max-new-tokens", "12", "--repeats", "2") == 0
+    written = json.loads(out.read_text())
+    assert set(written) == {"environment", "methods"}
+    assert set(written["methods"]) == {*methods.split(","), "plain+invariant"}
+    for name, parts in written["methods"].items():
+        assert set(parts) == {"overall", "categories"}
+        assert set(parts["categories"]) == {"qa", "math"}
+        overall = parts["overall"]
+        assert set(overall) >= FIGURES
+        assert (overall["outputs"], overall["identical"]) == (2, 2), name
+        assert all(part["outputs"] == 1 for part in parts["categories"].values())
+    assert written["methods"]["glide"]["overall"]["drafted_tokens"] > 0
+    assert set(written["environment"]["draft_sha256"]) == {"model.safetensors"}
+    assert written["environment"]["threads"] >= 1
+    assert "glide+cape+svip" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_conversations_run_to_their_end_and_sampling_stays_exact(files, tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--methods", "glide+dynamic,glide+mcsd,hf", "--turns", "all", "--seed", "3"]
+    assert speed(files, out, *options, "--temperature", "0.9", "--max-new-tokens", "8") == 0
+    methods = json.loads(out.read_text())["methods"]
+    dynamic = methods["glide+dynamic"]["overall"]
+    assert (dynamic["outputs"], dynamic["identical"], dynamic["identity"]) == (3, 3, "identical")
+    assert dynamic["drafted_tokens"] > 0
+    assert methods["glide+mcsd"]["overall"]["identity"] == "not-comparable"
+    assert methods["hf"]["overall"]["identity"] == "not-comparable"
+
+
+def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
+    out = tmp_path / "cost.json"
+    options = ["--rows", "1,4", "--rounds", "2", "--context", "20", "--json", str(out)]
+    assert exit_code(["bench", "cost", *files[0], *options]) == 0
+    cost = json.loads(out.read_text())["cost"]
+    assert set(cost["forward_ms"]) == {"fast", "invariant"}
+    assert all(list(ms) == ["1", "4"] for ms in cost["forward_ms"].values())
+    assert cost["draft"]["step_ms"] > 0
+    assert set(cost["plain_ms_per_token"]) == {"plain", "plain+invariant", "hf"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--methods", "medusa"], "'medusa' is unknown"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl can't be read"),
+        (["--categories", "law"], "no prompt has category 'law'"),
+        (["--limit", "0"], "limit is 0"),
+        (["--repeats", "0"], "repeats is 0"),
+        (["--warmup", "-1"], "warmup is -1"),
+        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--max-new-tokens", "4000"], "question 1 has"),
+        (["--temperature", "nan"], "temperature is nan"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--threads", "0"], "threads is 0"),
+        (["--dtype", "int3"], "'int3'"),
+        (["--draft", "nowhere"], "the draft is 'nowhere'"),
+        (["--target", "nowhere"], "'nowhere' is not on this machine"),
+        (["--methods", "vanilla:nowhere"], "'nowhere' is not on this machine"),
+        (["--methods", "glide+decision"], "needs a decision model"),
+        (["--methods", "glide+depth=20"], "trained for paths of at most"),
+        (["--numerics", "wobbly"], "wobbly"),
+        (["--json", "nowhere/out.json"], "can't be written"),
+        (["--json", "."], "is a directory"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
+    files, tmp_path, capsys, monkeypatch, options, reason
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_OFFLINE", "1")
+    assert speed(files, "out.json", *options) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert reason in error
+    assert "\n" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--rows", "1,x"], "must be as 1,4,16"),
+        (["--rows", "2,4"], "must ascend from 1"),
+        (["--rows", "1,4,4"], "must ascend from 1"),
+        (["--rows", "1,500"], "at most 128"),
+        (["--rounds", "0"], "rounds is 0"),
+        (["--context", "100000"], "leaves no room"),
+    ],
+)
+def test_costs_that_can_not_be_taken_are_refused(files, capsys, options, reason):
+    assert exit_code(["bench", "cost", *files[0], *options]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_every_method_goes_first_equally_often():
+    methods = parse_methods("plain,ngram,glide")
+    firsts = [rotated(methods, number)[0].name for number in range(6)]
+    assert firsts == ["plain", "ngram", "glide"] * 2
+    assert all(set(rotated(methods, number)) == set(methods) for number in range(6))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_margin_is_that_of_the_token_that_plain_decoding_chose(temperature):
+    model, prefix = causal(), tokens(9)
+    sampling = SamplingParams(temperature=temperature, seed=5)
+    cache = model.open(len(prefix))
+    hidden, _ = model.forward([Part(cache, prefix)])
+    logits = model.logits(hidden)[-1].float()
+    gap = margin(model, prefix, sampling)
+    chosen = choose(Session("s", len(prefix), 1, sampling), logits, prefix)
+    # Taking a little less than the margin (in the law's own scale) keeps the choice, more turns it.
+    scale = temperature or 1.0
+    for share, is_kept in ((0.99, True), (1.01, False)):
+        less = logits.clone()
+        less[chosen] -= share * gap * scale
+        again = choose(Session("s", len(prefix), 1, sampling), less, prefix)
+        assert (again == chosen) is is_kept
+
+
+def test_a_number_that_json_does_not_know_leaves_no_file(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "out.json", {"ratio": float("nan")})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,257 @@
+"""The command line: what it prints, and that bad input is one sentence and exit code 2."""
+
+import io
+import json
+import re
+import sys
+
+import pytest
+
+import slipstream
+from slipstream.cli.main import exit_code
+from support.models.tiny_checkpoint import save_checkpoint
+
+PROMPT = "abcabcabcabc"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(save_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny"))
+
+
+@pytest.fixture
+def generate(checkpoint, capsys):
+    """Run `slipstream generate` on the tiny model; its code and what it wrote."""
+
+    def call(*arguments):
+        fixed = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "12"]
+        code = exit_code(["generate", *fixed, *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_the_version_is_the_packages(capsys):
+    assert exit_code(["version"]) == 0
+    assert capsys.readouterr().out.strip() == slipstream.__version__
+
+
+def test_generate_streams_text_and_ends_with_one_line_of_figures(generate):
+    code, out, err = generate(PROMPT)
+    assert (code, err) == (0, "")
+    *_text, line = out.splitlines()
+    assert line.startswith("[12 tokens, ")
+    assert "tokens/s, mean acceptance length" in line
+
+
+def test_quiet_prints_the_text_alone(generate):
+    _, whole, _ = generate("--json", PROMPT)
+    code, out, _ = generate("--quiet", PROMPT)
+    assert code == 0
+    assert out == json.loads(whole)["text"] + "\n"
+
+
+def test_json_is_one_object_with_text_tokens_and_statistics(generate):
+    code, out, err = generate("--json", "--speculation", "forced", PROMPT)
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert len(answer["token_ids"]) == 12
+    assert answer["finish_reason"] == "length"
+    names = {"mean_acceptance_length", "draft_acceptance_rate", "num_draft_tokens"}
+    names |= {"num_accepted_draft_tokens", "per_step_accepted", "tokens_per_s", "prefill_s"}
+    assert names <= set(answer["stats"])
+
+
+MARKS = r"\[([drlt]+)\]"
+
+
+def test_origins_mark_every_token_behind_its_text(generate):
+    _, whole, _ = generate("--json", "--origins", "--speculation", "forced", PROMPT)
+    answer = json.loads(whole)
+    code, out, err = generate("--origins", "--speculation", "forced", PROMPT)
+    assert (code, err) == (0, "")
+    text, _, rest = out.partition("\n\n")
+    marks = "".join(re.findall(MARKS, text))
+    letters = {"draft": "d", "runner-up": "r", "lookup": "l"}
+    letters |= {"ngram-store": "n", "learned": "e", "target": "t"}
+    assert marks == "".join(letters[origin] for origin in answer["origins"])
+    assert re.sub(MARKS, "", text) == answer["text"]
+    counts = [f"{mark} {name} {marks.count(mark)}" for name, mark in letters.items()]
+    assert rest.splitlines()[0] == ", ".join(counts)
+    assert set(marks) == {"l", "t"}
+    assert "origins" not in json.loads(generate("--json", PROMPT)[1])
+
+
+def test_logprobs_are_a_table_below_the_text_or_values_of_the_object(generate):
+    answer = json.loads(generate("--json", "--logprobs", "2", PROMPT)[1])
+    assert len(answer["logprobs"]) == len(answer["token_ids"]) == 12
+    code, out, err = generate("--logprobs", "2", PROMPT)
+    assert (code, err) == (0, "")
+    table = out.removeprefix(answer["text"]).split("\n\n")[1].splitlines()
+    for item, token, line in zip(answer["logprobs"], answer["token_ids"], table, strict=True):
+        assert item["top"][0]["logprob"] == item["logprob"] <= 0
+        assert item["top"][0]["token_id"] == token
+        assert line.split()[0] == f"{item['logprob']:.3f}"
+        assert line.endswith(f" {item['top'][1]['logprob']:.3f}")
+    assert (
+        b"".join(bytes(item["bytes"]) for item in answer["logprobs"])
+        .decode(errors="replace")
+        .endswith(answer["text"])
+    )
+    assert "logprobs" not in json.loads(generate("--json", PROMPT)[1])
+
+
+def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens(generate):
+    code, out, _ = generate("--json", "--compare", "--raw", PROMPT * 3)
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["stats"]["num_draft_tokens"] > 0
+    assert answer["compare"]["identity"] == "identical"
+    assert answer["compare"]["plain_token_ids"] == answer["token_ids"]
+    assert answer["compare"]["speed_ratio"] > 0
+
+
+def test_a_comparison_in_which_nothing_was_drafted_is_inconclusive(generate):
+    code, out, _ = generate("--compare", "--speculation", "off", PROMPT)
+    assert code == 0
+    assert "nothing was drafted" in out.splitlines()[-1]
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another(generate):
+    def tokens(seed):
+        flags = ["--json", "--temperature", "1", "--seed", str(seed)]
+        return json.loads(generate(*flags, PROMPT)[1])["token_ids"]
+
+    assert tokens(1) == tokens(1) != tokens(2)
+
+
+def test_a_bias_decides_what_is_said(generate):
+    _, out, _ = generate("--json", "--logit-bias", "40=100", "--max-new-tokens", "3", PROMPT)
+    assert json.loads(out)["token_ids"] == [40, 40, 40]
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(generate, monkeypatch):
+    _, direct, _ = generate("--quiet", PROMPT)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+    code, piped, _ = generate("--quiet", "-")
+    assert (code, piped) == (0, direct)
+
+
+def test_chat_answers_every_turn_and_begins_anew_on_request(checkpoint, capsys, monkeypatch):
+    lines = ["hello", "more", "/reset", "hello", "/nonsense", "/quit", "unread"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
+    assert exit_code(["chat", *arguments]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("tokens/s") == 3
+    assert "A new conversation." in said.err
+    assert "There is no /nonsense" in said.err
+
+
+class Interrupting(io.StringIO):
+    """Standard output on which Ctrl-C is pressed while the first text appears."""
+
+    is_pressed = False
+
+    def write(self, text):
+        if not self.is_pressed:
+            self.is_pressed = True
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_an_interrupted_reply_ends_and_the_conversation_goes_on(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nmore\n"))
+    monkeypatch.setattr(sys, "stdout", Interrupting())
+    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
+    assert exit_code(["chat", *arguments]) == 0
+    said = capsys.readouterr().err
+    assert said.count("(interrupted)") == 1
+    assert said.count("tokens/s") == 1
+
+
+def test_a_turn_that_can_not_be_answered_leaves_the_conversation_as_it_was(
+    checkpoint, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 200 + "\nhello\n"))
+    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
+    assert exit_code(["chat", *arguments]) == 0
+    said = capsys.readouterr().err
+    assert "exceed the context" in said
+    assert said.count("tokens/s") == 1
+
+
+BAD = [
+    (["--temperature", "nan"], "temperature is nan"),
+    (["--temperature", "-1"], "temperature is -1.0"),
+    (["--top-k", "0"], "top_k is 0"),
+    (["--top-k", "many"], "--top-k"),
+    (["--top-p", "1.5"], "top_p is 1.5"),
+    (["--min-p", "-0.1"], "min_p is -0.1"),
+    (["--repetition-penalty", "0"], "repetition_penalty is 0"),
+    (["--presence-penalty", "inf"], "presence_penalty is inf"),
+    (["--frequency-penalty", "3"], "frequency_penalty is 3"),
+    (["--logit-bias", "5"], "ID=VALUE"),
+    (["--logit-bias", "5=nan"], "logit_bias of token 5"),
+    (["--seed", "-1"], "seed is -1"),
+    (["--seed", str(2**64)], "seed is 18446744073709551616"),
+    (["--max-new-tokens", "0"], "max_tokens is 0"),
+    (["--max-new-tokens", "1000"], "context of 128"),
+    (["--stop", ""], "stop string"),
+    (["--threads", "0"], "threads is 0"),
+    (["--dtype", "int3"], "'int3'"),
+    (["--device", "nowhere"], "'nowhere'"),
+    (["--numerics", "vague"], "'vague'"),
+    (["--draft", "nonsense"], "'nonsense'"),
+    (["--draft", "vanilla:no-such-model"], "'no-such-model'"),
+    (["--draft", "glide"], "no GliDe weights are shipped"),
+    (["--target", "no-such-model"], "'no-such-model'"),
+    (["--speculation", "off", "--shape", "chain"], "mode is off, but shape is given"),
+    (["--speculation", "sometimes"], "--speculation"),
+    (["--shape", "cape"], "shape cape does not go with ngram"),
+    (["--verification", "mcsd"], "mcsd does not go with drafter ngram"),
+    (["--shape", "product", "--widths", "a,b"], "'a,b'"),
+    (["--widths", "2,2"], "widths go together"),
+    (["--num-roots", "2"], "num_roots goes with"),
+    (["--lookup"], "ngram is lookup already"),
+    (["--max-draft-tokens", "1000"], "max_draft_tokens is 1000"),
+    (["--quiet", "--json"], "--quiet"),
+    (["--quiet", "--origins"], "--quiet"),
+    (["--quiet", "--logprobs", "0"], "--quiet"),
+    (["--logprobs", "21"], "--logprobs"),
+    (["--raw", "--system", "be brief"], "--system"),
+    (["--no-such-flag"], "--no-such-flag"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), BAD, ids=[" ".join(flags) for flags, _ in BAD])
+def test_bad_input_is_one_sentence_and_exit_code_2(generate, flags, reason):
+    code, out, err = generate(*flags, PROMPT)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert reason in err
+
+
+@pytest.mark.parametrize("prompt", ["", "   ", "\udcff", "x" * 200])
+def test_a_prompt_that_can_not_be_used_is_refused(generate, prompt):
+    code, out, err = generate(prompt)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+
+
+def test_an_unknown_command_is_refused(capsys):
+    assert exit_code(["frobnicate"]) == 2
+    assert capsys.readouterr().err == "error: No such command 'frobnicate'.\n"
+
+
+def test_models_are_listed_located_and_missed(checkpoint, capsys):
+    assert exit_code(["models", "list"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+    assert exit_code(["models", "path", checkpoint]) == 0
+    assert capsys.readouterr().out == checkpoint + "\n"
+    assert exit_code(["models", "pull", checkpoint]) == 0
+    assert capsys.readouterr().out == checkpoint + "\n"
+    assert exit_code(["models", "path", "no-such-model"]) == 2
+    assert "'no-such-model' is not on this machine" in capsys.readouterr().err

@@ -1,0 +1,44 @@
+"""How a command loads engines: what is decided before torch loads still counts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.models.tiny_checkpoint import save_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+VARIABLE = "GOMP_SPINCOUNT"
+PROGRAM = f"""
+import gc, os, sys
+from slipstream.cli import main
+from slipstream.cli.engine import fetched
+from slipstream.cli.options import EngineFlags
+from slipstream.config import set_default_variables
+
+def decide(values):
+    assert "torch" not in sys.modules
+    set_default_variables(values)
+
+fetched.__globals__["set_default_variables"] = decide
+with fetched(EngineFlags(target=sys.argv[1])):
+    assert "torch" in sys.modules and gc.isenabled() and gc.get_freeze_count() > 100_000
+sys.stdout.write(os.environ["{VARIABLE}"])
+"""
+
+
+@pytest.mark.parametrize(("said", "expected"), [({}, "3000"), ({VARIABLE: "7"}, "7")])
+def test_idle_threads_soon_stop_spinning_unless_the_environment_says_otherwise(
+    tmp_path, said, expected
+):
+    env = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(save_checkpoint(tmp_path / "tiny"))],
+        env={**env, **said, "PYTHONPATH": str(ROOT / ".dev")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr

@@ -1,0 +1,172 @@
+"""Laws of `slipstream keys`: a token is said once, a file keeps what it had, and nobody is lost."""
+
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+
+import pytest
+
+from slipstream.cli.key_edits import add_key
+from slipstream.cli.main import exit_code
+from slipstream.core.errors import Unauthenticated
+from slipstream.router.access import Access, Entry, read_keys
+from slipstream.state.quotas import QuotaLimits
+from support.network.key_files import digest, key
+
+WRITTEN = f"""# Who may come in.
+
+[keys.alice]  # until the summer
+sha256 = "{digest("a")}"
+max_concurrent = 2
+
+# Bob pays.
+[keys.bob]
+sha256 = "{digest("b")}"
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "keys.toml"
+
+
+@pytest.fixture
+def keys(file, capsys):
+    """Run a command on the file; its exit code and what it said."""
+
+    def run(*words):
+        code = exit_code(["keys", *words, "--file", str(file)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def shown(token):
+    return (("authorization", f"Bearer {token}"),)
+
+
+def test_a_new_key_is_told_as_a_token_that_opens_and_the_file_holds_its_digest(file, keys):
+    limits = ("--requests-per-minute", "60", "--tokens-per-minute", "9000", "--max-concurrent", "8")
+    code, token, error = keys("new", "alice", *limits, "--expires", "2099-01-31")
+    assert (code, error) == (0, "")
+    token = token.removesuffix("\n")
+    assert re.fullmatch(r"slip_[A-Za-z0-9_-]{43}", token)
+    assert read_keys(file) == (
+        Entry("alice", digest(token), QuotaLimits(60, 9000, 8), date(2099, 1, 31)),
+    )
+    assert token not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert Access(file).check(shown(token)).name == "alice"
+    assert keys("new", "bob")[1].strip() != token
+    assert [entry.name for entry in read_keys(file)] == ["alice", "bob"]
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_a_name_is_given_once(file, keys):
+    keys("new", "alice")
+    before = file.read_text()
+    code, out, error = keys("new", "alice")
+    assert (code, out) == (2, "")
+    assert error == f"error: {file} has a key 'alice' already; revoke it first\n"
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["new", "a b"], "the key's name is 'a b'"),
+        (["new", "x", "--max-concurrent", "0"], "max_concurrent is 0"),
+        (["new", "x", "--expires", "soon"], "expires is 'soon'"),
+        (["revoke", "nobody"], "is not there"),
+        (["list"], "can't be read"),
+    ],
+)
+def test_what_makes_no_sense_writes_nothing(file, keys, words, reason):
+    code, out, error = keys(*words)
+    assert (code, out) == (2, "")
+    assert reason in error
+    assert not file.exists()
+
+
+def test_what_is_written_beside_the_keys_stays(file, keys):
+    file.write_text(WRITTEN)
+    file.chmod(0o640)
+    assert keys("new", "carol")[0] == 0
+    assert file.read_text().startswith(WRITTEN + "\n[keys.carol]\n")
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert keys("revoke", "carol") == (0, "", "")
+    assert file.read_text() == WRITTEN
+    assert keys("revoke", "alice")[0] == 0
+    without = WRITTEN.split("[keys.alice]", maxsplit=1)[0] + WRITTEN[WRITTEN.index("# Bob") :]
+    assert file.read_text() == without
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path, file, keys):
+    (tmp_path / "real.toml").write_text(WRITTEN)
+    file.symlink_to("real.toml")
+    assert keys("revoke", "alice")[0] == 0
+    assert file.is_symlink()
+    assert [entry.name for entry in read_keys(tmp_path / "real.toml")] == ["bob"]
+
+
+def test_the_last_key_can_be_revoked_and_routers_that_run_see_it(file, keys):
+    now_s = 0.0
+    token = keys("new", "alice")[1].strip()
+    access = Access(file, clock=lambda: now_s)
+    assert access.check(shown(token)).name == "alice"
+    assert keys("revoke", "alice")[0] == 0
+    now_s = 1.0
+    with pytest.raises(Unauthenticated):
+        access.check(shown(token))
+    assert keys("list") == (0, "", "")
+    token = keys("new", "alice")[1].strip()
+    now_s = 2.0
+    assert access.check(shown(token)).name == "alice"
+    assert keys("revoke", "alice")[0] == 0
+    assert read_keys(file) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'keys.alice.sha256 = "{digest("a")}"\n',
+        f'[keys]\nalice = {{ sha256 = "{digest("a")}" }}\n',
+        f'[ keys . alice ]\nsha256 = "{digest("a")}"\n',
+    ],
+)
+def test_a_file_that_is_laid_out_otherwise_is_left_to_its_author(file, keys, text):
+    file.write_text(text)
+    code, _, error = keys("revoke", "alice")
+    assert code == 2
+    assert "take the key out by hand" in error
+    assert file.read_text() == text
+
+
+def test_a_broken_file_is_not_made_worse(file, keys):
+    file.write_text("[keys.alice]\nsha256 = 'x'\n")
+    code, _, error = keys("new", "bob")
+    assert code == 2
+    assert "sha256 in [keys.alice]" in error
+    assert file.read_text() == "[keys.alice]\nsha256 = 'x'\n"
+
+
+def test_keys_are_listed_with_their_limits_and_without_digests(file, keys):
+    day = {"expires": "2020-01-31", "requests_per_minute": 5}
+    file.write_text(WRITTEN + key("old", "o", **day))
+    code, out, _ = keys("list")
+    assert code == 0
+    assert out.splitlines() == [
+        "alice  max_concurrent 2",
+        "bob  no limits",
+        "old  requests_per_minute 5, expired 2020-01-31",
+    ]
+
+
+def test_keys_that_are_added_at_once_are_all_there(file):
+    names = [f"key-{number}" for number in range(8)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        entries = [Entry(name, digest(name)) for name in names]
+        list(pool.map(lambda entry: add_key(file, entry), entries))
+    assert sorted(entry.name for entry in read_keys(file)) == names

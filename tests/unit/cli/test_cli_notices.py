@@ -1,0 +1,78 @@
+"""Warnings reach whoever runs a command: on standard error, each of them once."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.main import WarningPrinter
+from support.models.tiny_checkpoint import save_checkpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+SLOW_FLOAT16 = """
+import sys
+from slipstream.models import dtypes
+dtypes._measure = lambda: {"bfloat16": 0.001, "float16": 0.004, "float32": 0.003}
+from slipstream.cli.main import run
+run()
+"""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(save_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny"))
+
+
+@pytest.fixture
+def generate(checkpoint, tmp_path):
+    """Run `slipstream generate` as a process on a machine where float16 is slow."""
+
+    def call(*arguments):
+        fixed = {"PYTHONPATH": str(ROOT / ".dev"), "SLIPSTREAM_CACHE": str(tmp_path)}
+        command = ["generate", "--target", checkpoint, "--max-new-tokens", "4", *arguments, "abc"]
+        done = subprocess.run(
+            [sys.executable, "-c", SLOW_FLOAT16, *command],
+            env={**os.environ, **fixed, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+def test_a_slow_dtype_generates_with_one_warning_that_names_the_faster_one(generate, checkpoint):
+    """Target and draft both load in it, and `--compare` loads the target again."""
+    code, out, err = generate(
+        "--dtype", "float16", "--draft", f"vanilla:{checkpoint}", "--compare", "--json"
+    )
+    assert code == 0, err
+    assert out.startswith("{")
+    warning = "warning: dtype float16 is 4.0 times slower than bfloat16 on this CPU: use auto"
+    assert err.splitlines().count(warning) == 1
+    assert err.count("warning") == 1
+
+
+def test_auto_generates_without_a_word(generate):
+    code, _, err = generate("--draft", "ngram", "--json")
+    assert (code, err) == (0, "")
+
+
+def test_a_dtype_that_cant_work_is_refused_with_a_sentence(generate):
+    code, out, err = generate("--dtype", "float64", "--draft", "ngram", "--json")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: the dtype is 'float64', but must be one of auto, bfloat16, float16, float32\n"
+    )
+
+
+def test_messages_are_printed_once_each(capsys):
+    printer = WarningPrinter()
+    for text in ("one", "two", "one"):
+        printer.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": text}))
+    assert capsys.readouterr().err == "warning: one\nwarning: two\n"

@@ -1,0 +1,179 @@
+"""`serve`, `up` and `--router`: what they pass on, and what they refuse before anything starts."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.main import exit_code
+from slipstream.cli.up import StackFlags
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+NOBODY = "127.0.0.1:1"
+
+WITHOUT_TORCH = """
+import sys
+from slipstream.cli.main import exit_code
+code = exit_code(sys.argv[1:])
+heavy = sorted({"torch", "transformers"} & set(sys.modules))
+sys.exit(f"loaded {heavy}" if heavy else code)
+"""
+
+
+def without_torch(*arguments):
+    """A command in a process of its own, which fails if torch is loaded at its end."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".dev")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_serving_a_router_never_loads_torch():
+    refused = without_torch("serve", "router", "--address", "127.0.0.1:0")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines()[-1].startswith("error: a router needs targets")
+
+
+def test_an_address_that_is_taken_is_no_bad_input():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        failed = without_torch("serve", "router", "--targets", NOBODY, "--address", taken)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.splitlines()[-1] == f"error: the address {taken} can't be listened on"
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("serve", "--help"), ("up", "--help")])
+def test_help_never_loads_torch(arguments):
+    helped = without_torch(*arguments)
+    assert helped.returncode == 0, helped.stderr
+    assert "Usage" in helped.stdout
+
+
+def test_asking_a_router_never_loads_torch():
+    refused = without_torch("generate", "--router", "nonsense", "hello")
+    assert refused.returncode == 2
+    assert refused.stderr == "error: the address is 'nonsense', but must be HOST:PORT\n"
+
+
+def test_serving_http_never_loads_torch():
+    refused = without_torch("serve", "http", "--router", "router.example:50051")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "in the clear" in refused.stderr.splitlines()[-1]
+
+
+def test_a_service_has_its_own_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        exit_code(["serve", "router", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "usage: slipstream.router" in said
+    assert "--config FILE" in said
+    assert "--grace-s" in said
+
+
+@pytest.mark.parametrize("role", ["router", "target", "draft"])
+def test_a_flag_that_a_service_does_not_have_is_refused(role, capsys):
+    assert exit_code(["serve", role, "--colour", "blue"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "has no '--colour'; there are --config, --" in said.err
+    assert said.err.count("error: ") == said.err.count("\n") == 1
+
+
+def test_a_role_that_does_not_exist_is_refused(capsys):
+    assert exit_code(["serve", "verifier"]) == 2
+    assert capsys.readouterr().err == "error: No such command 'verifier'.\n"
+
+
+BAD_UP = [
+    (["--port", "65536"], "port is 65536, but must be 0 to 65535"),
+    (["--port", "-1"], "port is -1"),
+    (["--http", "65536"], "port is 65536"),
+    (["--grace-s", "-1"], "grace_s is -1"),
+    (["--model", "no-such-model"], "'no-such-model'"),
+    (["--draft", "vanilla:no-such-model", "--model", "no-such-model"], "'no-such-model'"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), BAD_UP)
+def test_up_refuses_nonsense_before_it_starts_anything(flags, reason, capsys):
+    assert exit_code(["up", *flags]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert reason in said.err
+
+
+def test_up_tells_every_service_its_part_and_leaves_the_rest_to_it():
+    plan = StackFlags("m", "vanilla:d", numerics="fast", threads=2, config=Path("f")).plan(port=7)
+    common = ("--config", "f", "--threads", "2")
+    assert plan.target == (*common, "--model", "m", "--numerics", "fast")
+    assert plan.draft == (*common, "--draft", "vanilla:d", "--target-model", "m")
+    assert (plan.router, plan.port) == (("--config", "f"), 7)
+    assert StackFlags("m").plan(port=0).target == ("--model", "m")
+
+
+@pytest.mark.parametrize("draft", ["ngram", "none"])
+def test_up_starts_no_draft_that_needs_no_process(draft):
+    plan = StackFlags("m", draft).plan(port=0)
+    assert plan.draft is None
+    assert plan.router == ("--drafter", draft)
+
+
+BAD_ROUTER = [
+    (["--target", "smollm2-135m"], "--target runs models in this process"),
+    (["--draft", "glide"], "--draft runs models in this process"),
+    (["--dtype", "bfloat16"], "--dtype runs models in this process"),
+    (["--numerics", "fast"], "--numerics runs models in this process"),
+    (["--threads", "2"], "--threads runs models in this process"),
+    (["--device", "cpu"], "--device runs models in this process"),
+    (["--token-file", "no-such-file"], "no-such-file can't be read"),
+    (["--tls-ca", "no-such-file"], "no-such-file can't be read"),
+    (["--tls-cert", "no-such-file"], "go together only"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), BAD_ROUTER)
+@pytest.mark.parametrize("command", [["generate", "hello"], ["chat"]])
+def test_options_of_engines_are_refused_beside_a_router(command, flags, reason, capsys):
+    assert exit_code([*command, "--router", NOBODY, *flags]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert reason in said.err
+
+
+@pytest.mark.parametrize("flag", ["--model", "--token-file", "--tls-ca", "--tls-key"])
+def test_options_of_a_router_are_refused_without_one(flag, capsys):
+    assert exit_code(["generate", flag, "x", "hello"]) == 2
+    assert capsys.readouterr().err == f"error: {flag} goes with --router only\n"
+
+
+def test_a_token_file_without_a_token_is_refused(tmp_path, capsys):
+    empty = tmp_path / "token"
+    empty.write_text("\n")
+    arguments = ["generate", "--router", NOBODY, "--token-file", str(empty), "hello"]
+    assert exit_code(arguments) == 2
+    assert capsys.readouterr().err == f"error: {empty} holds no token\n"
+
+
+def test_a_router_that_is_not_there_is_a_failure_and_not_bad_input(capsys):
+    assert exit_code(["generate", "--router", NOBODY, "hello"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+def test_a_token_is_not_sent_in_the_clear(monkeypatch, capsys):
+    monkeypatch.setenv("SLIPSTREAM_TOKEN", "hush")
+    assert exit_code(["generate", "--router", "far.example:50051", "hello"]) == 2
+    said = capsys.readouterr().err
+    assert "in the clear" in said
+    assert "hush" not in said

@@ -1,0 +1,282 @@
+"""`slipstream trace`: the waterfall at any width, the page, the sentences, and what it refuses."""
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from slipstream.cli.main import exit_code
+from slipstream.cli.trace import page, show
+from slipstream.cli.traces.trace_summary import summary
+from slipstream.cli.traces.trace_waterfall import printable, rows
+from slipstream.cli.up import StackFlags, traces_directory
+from slipstream.core.errors import InvalidRequest
+from slipstream.telemetry.traces import last_trace, read_spans
+from support.telemetry.sample_traces import START_NS, write_trace
+
+EVIL = "</script><script>alert(1)</script>\" onload='x' \x1b[31m\u202e & <img src=http://evil>"
+
+
+def sample(directory, *request_id, **more):
+    write_trace(directory, *request_id, **more)
+    return last_trace(read_spans(directory))
+
+
+def shown(trace, width, **more):
+    """What a console that wide shows, as lines."""
+    out = io.StringIO()
+    show(trace, Console(file=out, width=width, highlight=False, markup=False, **more))
+    return out.getvalue().splitlines()
+
+
+def waterfall(lines):
+    """The lines of the tree."""
+    return lines[1 : next(at for at, line in enumerate(lines) if line.startswith("request "))]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_every_span_has_a_line_and_none_is_wider_than_the_terminal(tmp_path, width):
+    trace = sample(tmp_path)
+    lines = shown(trace, width)
+    assert max(map(cell_len, lines)) <= width
+    tree = waterfall(lines)
+    assert len([line for line in tree if "█" in line]) == len(trace.spans)
+
+
+def test_a_wide_terminal_shows_tree_times_bars_and_attributes(tmp_path):
+    text = "\n".join(waterfall(shown(sample(tmp_path), 200)))
+    assert re.search(r"^chat smollm2-135m +client +0\.0 +102\.0 +█+", text, re.MULTILINE)
+    assert re.search(r"^    round 0 +router +4\.0 +20\.0 +█+ +kind prefill, final 1", text, re.M)
+    assert re.search(r"^ {10}kv\.snapshot +target .* bytes 65536, layers 1", text, re.MULTILINE)
+    assert "kind speculative, drafted 5, accepted 2, final 3" in text
+    assert "nodes 5, depth 4, stop reason cost, entropy 1.25, staleness 2, waited 2.9 ms" in text
+
+
+def test_where_there_are_no_colours_there_are_none_and_no_letters_that_do_not_exist(tmp_path):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show(sample(tmp_path), Console(file=out, width=120))
+    out.flush()
+    text = out.buffer.getvalue().decode("ascii")
+    assert "\x1b" not in text
+    assert "    round 0" in text
+    assert "####" in text
+
+
+def test_colours_tell_services_apart(tmp_path):
+    text = "\n".join(shown(sample(tmp_path), 160, force_terminal=True, color_system="standard"))
+    for colour in ("34", "35", "36", "32"):
+        assert f"\x1b[{colour}m" in text
+
+
+def test_what_spans_say_gives_a_terminal_no_orders(tmp_path):
+    trace = sample(tmp_path, "r\x1b]0;x\x07", error=EVIL, say={"gen_ai.request.model": EVIL})
+    assert not set("\x1b\x07\u202e") & set("\n".join(shown(trace, 120)))
+
+
+def test_bars_lie_where_their_spans_do(tmp_path):
+    by_name = {row.span.name: row for row in rows(sample(tmp_path))}
+    release = by_name["session.release"]
+    assert release.offset_ms == 99
+    assert release.left == pytest.approx(99 / 102)
+    assert release.width == pytest.approx(2 / 102)
+
+
+def test_a_span_that_outlives_its_request_ends_at_the_edge(tmp_path):
+    to = write_trace(tmp_path)
+    to.span("target", "late", (90, 5000), to.spans[1])
+    (late,) = (row for row in rows(last_trace(read_spans(tmp_path))) if row.name == "late")
+    assert late.left + late.width == 1
+    assert late.span.duration_ms == 4910
+
+
+def test_both_ends_of_a_call_do_not_say_the_same_twice(tmp_path):
+    to = write_trace(tmp_path)
+    said = {"slipstream.proposal.depth": 4, "slipstream.proposal.nodes": 6}
+    asked = to.span("router", "draft.propose", (50, 60), to.spans[1], say=said)
+    more = {"slipstream.proposal.staleness": 1}
+    to.span("draft", "draft.propose", (51, 59), asked, say=said | more)
+    about = [row.about for row in rows(last_trace(read_spans(tmp_path))) if row.offset_ms > 50]
+    assert about[:2] == [("nodes 6", "depth 4"), ("staleness 1",)]
+
+
+class Page(HTMLParser):
+    """What a page's elements are, and the text it shows."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), [], []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_runs_and_loads_nothing_whatever_spans_say(tmp_path):
+    say = {"gen_ai.request.model": EVIL, EVIL: EVIL, "list": (EVIL, EVIL)}
+    source = page(sample(tmp_path, EVIL, error=EVIL, say=say))
+    read = Page(source)
+    assert not read.tags & {"script", "img", "link", "iframe", "object", "a", "base", "form"}
+    assert {name for name, _ in read.attributes} <= {
+        "lang", "charset", "http-equiv", "content", "name", "class", "style", "title",
+    }  # fmt: skip
+    assert "url(" not in source
+    assert "@import" not in source
+    assert "default-src 'none'" in source
+    assert re.findall(r"https?:", re.sub(r"<img src=http:", "", "".join(read.text))) == []
+    assert printable(EVIL) in "".join(read.text)
+
+
+def test_the_page_holds_every_span_with_all_its_attributes(tmp_path):
+    trace = sample(tmp_path)
+    source = page(trace)
+    assert source.count("<details") == len(trace.spans)
+    for span in trace.spans:
+        assert span.span_id in source
+        assert all(key in source for key in span.attributes)
+
+
+def sentences(trace):
+    return " ".join(summary(trace).sentences)
+
+
+def test_the_summary_says_what_the_request_was_and_where_its_time_went(tmp_path):
+    said = summary(sample(tmp_path))
+    facts = dict(said.facts)
+    assert facts["request"] == "request-1"
+    assert facts["tokens"] == "12 in, 28 out"
+    assert facts["wall time"] == "100.0 ms"
+    assert facts["first token after"] == "23.5 ms"
+    assert [part.name for part in said.parts][:3] == ["acquire", "encode", "prefill"]
+    assert sum(part.share for part in said.parts) == pytest.approx(1)
+    assert (said.parts[-1].name, said.explained) == ("unexplained", 0.99)
+    assert said.links == ("kv.snapshot -> TargetService/StreamKv of target (2 times)",)
+
+
+def test_the_summary_says_what_drafting_gave(tmp_path):
+    said = sentences(sample(tmp_path))
+    assert "9 rounds with a draft gave 3.00 tokens each, 1 plain round one each." in said
+    assert "Of 45 draft tokens 18 were accepted (40%)." in said
+    assert "waited 3.0 ms for its draft and 4.0 ms for its target, 2.5 ms a token" in said
+    assert "helped if a plain round takes longer" in said
+    assert "Drafting was ended by cost 7x, svip 2x." in said
+    assert "have parents that are not" not in said
+
+
+@pytest.mark.parametrize(("plain_ms", "verdict"), [(2.4, "did not help"), (2.6, "helped.")])
+def test_a_plain_round_says_whether_speculation_helped(tmp_path, plain_ms, verdict):
+    write_trace(tmp_path, say={"slipstream.speculation.plain_round_ms": plain_ms})
+    said = sentences(last_trace(read_spans(tmp_path)))
+    assert f"plain rounds took {plain_ms} ms, so speculation {verdict}" in said
+
+
+def test_rounds_that_were_for_nothing_are_counted(tmp_path):
+    write_trace(tmp_path, say={"slipstream.speculation.rejected_steps": 1})
+    said = sentences(last_trace(read_spans(tmp_path)))
+    assert "1 round kept nothing of what was drafted." in said
+
+
+def test_without_a_draft_the_summary_says_why(tmp_path):
+    said = {
+        "slipstream.speculation.steps": 0,
+        "slipstream.speculation.plain_steps": 27,
+        "slipstream.fallbacks.unavailable": 27,
+    }
+    text = sentences(sample(tmp_path, say=said))
+    assert "Nothing was drafted: all 27 rounds after the prompt were plain." in text
+    assert "In 27 rounds no draft answered (unavailable 27x)." in text
+
+
+def test_errors_and_what_is_missing_are_said(tmp_path):
+    write_trace(tmp_path, error="it is gone")
+    (tmp_path / "client.jsonl").unlink()
+    kept = [line for line in (tmp_path / "draft.jsonl").read_text().splitlines(keepends=True)]
+    (tmp_path / "draft.jsonl").write_text("".join(kept[1:]))
+    text = sentences(last_trace(read_spans(tmp_path)))
+    assert "draft.propose of router ended in Unavailable: it is gone." in text
+    assert "spans have parents that are not in these files" in text
+    assert "The span of the caller is kept elsewhere." in text
+
+
+def test_the_command_shows_a_request_by_its_id_or_the_last_one(tmp_path, capsys):
+    write_trace(tmp_path, "first")
+    write_trace(tmp_path, "second", start_ns=START_NS + 10**9)
+    for flags, said in ((["first"], "first"), (["--last"], "second")):
+        assert exit_code(["trace", *flags, "--dir", str(tmp_path)]) == 0
+        assert re.search(rf"^request +{said}$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_json_has_spans_and_summary_and_a_page_goes_with_it(tmp_path, capsys):
+    write_trace(tmp_path, say={"odd": float("nan"), "raw": b"\x01"})
+    out = tmp_path / "page.html"
+    flags = ["--last", "--json", "--html", str(out), "--dir", str(tmp_path)]
+    assert exit_code(["trace", *flags]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["explained"], said["orphans"]) == (0.99, [])
+    assert len(said["spans"]) == len(read_spans(tmp_path))
+    assert out.read_text() == page(last_trace(read_spans(tmp_path)))
+    assert not list(tmp_path.glob("*.part"))
+
+
+REFUSED = [
+    ([], "say which request"),
+    (["r", "--last"], "both request r and --last"),
+    (["r"], "has no trace of request 'r'"),
+    (["--last", "--dir", "{}/none"], "there are no traces at"),
+    (["--last", "--dir", "{}/empty"], "no request has left a trace in"),
+    (["--last", "--html", "{}/none/page.html"], "page.html can't be written"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), REFUSED)
+def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, flags, reason):
+    write_trace(tmp_path)
+    (tmp_path / "empty").mkdir()
+    named = [flag.format(tmp_path) for flag in flags]
+    where = [] if "--dir" in flags else ["--dir", str(tmp_path)]
+    assert exit_code(["trace", *named, *where]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert reason in said.err
+
+
+@pytest.mark.parametrize("flags", [["r"], ["--last"]])
+def test_whoever_finds_no_traces_is_told_how_to_get_some(tmp_path, capsys, flags):
+    assert exit_code(["trace", *flags, "--dir", str(tmp_path / "none")]) == 2
+    assert "`slipstream up` keeps them" in capsys.readouterr().err
+
+
+def test_up_keeps_traces_beside_the_models_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    assert traces_directory(None, None) == tmp_path / "traces"
+    assert traces_directory("none", None) is None
+    assert traces_directory(str(tmp_path / "t"), None) == tmp_path / "t"
+
+
+def test_up_leaves_traces_to_a_configuration_that_says_where_they_go(tmp_path, monkeypatch):
+    file = tmp_path / "config.toml"
+    file.write_text('[telemetry]\ntraces = ["otlp"]\n')
+    assert traces_directory(None, file) is None
+    assert traces_directory(str(tmp_path), file) == tmp_path
+    file.write_text("[telemetry]\ntraces = 7\n")
+    with pytest.raises(InvalidRequest, match="traces"):
+        traces_directory(None, file)
+    monkeypatch.setenv("SLIPSTREAM_TELEMETRY_TRACES", "console")
+    assert traces_directory(None, None) is None
+
+
+def test_up_tells_every_service_where_traces_are_kept(tmp_path):
+    flags = ("--traces", f"file:{tmp_path}", "--trace-ratio", "1")
+    plan = StackFlags("m", "vanilla:d").plan(port=0).traced(tmp_path)
+    assert plan.draft is not None
+    assert {part[:4] for part in (plan.target, plan.draft, plan.router)} == {flags}
+    assert StackFlags("m", "none").plan(port=0).traced(tmp_path).draft is None

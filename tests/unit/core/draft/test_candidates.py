@@ -1,0 +1,136 @@
+"""Candidates come in exact order, and draws have the law they claim."""
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.draft.candidates import (
+    _top_by_bound,
+    argmax_first,
+    coupled,
+    draw_with_replacement,
+    draw_without_replacement,
+    ordered_top,
+    sparse_law,
+    top_by_key,
+)
+from slipstream.core.errors import ModelError
+from slipstream.core.types import SparseLaw
+from slipstream.core.verify.keyed_noise import Purpose
+from slipstream.core.verify.noise import gumbel
+from support.models import oracle
+
+# Few values: ties everywhere, as in bf16.
+TIED = st.lists(st.sampled_from([-0.0, 0.0, 1.5, -2.0, 3.0, float("-inf")]), min_size=1)
+
+
+def by_definition(scores, k):
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
+
+
+@settings(max_examples=200, deadline=None)
+@given(TIED, st.integers(1, 60), st.sampled_from([_top_by_bound, top_by_key]))
+def test_the_order_is_value_descending_then_id_ascending(scores, k, select):
+    k = min(k, len(scores))
+    values, ids = select(torch.tensor(scores), k)
+    assert ids.tolist() == by_definition(scores, k)
+    assert values.tolist() == [scores[i] for i in ids.tolist()]
+
+
+@pytest.mark.parametrize("k", [1, 7, 64, 1000, 5000])
+def test_a_large_tied_row_is_selected_without_its_order_being_lost(k):
+    generator = torch.Generator().manual_seed(k)
+    row = (torch.randn(5000, generator=generator) * 3).bfloat16().float()
+    expected = by_definition(row.tolist(), k)
+    for select in (ordered_top, top_by_key):
+        assert select(row, k)[1].tolist() == expected
+
+
+def test_rows_of_a_batch_are_selected_alone_and_k_is_capped_by_the_vocabulary():
+    rows = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 5.0]])
+    assert ordered_top(rows, 2)[1].tolist() == [[1, 2], [2, 0]]
+    assert ordered_top(rows[0], 9)[1].tolist() == [1, 2, 0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(TIED.filter(lambda scores: max(scores) > -math.inf))
+def test_the_best_token_is_the_first_among_equals(scores):
+    assert argmax_first(torch.tensor(scores)) == by_definition(scores, 1)[0]
+
+
+@pytest.mark.parametrize("bad", [-math.inf, math.inf, math.nan])
+def test_scores_whose_best_is_no_finite_number_have_no_best_token(bad):
+    with pytest.raises(ModelError, match="the best score of a slot"):
+        argmax_first(torch.tensor([bad, bad]))
+
+
+@pytest.mark.parametrize("size", [3, 500])
+def test_more_of_the_best_than_there_are_numbers_is_an_error(size):
+    with pytest.raises(ModelError, match="no numbers"):
+        ordered_top(torch.full((size,), math.nan), 2)
+
+
+def test_coupled_candidates_wear_the_noise_of_the_targets_draw():
+    scores = torch.tensor([0.5, 0.25, 0.125])
+    ids = torch.tensor([7, 900, 3])
+    noise = gumbel(1, 5, 1000, purpose=Purpose.DRAW)
+    assert torch.equal(coupled(scores, 1, position=5, ids=ids), scores + noise[ids])
+
+
+def test_a_sparse_law_is_the_best_tokens_renormalised():
+    law = sparse_law(torch.tensor([1.0, 4.0, 2.0, 4.0]).log(), 3)
+    assert law.tokens == (1, 3, 2)
+    assert law.probs == pytest.approx((0.4, 0.4, 0.2))
+
+
+def test_a_sparse_law_leaves_out_what_can_not_be_drawn():
+    assert sparse_law(torch.tensor([0.0, float("-inf"), 0.0]), 3).tokens == (0, 2)
+
+
+def test_draws_without_replacement_differ_and_are_capped_by_the_support():
+    law = SparseLaw((5, 6, 7), (0.5, 0.5, 0.0))
+    for seed in range(50):
+        assert sorted(draw_without_replacement(law, 3, seed=seed, position=1)) == [5, 6]
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_ordered_draws_have_the_law_of_sequential_sampling(replacement):
+    q, count = oracle.law(4, 2, 1, 1), 6_000
+    law = SparseLaw((10, 20, 30, 40), tuple(float(x) for x in q))
+    draw = draw_with_replacement if replacement else draw_without_replacement
+    seen = Counter(draw(law, 2, seed=seed, position=9) for seed in range(count))
+    expected = {
+        tuple((10, 20, 30, 40)[i] for i in tokens): chance
+        for tokens, chance in oracle.draws(q, 2, replacement=replacement)
+    }
+    assert set(seen) <= set(expected)
+    observed = [Fraction(seen[pair], count) for pair in expected]
+    # Up to 16 cells of 6000 draws: the expected distance is about 0.015.
+    assert oracle.total_variation(observed, list(expected.values())) < 0.04
+
+
+def test_draws_do_not_depend_on_the_order_the_law_is_listed_in():
+    law = SparseLaw((1, 2, 3), (0.5, 0.3, 0.2))
+    turned = SparseLaw((3, 1, 2), (0.2, 0.5, 0.3))
+    for seed in range(20):
+        assert draw_without_replacement(law, 3, seed=seed, position=4) == draw_without_replacement(
+            turned, 3, seed=seed, position=4
+        )
+
+
+def test_asking_for_no_candidate_at_all_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        ordered_top(torch.zeros(3), 0)
+
+
+@pytest.mark.gpu
+def test_a_device_selects_in_the_same_order_as_the_host():
+    rows = (torch.randn(3, 5000) * 3).bfloat16().float()
+    for host, device in zip(ordered_top(rows, 70), ordered_top(rows.cuda(), 70), strict=True):
+        assert torch.equal(device.cpu(), host)
+    assert [argmax_first(row.cuda()) for row in rows] == [argmax_first(row) for row in rows]

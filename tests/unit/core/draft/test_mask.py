@@ -1,0 +1,67 @@
+"""A sliced mask shows each node its ancestors and itself, and is built once per topology."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.draft.mask import SlicedMasks, ancestor_mask
+from slipstream.core.tree import ROOT, TokenTree
+
+
+@st.composite
+def topologies(draw):
+    """Parents of any tree, parents first."""
+    size = draw(st.integers(1, 14))
+    return tuple(draw(st.integers(ROOT, node - 1)) for node in range(size))
+
+
+@given(topologies())
+def test_a_row_shows_the_path_down_to_its_node(parents):
+    mask = ancestor_mask(parents)
+    tree = TokenTree(tuple(range(len(parents))), parents)
+    for node in range(len(parents)):
+        assert set(mask[node].nonzero()[:, 0].tolist()) == set(tree.path(node))
+
+
+@given(topologies(), st.data())
+def test_every_slice_is_that_of_a_mask_built_for_it(parents, data):
+    masks = SlicedMasks()
+    for _ in range(6):
+        size = data.draw(st.integers(1, len(parents)))
+        start = data.draw(st.integers(0, size - 1))
+        expected = ancestor_mask(parents[:size])[start:]
+        assert torch.equal(masks.rows(parents[:size], start), expected)
+
+
+def test_the_levels_of_a_topology_met_before_are_views_of_one_mask():
+    masks, parents = SlicedMasks(), (-1, -1, 0, 0, 1, 1, 2)
+    whole = masks.rows(parents, 0)
+    for size, start in ((2, 0), (6, 2), (7, 6)):
+        level = masks.rows(parents[:size], start)
+        assert level.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert len(masks) == 1
+
+
+def test_a_tree_that_grows_leaves_one_mask_behind():
+    masks, parents = SlicedMasks(), (-1, -1, 0, 0, 1, 1)
+    for size in (2, 6):
+        masks.rows(parents[:size], 0)
+    assert len(masks) == 1
+
+
+def test_other_topologies_have_masks_of_their_own_and_the_oldest_go():
+    masks = SlicedMasks(capacity=2)
+    for parents in ((-1, 0, 0), (-1, 0, 1), (-1, -1, 1)):
+        assert torch.equal(masks.rows(parents, 0), ancestor_mask(parents))
+    assert len(masks) == 2
+
+
+def test_a_child_before_its_parent_is_refused():
+    with pytest.raises(ValueError, match="parents come first"):
+        ancestor_mask((1, -1))
+
+
+def test_a_store_without_room_is_refused():
+    with pytest.raises(ValueError, match="capacity"):
+        SlicedMasks(0)

@@ -1,0 +1,222 @@
+"""The n-gram draft repeats what followed, and keeps the laws of the draft's port."""
+
+import sys
+from functools import partial
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.draft.ngram import MAX_TOKEN_ID, OwnText
+from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
+from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
+from slipstream.core.errors import InvalidRequest, SessionOutOfSync, UnsupportedCombination
+from slipstream.core.inline import finished
+from slipstream.core.types import Plan, Session, Shape
+from slipstream.rpc.delta import Delta
+from support.models.deltas import ByDeltas
+
+TOKENS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def session_of(*stop_ids, name="s"):
+    return Session(name, 1, 100, stop_token_ids=frozenset(stop_ids))
+
+
+def plan_of(depth, **fields):
+    return Plan(depth, fields.pop("max_nodes", 99), **fields)
+
+
+def by_definition(tokens, max_n):
+    """The token behind the longest suffix that occurred before; of equal ones behind the last."""
+    size = len(tokens)
+    for n in range(min(max_n, size - 1), 0, -1):
+        for start in range(size - n - 1, -1, -1):
+            if tokens[start : start + n] == tokens[size - n :]:
+                return tokens[start + n]
+    return None
+
+
+def text_of(tokens, max_n=3):
+    text = OwnText(max_n)
+    text.append(tokens)
+    return text
+
+
+def next_of(text, path=()):
+    found = text.after(path)
+    return None if found is None else found[0]
+
+
+def test_the_worked_example():
+    assert text_of([1, 2, 3, 4, 2, 3]).after() == (4, 2)
+
+
+def test_the_longest_match_wins_over_a_more_recent_shorter_one():
+    tokens = [1, 2, 3, 7, 0, 3, 8, 1, 2, 3]
+    assert next_of(text_of(tokens)) == 7
+    assert next_of(text_of(tokens, max_n=1)) == 8
+
+
+def test_the_most_recent_of_equally_long_matches_wins():
+    assert next_of(text_of([1, 2, 7, 1, 2, 8, 1, 2])) == 8
+
+
+def test_without_a_match_there_is_nothing():
+    assert text_of([1, 2, 3]).after() is None
+    assert text_of([]).after() is None
+    assert text_of([1]).after() is None
+
+
+def test_a_match_is_measured_beyond_what_is_searched_for():
+    assert text_of([9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 4]).after() == (5, 4)
+    assert text_of([5] * 6).after() == (5, 5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TOKENS, TOKENS, st.integers(1, 4))
+def test_what_is_found_is_what_a_search_of_everything_finds(tokens, path, max_n):
+    assert next_of(text_of(tokens, max_n), path) == by_definition(tokens + path, max_n)
+
+
+@settings(max_examples=100, deadline=None)
+@given(TOKENS, st.integers(0, 40), TOKENS)
+def test_truncating_leaves_no_trace(tokens, length, more):
+    text = text_of(tokens)
+    text.truncate(length)
+    text.append(more)
+    assert text == text_of(tokens[:length] + more)
+
+
+def num_lines_run(work):
+    """How many lines of Python `work` takes: what holds up an event loop, counted."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("num_ids", [1, 50_000])
+def test_a_long_prompt_takes_no_more_steps_of_the_event_loop_than_a_short_one(num_ids):
+    draw = Random(1)
+    prompt = tuple(draw.randrange(num_ids) for _ in range(131_072))
+    plan = plan_of(8, lookup=Copying(1, 8))
+    for draft in (ByDeltas(NgramDraft()), ByDeltas(LookupDraft(NgramDraft()))):
+        for delta in (Delta(0, prompt), Delta(len(prompt), (7, 7)), Delta(9, (7, 7))):
+            proposing = draft.propose(session_of(), delta, plan)
+            assert num_lines_run(partial(finished, proposing)) < 5000
+
+
+@pytest.mark.parametrize("token", [0, 0xD800, 0xFEFF, MAX_TOKEN_ID])
+def test_every_id_that_a_vocabulary_may_have_is_looked_up(token):
+    assert next_of(text_of([token, 1, token])) == 1
+
+
+@pytest.mark.parametrize("token", [-1, MAX_TOKEN_ID + 1, 2**32])
+def test_an_id_that_no_vocabulary_has_is_refused(token):
+    with pytest.raises(InvalidRequest, match=f"from 0 to 1114111, but got {token}"):
+        text_of([1, token])
+
+
+async def test_a_proposal_is_a_chain_within_the_plan():
+    draft = ByDeltas(NgramDraft())
+    delta = Delta(0, (5, 6, 5, 6))
+    proposal = await draft.propose(session_of(), delta, plan_of(9, max_nodes=3))
+    assert proposal.tree.is_chain()
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((5, 6, 5), "nodes")
+    proposal = await draft.propose(session_of(), delta, plan_of(2))
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((5, 6), "depth")
+
+
+async def test_nothing_is_proposed_after_a_stop_token():
+    proposal = await ByDeltas(NgramDraft()).propose(session_of(6), Delta(0, (5, 6, 5)), plan_of(9))
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((6,), "eos")
+
+
+async def test_an_empty_proposal_is_a_proposal():
+    proposal = await ByDeltas(NgramDraft()).propose(session_of(), Delta(0, (5, 6)), plan_of(9))
+    assert (len(proposal.tree), proposal.stopped_by) == (0, "none")
+
+
+async def test_repeating_a_call_changes_nothing():
+    draft, plan = ByDeltas(NgramDraft()), plan_of(4)
+    await draft.propose(session_of(), Delta(0, (1, 2, 3)), plan)
+    delta = Delta(3, (1, 2))
+    first = await draft.propose(session_of(), delta, plan)
+    assert await draft.propose(session_of(), delta, plan) == first
+    assert first.tree.tokens == (3, 1, 2, 3)
+
+
+async def test_a_lower_start_replaces_what_was_held():
+    draft, plan = ByDeltas(NgramDraft()), plan_of(1)
+    await draft.propose(session_of(), Delta(0, (1, 2, 1, 3, 1)), plan)
+    after = await draft.propose(session_of(), Delta(2, (1,)), plan)
+    fresh = await ByDeltas(NgramDraft()).propose(session_of(), Delta(0, (1, 2, 1)), plan)
+    assert after == fresh
+    assert after.tree.tokens == (2,)
+
+
+async def test_a_gap_in_the_final_tokens_is_refused():
+    draft = ByDeltas(NgramDraft())
+    await draft.propose(session_of(), Delta(0, (1, 2)), plan_of(1))
+    with pytest.raises(SessionOutOfSync, match="position 3, but 2 tokens"):
+        await draft.propose(session_of(), Delta(3, (1,)), plan_of(1))
+
+
+async def test_sessions_do_not_see_each_other_and_are_forgotten_when_released():
+    draft, plan = ByDeltas(NgramDraft()), plan_of(1)
+    await draft.propose(session_of(name="a"), Delta(0, (1, 2, 1)), plan)
+    other = await draft.propose(session_of(name="b"), Delta(0, (1,)), plan)
+    assert len(other.tree) == 0
+    await draft.release("a")
+    await draft.release("never opened")
+    with pytest.raises(SessionOutOfSync):
+        await draft.propose(session_of(name="a"), Delta(3, (2,)), plan)
+
+
+async def test_shapes_of_models_are_refused():
+    with pytest.raises(UnsupportedCombination, match="chains and dynamic trees, not cape"):
+        await ByDeltas(NgramDraft()).propose(
+            session_of(), Delta(0, (1,)), plan_of(1, shape=Shape.CAPE)
+        )
+
+
+class Store:
+    """An n-gram store that knows of 7 and 8 behind 6."""
+
+    def after(self, latest):
+        return [(7, 0.5), (8, 0.4)] if latest[0] == 6 else []
+
+
+async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_of_them():
+    sources = NgramSources(Store())
+    delta, plan = Delta(0, (6, 5, 6)), plan_of(2, shape=Shape.DYNAMIC)
+    proposal = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan)
+    assert {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))} == {
+        (5,),
+        (7,),
+        (8,),
+        (5, 6),
+    }
+    assert set(proposal.sources) == {CopySource.LOOKUP, CopySource.STORE}
+    chain = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan_of(4))
+    assert chain.tree.is_chain()
+    assert chain.tree.tokens[0] in (5, 7)
+
+
+async def test_nodes_that_do_not_pay_are_left_out():
+    plan = plan_of(4, shape=Shape.DYNAMIC, row_prices=(0.3,) * 9)
+    proposal = await ByDeltas(NgramDraft(NgramSources(Store()))).propose(
+        session_of(), Delta(0, (6,)), plan
+    )
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((7,), "load")

@@ -1,0 +1,126 @@
+"""Trees out of guesses have the likeliest nodes, share what is there, and hold what pays."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.draft.guesses import Guess
+from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+
+STORE = CopySource.STORE
+SHARES = st.lists(st.floats(0.03, 0.9), min_size=1, max_size=3).filter(lambda at: sum(at) <= 1)
+
+
+@st.composite
+def tables(draw):
+    """Probabilities of tokens 0, 1 and 2 behind every path of up to three of them."""
+    paths = [path for n in range(4) for path in itertools.product(range(3), repeat=n)]
+    return {path: draw(SHARES) for path in paths}
+
+
+def after(table):
+    def guesses(path):
+        return [Guess(token, share, STORE) for token, share in enumerate(table.get(path, ()))]
+
+    return guesses
+
+
+def reaches(table):
+    """The probability of every path to become final."""
+    found = {(): 1.0}
+    for path, shares in table.items():
+        for token, share in enumerate(shares):
+            if path in found:
+                found[*path, token] = found[path] * share
+    del found[()]
+    return {path: reach for path, reach in found.items() if reach >= LEAST}
+
+
+def paths_of(tree):
+    return [tree.path_tokens(node) for node in range(len(tree))]
+
+
+@settings(deadline=None)
+@given(tables(), st.integers(0, 12))
+def test_a_tree_has_the_likeliest_paths_of_all(table, max_nodes):
+    grown = grow(EMPTY, (), after(table), TreeLimits(4, max_nodes))
+    everything = sorted(reaches(table).values(), reverse=True)
+    assert list(grown.reaches) == pytest.approx(everything[:max_nodes])
+    by_path = reaches(table)
+    assert [by_path[path] for path in paths_of(grown.tree)] == pytest.approx(grown.reaches)
+
+
+@settings(deadline=None)
+@given(tables(), st.lists(st.floats(0.01, 0.5), min_size=12, max_size=12).map(sorted))
+def test_no_other_number_of_nodes_pays_more_where_each_costs_more_than_the_last(table, prices):
+    grown = grow(EMPTY, (), after(table), TreeLimits(4, 12, prices))
+    values = sorted(reaches(table).values(), reverse=True)[:12]
+    gains = [sum(values[:n]) - sum(prices[:n]) for n in range(len(values) + 1)]
+    gain = sum(grown.reaches) - sum(prices[: len(grown.tree)])
+    # A node hardly above its price is added, and what follows it is not looked up.
+    assert gain >= max(gains) - 0.1
+
+
+@settings(deadline=None)
+@given(tables(), st.integers(1, 4))
+def test_a_chain_has_the_likeliest_token_of_every_position(table, max_depth):
+    grown = grow(EMPTY, (), after(table), TreeLimits(max_depth, 12, is_chain=True))
+    assert grown.tree.is_chain()
+    assert len(grown.tree) <= max_depth
+    for node, token in enumerate(grown.tree.tokens):
+        shares = table[grown.tree.tokens[:node]]
+        assert shares[token] == max(shares)
+
+
+@st.composite
+def drafted(draw):
+    tokens, parents, seen = [], [], set()
+    for _ in range(draw(st.integers(1, 5))):
+        parent, token = draw(st.integers(-1, len(tokens) - 1)), draw(st.integers(0, 3))
+        if (parent, token) not in seen:
+            seen.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+    tree = TokenTree(tuple(tokens), tuple(parents))
+    return tree, [draw(st.floats(0, 1)) for _ in tokens]
+
+
+@settings(deadline=None)
+@given(tables(), drafted(), st.integers(0, 12), st.floats(0, 0.3))
+def test_what_a_draft_proposed_stays_and_is_shared(table, draft, max_nodes, branch_price):
+    tree, probabilities = draft
+    limits = TreeLimits(4, max_nodes, (0.05,) * 12, branch_price)
+    grown = grow(tree, probabilities, after(table), limits)
+    assert grown.tree.tokens[: len(tree)] == tree.tokens
+    assert grown.tree.parents[: len(tree)] == tree.parents
+    assert len(grown.tree) <= max(max_nodes, len(tree))
+    assert len(set(paths_of(grown.tree))) == len(grown.tree)
+    assert len(grown.sources) == len(grown.reaches) == len(grown.tree) - len(tree)
+
+
+def test_what_a_sure_draft_leaves_over_is_shared_among_the_others():
+    table = {(): [0.5, 0.4]}
+    sure = grow(TokenTree.chain((0,)), (0.9,), after(table), TreeLimits(1, 9))
+    unsure = grow(TokenTree.chain((0,)), (0.2,), after(table), TreeLimits(1, 9))
+    assert sure.reaches == pytest.approx([0.1 * 0.4 / 0.5])
+    assert unsure.reaches == pytest.approx([0.4])
+
+
+def test_nothing_follows_a_stop_token():
+    table = {(): [0.5, 0.4], (0,): [0.9], (1,): [0.9]}
+    limits = TreeLimits(4, 9, stop_token_ids=frozenset({1}))
+    assert set(paths_of(grow(EMPTY, (), after(table), limits).tree)) == {(0,), (1,), (0, 0)}
+
+
+def test_a_second_path_has_to_pay_for_itself_and_leaves_beside_the_first_need_not():
+    table = {(): [0.6, 0.35], (0,): [0.9], (1,): [0.9]}
+    prices = (0.1,) * 9
+    both = grow(EMPTY, (), after(table), TreeLimits(2, 9, prices))
+    assert set(paths_of(both.tree)) == {(0,), (1,), (0, 0), (1, 0)}
+    one = grow(EMPTY, (), after(table), TreeLimits(2, 9, prices, branch_price=1.0))
+    assert set(paths_of(one.tree)) == {(0,), (1,), (0, 0)}
+    assert one.tree.children(ROOT)

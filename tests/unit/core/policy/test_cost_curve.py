@@ -1,0 +1,168 @@
+"""What steps cost is learnt from few forwards, never falls with rows, and outlives outliers."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.cost_curve import Budget, CostCurve, ladder, learn
+
+TILE = 32
+
+
+def staircase(rows, sessions=1):
+    """Every tile costs 20 ms, a row 0.25 ms, another session 1 ms."""
+    return 0.020 * -(-rows // TILE) + 0.00025 * rows + 0.001 * (sessions - 1)
+
+
+class Bench:
+    """A machine whose clock goes by what it runs."""
+
+    def __init__(self, law):
+        self.now, self.law, self.ran = 0.0, law, []
+
+    def forward(self, rows, sessions):
+        self.ran.append((rows, sessions))
+        self.now += self.law(rows, sessions)
+
+    def learn(self, **given):
+        costs = learn(self.forward, lambda: self.now, **given)
+        return CostCurve(costs.points, tile=given.get("tile"), session_s=costs.session_s)
+
+
+def learnt(law=staircase, *, tile=TILE, seconds=60.0):
+    return Bench(law).learn(tile=tile, budget=Budget(seconds))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 31, 32, 33, 50, 64, 65, 100, 128, 129, 160, 161, 500])
+def test_a_staircase_is_learnt_with_its_edges_and_goes_on_beyond_what_was_timed(rows):
+    assert learnt().seconds(rows) == pytest.approx(staircase(rows))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 32, 33, 65, 128, 256, 1000])
+def test_a_line_is_learnt_and_goes_on(rows):
+    curve = learnt(lambda rows, sessions: 0.01 + 0.001 * rows, tile=None)
+    assert curve.seconds(rows) == pytest.approx(0.01 + 0.001 * rows)
+
+
+def test_what_another_session_adds_is_learnt():
+    assert learnt().seconds(16, 16) == pytest.approx(staircase(16, 16))
+
+
+@pytest.mark.parametrize("tile", [None, TILE])
+def test_slow_machines_run_a_few_forwards_only(tile):
+    bench = Bench(lambda rows, sessions: 10.0 * staircase(rows, sessions))
+    curve = bench.learn(tile=tile, budget=Budget(0.01))
+    assert len(bench.ran) <= 7
+    assert curve.seconds(64) == pytest.approx(10 * staircase(64))
+
+
+def test_what_was_timed_once_is_left_out_where_others_were_timed_twice():
+    """A forward of two rows, the last that there was time for, took an age."""
+    bench = Bench(lambda rows, sessions: 9.0 if rows == 2 else staircase(rows, sessions))
+    curve = bench.learn(tile=TILE, budget=Budget(1.0))
+    assert bench.ran.count((2, 1)) == 1
+    assert curve.seconds(2) == pytest.approx(staircase(2))
+
+
+def test_fast_machines_run_everything_several_times_but_not_for_ever():
+    bench = Bench(lambda rows, sessions: 1e-6)
+    bench.learn(tile=TILE)
+    sizes = ladder(TILE, 128)
+    assert 2 * len(sizes) < len(bench.ran) < 10 * len(sizes)
+
+
+def test_the_fastest_of_several_forwards_counts():
+    stolen = iter([0.5, 0.0] * 100)
+    bench = Bench(lambda rows, sessions: staircase(rows, sessions) + next(stolen))
+    curve = bench.learn(tile=TILE, budget=Budget(1000.0))
+    for rows in (1, 16, 33, 64):
+        assert curve.seconds(rows) == pytest.approx(staircase(rows), rel=0.15)
+
+
+points = st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=9)
+
+
+@settings(deadline=None)
+@given(points, st.sampled_from([None, 4]), st.lists(st.tuples(st.integers(1, 99), st.floats(0, 9))))
+def test_more_rows_never_cost_less_whatever_was_timed(seconds, tile, steps):
+    curve = CostCurve([(3 * at + 1, value) for at, value in enumerate(seconds)], tile=tile)
+    for rows, taken in steps:
+        curve.record(rows, 1 + rows % 3, 10 * rows, seconds=taken)
+    costs = [curve.seconds(rows) for rows in range(1, 120)]
+    assert costs == sorted(costs)
+    assert costs[0] > 0
+
+
+def record(curve, times, *, law, rows=12):
+    for _ in range(times):
+        curve.record(rows, seconds=law(rows))
+
+
+def test_a_machine_that_slows_down_is_followed_at_all_sizes():
+    curve = learnt()
+    record(curve, 100, law=lambda rows: 2 * staircase(rows))
+    assert curve.seconds(12) == pytest.approx(2 * staircase(12), rel=0.02)
+    for rows in (1, 32, 64):
+        assert curve.seconds(rows) / curve.seconds(12) == pytest.approx(
+            staircase(rows) / staircase(12), rel=0.1
+        )
+
+
+def test_one_stolen_processor_hardly_shows():
+    curve = learnt()
+    record(curve, 1, law=lambda rows: 100 * staircase(rows))
+    assert curve.seconds(12) < 1.06 * staircase(12)
+    record(curve, 50, law=staircase)
+    assert curve.seconds(12) == pytest.approx(staircase(12), rel=0.01)
+
+
+def test_long_contexts_come_to_cost_what_they_take():
+    curve = learnt()
+    for step in range(2000):
+        keys = 8 * (100 + 1000 * (step % 2))
+        curve.record(8, 1, keys, seconds=staircase(8) + keys * 5e-7)
+    for keys in (800, 8800):
+        assert curve.seconds(8, 1, keys) == pytest.approx(staircase(8) + keys * 5e-7, rel=0.03)
+    assert curve.seconds(8) == pytest.approx(staircase(8), rel=0.05)
+
+
+STEPS = st.tuples(
+    st.integers(1, 600), st.integers(1, 64), st.integers(0, 10**6), st.floats(allow_nan=True)
+)
+
+
+@settings(deadline=None)  # on a busy machine an example may take long
+@given(st.lists(STEPS, max_size=60), st.sampled_from([None, 16]), st.floats(0, 1e9))
+def test_whatever_is_recorded_a_forward_takes_a_time_that_rises_with_its_rows(steps, tile, first):
+    """Also behind a first crowd forward that took ages, as the processor was taken away."""
+    curve = CostCurve([(1, 0.01), (16, 0.02), (32, 0.04)], tile=tile, session_s=first)
+    for rows, sessions, keys, seconds in steps:
+        curve.record(rows, sessions, keys, seconds=seconds)
+    for sessions, keys in ((1, 0), (4, 5000)):
+        costs = [curve.seconds(rows, sessions, keys) for rows in range(1, 200)]
+        assert all(0 < cost < math.inf for cost in costs)
+        assert costs == sorted(costs)
+
+
+def test_a_machine_that_was_busy_at_the_start_is_seen_as_it_is_afterwards():
+    curve = CostCurve([(1, 0.02), (32, 0.04)], session_s=1e6)
+    for _ in range(300):
+        curve.record(4, 4, seconds=0.025)
+    assert curve.seconds(4, 4) == pytest.approx(0.025, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "bad", [[], [(1, 0.1)], [(2, 0.1), (4, 0.2)], [(1, 0.1), (1, 0.1)], [(1, 0.0), (2, 0.1)]]
+)
+def test_points_that_are_no_curve_are_refused(bad):
+    with pytest.raises(InvalidRequest):
+        CostCurve(bad)
+
+
+@pytest.mark.parametrize("bad", [(0, 1, 0), (1, 0, 0), (1, 1, -1)])
+def test_a_forward_that_can_not_be_is_refused(bad):
+    with pytest.raises(InvalidRequest, match="no forward has"):
+        learnt().seconds(*bad)

@@ -1,0 +1,289 @@
+"""Plans respect every limit, learn from verdicts, and give up what does not pay."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.draft.ngram_sources import Copying, CopySource
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.policy.backoff import Backoff
+from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.row_costs import Offer
+from slipstream.core.request.options import Mode, SpeculationOptions, num_product_nodes
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.settings import resolve
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    FinishReason,
+    Proposal,
+    Shape,
+    StopPolicy,
+    Verdict,
+    Verification,
+)
+from support.models.rounds import round_of
+
+PREFILL = Verdict((1,), 0)
+
+
+def planner_of(profile=None, *, drafter="glide", **fields):
+    options = SpeculationOptions(**fields)
+    return Planner(resolve(options, profile or Profile(), drafter=drafter, has_decision_model=True))
+
+
+def verdict_of(accepted, **fields):
+    return Verdict(tuple(range(accepted + 1)), accepted, **fields)
+
+
+def chain(depth):
+    return Proposal(TokenTree.chain(range(depth)))
+
+
+def test_what_is_not_asked_for_comes_from_the_profile():
+    profile = Profile(Shape.CHAIN, StopPolicy.SVIP, 0.4, max_depth=6, max_nodes=20)
+    plan = planner_of(profile).plan(100, PREFILL)
+    assert (plan.shape, plan.stop, plan.threshold) == (Shape.CHAIN, StopPolicy.SVIP, 0.4)
+    assert (plan.max_depth, plan.max_nodes) == (6, 20)
+    asked = planner_of(profile, max_draft_tokens=3, stop=StopPolicy.FIXED).plan(100, PREFILL)
+    assert (asked.max_depth, asked.stop, asked.threshold) == (3, StopPolicy.FIXED, None)
+
+
+def test_defaults_that_do_not_fit_the_drafter_give_way():
+    plan = planner_of(drafter="ngram").plan(100, PREFILL)
+    assert (plan.shape, plan.stop, plan.threshold) == (Shape.CHAIN, StopPolicy.FIXED, None)
+
+
+def test_parts_that_do_not_go_together_are_refused():
+    with pytest.raises(UnsupportedCombination):
+        planner_of(verification=Verification.MCSD, shape=Shape.DYNAMIC)
+
+
+@given(
+    st.integers(1, 60),
+    st.one_of(st.none(), st.integers(1, 140)),
+    st.integers(1, 40),
+    st.integers(1, 127),
+    st.sampled_from([Mode.AUTO, Mode.FORCED]),
+)
+def test_a_plan_respects_the_request_the_limit_and_the_rows(remaining, rows, depth, nodes, mode):
+    planner = planner_of(mode=mode, max_draft_tokens=depth, max_nodes=nodes)
+    plan = planner.plan(remaining, verdict_of(0, offer=rows and Offer(rows)))
+    assert plan.max_depth <= min(depth, remaining - 1, nodes)
+    assert plan.max_depth <= plan.max_nodes <= nodes
+    if rows is not None:
+        assert plan.max_nodes <= max(rows - 1, 1 if mode is Mode.FORCED else 0)
+    if remaining >= 2 and (mode is Mode.FORCED or rows is None or rows >= 2):
+        assert plan.max_depth >= 1
+
+
+def test_the_last_token_is_never_drafted_for():
+    assert planner_of(mode=Mode.FORCED).plan(1, PREFILL).max_depth == 0
+    assert planner_of(mode=Mode.FORCED).plan(2, PREFILL).max_depth == 1
+
+
+def test_off_is_always_plain():
+    planner = planner_of(mode=Mode.OFF)
+    assert {planner.plan(n, PREFILL).max_depth for n in range(1, 50)} == {0}
+
+
+def test_the_heuristic_length_follows_success():
+    planner = planner_of(stop=StopPolicy.HEURISTIC, max_draft_tokens=12, mode=Mode.FORCED)
+    assert planner.plan(99, PREFILL).max_depth == 5
+    planner.record(round_of(chain(5), verdict_of(5)))
+    assert planner.plan(99, PREFILL).max_depth == 7
+    planner.record(round_of(chain(7), verdict_of(6)))
+    assert planner.plan(99, PREFILL).max_depth == 6
+    planner.record(round_of(Proposal(), verdict_of(0)))
+    assert planner.plan(99, PREFILL).max_depth == 6
+
+
+def failing_rounds(planner, count):
+    """Plan and fail `count` rounds; which of them speculated."""
+    speculated = []
+    for _ in range(count):
+        plan = planner.plan(1000, PREFILL)
+        speculated.append(plan.max_depth > 0)
+        planner.record(round_of(chain(plan.max_depth), verdict_of(0)))
+    return speculated
+
+
+def test_speculation_that_does_not_pay_is_given_up_and_tried_again_more_and_more_rarely():
+    planner = planner_of(Profile(step_cost=0.2), mode=Mode.AUTO)
+    speculated = failing_rounds(planner, 400)
+    tries = [index for index, tried in enumerate(speculated) if tried]
+    pauses = [b - a - 1 for a, b in itertools.pairwise(tries)]
+    pauses = pauses[pauses.index(Backoff.FIRST_PAUSE) :]
+    assert pauses == [4, 8, 16, 32, *[64] * (len(pauses) - 4)]
+    assert len(pauses) > 5
+
+
+def test_forced_speculation_is_never_given_up():
+    planner = planner_of(Profile(step_cost=0.2), mode=Mode.FORCED)
+    assert all(failing_rounds(planner, 100))
+
+
+def test_speculation_that_pays_again_is_taken_up_again():
+    planner = planner_of(Profile(step_cost=0.2), mode=Mode.AUTO)
+    failing_rounds(planner, 30)
+    for _ in range(200):
+        depth = planner.plan(1000, PREFILL).max_depth
+        planner.record(round_of(chain(depth), verdict_of(depth)))
+    assert all(planner.plan(1000, PREFILL).max_depth > 0 for _ in range(20))
+
+
+COPIES = Profile(step_cost=0.02, row_cost=0.02, lookup=2, lookup_alone=3.0, max_nodes=20)
+
+
+def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
+    plan = planner_of(COPIES).plan(99, PREFILL)
+    assert plan.max_depth == COPIES.max_depth
+    assert plan.lookup == Copying(shortest=2, max_depth=20, alone=3.0)
+    assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
+    assert planner_of(COPIES).plan(99, verdict_of(0, offer=Offer(4))).lookup.max_depth == 3
+
+
+def test_a_request_that_bounds_paths_bounds_copies():
+    planner = planner_of(COPIES, max_draft_tokens=3)
+    assert planner.plan(99, PREFILL).lookup.max_depth == planner.settings.longest_path == 3
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "is_copying"),
+    [
+        (COPIES, {}, True),
+        (COPIES, {"lookup": True}, True),
+        (COPIES, {"lookup": False}, False),
+        (COPIES, {"mode": Mode.OFF}, False),
+        (COPIES, {"drafter": "ngram"}, False),
+        (COPIES, {"verification": Verification.MCSD, "shape": Shape.CHAIN}, False),
+        (COPIES, {"verification": Verification.TARGET_INIT}, False),
+        (Profile(), {}, False),
+        (Profile(), {"lookup": True}, True),
+    ],
+)
+def test_copying_is_as_asked_or_else_as_the_profile_says_where_it_fits(
+    profile, options, is_copying
+):
+    planner = planner_of(profile, **options)
+    plan = planner.plan(99, verdict_of(0, roots=(1, 2)))
+    assert (plan.lookup is not None) == is_copying == (planner.settings.lookup is not None)
+
+
+def test_while_a_draft_does_not_pay_copies_go_on_without_it():
+    planner = planner_of(COPIES, mode=Mode.AUTO)
+    plans = []
+    for _ in range(60):
+        plans.append(planner.plan(1000, PREFILL))
+        is_asked = plans[-1].lookup.alone > 0
+        planner.record(round_of(chain(plans[-1].max_depth if is_asked else 0), verdict_of(0)))
+    assert {plan.lookup.alone for plan in plans} == {0.0, COPIES.lookup_alone}
+    assert all(plan.max_depth > 0 for plan in plans)
+
+
+def num_asked(planner, proposal, verdict, rounds=60):
+    """Count the rounds that ask the draft, whose proposals and verdicts are all alike."""
+    asked = 0
+    for _ in range(rounds):
+        is_asked = planner.plan(1000, PREFILL).lookup.alone > 0
+        asked += is_asked
+        planner.record(round_of(proposal if is_asked else Proposal(), verdict))
+    return asked
+
+
+def test_a_draft_that_pays_against_plain_decoding_is_spared_where_copies_bring_as_much():
+    profile = replace(COPIES, step_cost=0.1)
+    drafted, kept = chain(3), Verdict((1, 1, 1, 9), 3)
+    better = replace(drafted, instead=TokenTree.chain((2,)))
+    equal = replace(drafted, instead=TokenTree.chain(drafted.tree.tokens))
+    assert num_asked(planner_of(profile, mode=Mode.AUTO), better, kept) == 60
+    kept = Verdict((*drafted.tree.tokens, 9), 3)
+    assert num_asked(planner_of(profile, mode=Mode.AUTO), equal, kept) < 30
+
+
+def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
+    planner = planner_of(COPIES, mode=Mode.AUTO, stop=StopPolicy.HEURISTIC)
+    before = planner.plan(1000, PREFILL)
+    copied = Proposal(TokenTree.chain((1, 2, 3)), num_copied=3, sources=(CopySource.LOOKUP,) * 3)
+    for _ in range(50):
+        planner.record(round_of(copied, verdict_of(0)))
+    after = planner.plan(1000, PREFILL)
+    assert (after.max_depth, after.lookup) == (before.max_depth, before.lookup)
+
+
+def test_rounds_that_pay_just_enough_go_on():
+    planner = planner_of(Profile(step_cost=0.1, max_depth=5), mode=Mode.AUTO)
+    for _ in range(200):
+        assert planner.plan(1000, PREFILL).max_depth == 5
+        planner.record(round_of(chain(5), verdict_of(1)))  # 2 tokens for the time of 1.5
+
+
+def test_rows_that_cost_more_than_they_bring_count_against_the_gain():
+    planner = planner_of(Profile(step_cost=0.0, row_cost=0.5, max_depth=5), mode=Mode.AUTO)
+    for _ in range(20):
+        planner.record(round_of(chain(5), verdict_of(1)))  # 2 tokens for the time of 3.5
+    assert planner.plan(1000, PREFILL).max_depth == 0
+
+
+def test_a_last_round_cut_short_says_nothing_about_the_gain():
+    planner = planner_of(Profile(step_cost=1.0), mode=Mode.AUTO)
+    for _ in range(50):
+        planner.record(round_of(chain(8), verdict_of(0, finish_reason=FinishReason.STOP)))
+    assert planner.plan(1000, PREFILL).max_depth > 0
+
+
+def test_a_product_tree_is_cut_to_the_levels_that_fit():
+    planner = planner_of(shape=Shape.PRODUCT, widths=(4, 2, 2), max_nodes=28)
+    plans = {
+        rows: planner.plan(100, verdict_of(0, offer=Offer(rows))) for rows in (29, 28, 13, 5, 4)
+    }
+    assert {rows: plan.widths for rows, plan in plans.items()} == {
+        29: (4, 2, 2),
+        28: (4, 2),
+        13: (4, 2),
+        5: (4,),
+        4: (),
+    }
+    for plan in plans.values():
+        assert num_product_nodes(plan.widths) <= plan.max_nodes
+        assert plan.max_depth == len(plan.widths)
+
+
+def forest_plan(remaining=100, roots=(7, 8, 9), **fields):
+    planner = planner_of(verification=Verification.TARGET_INIT, num_roots=3, **fields)
+    return planner.plan(remaining, Verdict((), 0, roots=roots))
+
+
+def test_a_forest_hangs_under_the_roots_and_shares_the_nodes_among_them():
+    plan = forest_plan(max_draft_tokens=4, max_nodes=12)
+    assert (plan.shape, plan.roots) == (Shape.FORK, (7, 8, 9))
+    assert (plan.max_depth, plan.max_nodes) == (4, 12)
+    assert forest_plan(max_draft_tokens=2, max_nodes=127).max_depth == 3
+
+
+def test_roots_are_always_proposed_even_when_nothing_may_be_drafted():
+    assert forest_plan(remaining=1).max_depth == 1
+    plan = forest_plan(max_nodes=1)
+    assert (plan.max_depth, plan.max_nodes) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_depth": 0},
+        {"max_depth": 41},
+        {"max_nodes": 128},
+        {"step_cost": -0.1},
+        {"step_cost": float("nan")},
+        {"row_cost": -0.1},
+        {"lookup": -1},
+        {"lookup_alone": float("inf")},
+        {"shape": Shape.PRODUCT},
+        {"shape": Shape.FORK},
+    ],
+)
+def test_a_profile_that_can_not_be_is_refused_at_birth(fields):
+    with pytest.raises(InvalidRequest, match="a profile's"):
+        Profile(**fields)

@@ -1,0 +1,179 @@
+"""Plans follow what rounds and drafts are measured to cost, whether a request is alone or not."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.row_costs import Offer, RowCosts
+from slipstream.core.policy.stop import TOO_DEAR
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.settings import resolve
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, ReplyTiming, Verdict
+from slipstream.rpc.conversion.convert import verdict_from_pb
+from slipstream.rpc.v1 import target_pb2
+from support.models.rounds import round_of
+
+STAIRS = RowCosts(((1, 1.0), (4, 1.1), (5, 1.6), (8, 1.7)))
+
+
+def offer_of(row_cost, *, rows=8, round_s=0.02):
+    return Offer(rows, round_s, RowCosts.straight(row_cost))
+
+
+DEAR, FREE = offer_of(0.1), offer_of(0.0)
+
+
+def planner_of(profile=None, *, mode=Mode.AUTO, step_s=None):
+    options = SpeculationOptions(mode=mode)
+    settings = resolve(
+        options,
+        profile or Profile(),
+        drafter="glide",
+        has_decision_model=True,
+        step_s=step_s,
+    )
+    return Planner(settings)
+
+
+def verdict_of(accepted, offer):
+    return Verdict(tuple(range(accepted + 1)), accepted, offer=offer)
+
+
+def chain(depth):
+    return Proposal(TokenTree.chain(range(depth)))
+
+
+def test_every_node_has_the_price_of_its_own_place_on_the_staircase():
+    planner = planner_of(Profile(max_nodes=7))
+    prices = planner.plan(99, verdict_of(0, Offer(8, 0.02, STAIRS))).row_prices
+    unit = prices[3] / 0.5
+    assert prices == pytest.approx([unit * cost for cost in STAIRS.nodes(7)])
+    assert unit >= 1
+
+
+def test_what_a_target_measures_counts_unless_a_profile_pins_it():
+    measured, pinned = planner_of(), planner_of(Profile(row_cost=0.3, step_cost=0.2))
+    for offer in (FREE, DEAR):
+        measured_prices = measured.plan(99, verdict_of(0, offer)).row_prices
+        assert sum(measured_prices) == pytest.approx(
+            len(measured_prices) * measured_prices[0], abs=1e-9
+        )
+        assert pinned.plan(99, verdict_of(0, offer)).row_prices == pytest.approx(
+            pinned.plan(99, verdict_of(0, DEAR)).row_prices
+        )
+    assert measured.plan(99, verdict_of(0, FREE)).row_prices[0] == 0
+    assert measured.plan(99, verdict_of(0, DEAR)).row_prices[0] >= 0.1
+
+
+def test_a_slow_draft_must_be_surer_from_the_first_round_on():
+    worth = [
+        planner_of(step_s=step_s).plan(99, verdict_of(0, FREE)).worth
+        for step_s in (0.0002, 0.002, 0.01)
+    ]
+    assert worth == sorted(worth)
+    assert worth[0] < 0.03 < worth[-1]
+
+
+def test_forced_speculation_has_its_shape_whatever_it_costs():
+    plan = planner_of(mode=Mode.FORCED).plan(99, verdict_of(0, DEAR))
+    assert (plan.worth, plan.row_prices) == (None, ())
+
+
+def test_rows_are_worth_more_to_who_gains_more():
+    worth = []
+    for accepted in (1, 3, 7):
+        planner = planner_of()
+        for _ in range(50):
+            planner.plan(999, verdict_of(0, DEAR))
+            planner.record(round_of(chain(7), verdict_of(accepted, DEAR)))
+        worth.append(planner.plan(999, verdict_of(0, DEAR)).worth)
+    assert worth == sorted(worth)
+    assert worth[0] < worth[-1] <= 1
+
+
+def speculated(planner, offer, *, waited_s, rounds=60):
+    """How many of 64 rounds speculate, after `rounds` others. With a draft one brings 2 tokens."""
+    depths = []
+    for _ in range(rounds + 64):
+        depths.append(planner.plan(999, verdict_of(0, offer)).max_depth)
+        drafted = chain(depths[-1]) if depths[-1] else Proposal()
+        verdict = verdict_of(min(depths[-1], 1), offer)
+        planner.record(round_of(drafted, verdict, waited_s))
+    return sum(depth > 0 for depth in depths[rounds:])
+
+
+SHORT = Profile(max_depth=4)
+
+
+def test_drafts_that_take_longer_than_they_save_are_given_up():
+    assert speculated(planner_of(SHORT), FREE, waited_s=0.002) == 64
+    assert speculated(planner_of(SHORT), FREE, waited_s=0.060) <= 16
+
+
+def test_a_pinned_cost_of_draft_steps_counts_however_long_a_draft_took():
+    assert speculated(planner_of(Profile(max_depth=4, step_cost=0.01)), FREE, waited_s=0.06) == 64
+
+
+def test_a_draft_that_was_asked_and_found_nothing_worth_proposing_is_not_free():
+    planner = planner_of(SHORT)
+    asked = 0
+    for _ in range(100):
+        plan = planner.plan(999, verdict_of(0, DEAR))
+        asked += plan.max_depth > 0
+        found = Proposal(stopped_by=TOO_DEAR) if plan.max_depth else Proposal()
+        planner.record(round_of(found, verdict_of(0, DEAR), 0.01))
+    assert asked < 30
+
+
+def test_the_first_draft_of_a_request_which_reads_its_prompt_is_not_held_against_it():
+    planner = planner_of(SHORT)
+    planner.plan(999, verdict_of(0, FREE))
+    planner.record(round_of(chain(4), verdict_of(1, FREE), 9.0))
+    assert speculated(planner, FREE, waited_s=0.002, rounds=1) == 64
+
+
+def test_rounds_whose_rows_cost_more_than_they_bring_are_given_up():
+    assert speculated(planner_of(SHORT), DEAR, waited_s=0.0) == 64
+    assert speculated(planner_of(SHORT), offer_of(0.5), waited_s=0.0) <= 16
+
+
+def test_forced_speculation_goes_on_with_the_one_node_that_is_left():
+    crowded = verdict_of(0, offer_of(0.0, rows=1))
+    assert planner_of(mode=Mode.FORCED).plan(99, crowded).max_nodes == 1
+    assert planner_of().plan(99, crowded).max_depth == 0
+
+
+COUNTS = st.integers(0, 2**32 - 1)
+COSTS = st.one_of(st.floats(width=32), st.floats(1, 2.0**127, width=32))
+OFFERS = st.fixed_dictionaries(
+    {
+        "free_rows": st.one_of(st.integers(0, 200), COUNTS),
+        "round_s": st.one_of(st.floats(), st.floats(0, 1e-300), st.floats(0, 1)),
+        "cost_tokens": st.lists(COUNTS, max_size=6).map(sorted),
+        "costs": st.lists(COSTS, max_size=6).map(sorted),
+        "branch_cost": COSTS,
+    }
+)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(OFFERS, st.floats(), st.integers(1, 5)), max_size=12),
+    st.sampled_from(list(Mode)),
+    st.sampled_from([None, 1e-300, 0.01, 1e300]),
+)
+def test_whatever_a_target_offers_and_drafts_take_the_next_round_is_planned(rounds, mode, step_s):
+    planner = planner_of(mode=mode, step_s=step_s)
+    for offer, waited_s, depth in rounds:
+        verdict = verdict_from_pb(target_pb2.Verdict(tokens=[1], **offer), ReplyTiming())
+        plan = planner.plan(50, verdict)
+        assert all(price >= 0 for price in plan.row_prices)
+        assert plan.worth is None or 0 <= plan.worth <= 1
+        if plan.max_depth:
+            planner.record(round_of(chain(depth), verdict, waited_s))
+        assert not math.isnan(planner._backoff.gain)

@@ -1,0 +1,154 @@
+"""Each stop policy stops where its paper says, and falls back to the simpler one."""
+
+import math
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.stop import (
+    MAX_DRAFT_TOKENS,
+    Calibration,
+    CostStop,
+    DecisionStop,
+    FixedStop,
+    HeuristicLength,
+    StopSignal,
+    SvipStop,
+    make_stop,
+)
+from slipstream.core.types import StopPolicy
+
+SURE, UNSURE = 0.1, 2.0
+ENTROPY_AT_DEFAULT = 0.3**2 / 0.15  # 0.6 nats
+
+
+def signal(depth=1, top_prob=0.9, entropy=SURE, score=None, path_prob=1.0):
+    return StopSignal(depth, top_prob, entropy, score, path_prob)
+
+
+def test_a_fixed_length_is_drafted_whatever_the_signal():
+    stop = make_stop(StopPolicy.FIXED, max_depth=3)
+    assert [stop.should_stop(signal(depth, entropy=UNSURE)) for depth in (1, 2, 3)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_svip_stops_above_an_entropy_of_six_tenths_of_a_nat():
+    stop = make_stop(StopPolicy.SVIP)
+    assert not stop.should_stop(signal(entropy=ENTROPY_AT_DEFAULT - 1e-6))
+    assert stop.should_stop(signal(entropy=ENTROPY_AT_DEFAULT + 1e-6))
+
+
+def test_svip_reads_infinite_entropy_as_unsure_and_rounding_below_zero_as_sure():
+    assert SvipStop().should_stop(signal(entropy=math.inf))
+    assert not SvipStop().should_stop(signal(entropy=-1e-9))
+
+
+def test_svip_without_an_entropy_drafts_to_the_limit():
+    stop = make_stop(StopPolicy.SVIP, max_depth=4)
+    assert not stop.should_stop(signal(3, entropy=math.nan))
+    assert stop.should_stop(signal(4, entropy=math.nan))
+
+
+def test_a_decision_stops_at_its_threshold_and_below():
+    stop = make_stop(StopPolicy.DECISION)
+    assert stop.should_stop(signal(score=0.4))
+    assert not stop.should_stop(signal(score=0.41))
+
+
+@pytest.mark.parametrize("score", [None, math.nan])
+def test_a_decision_without_a_score_is_left_to_svip(score):
+    stop = DecisionStop()
+    assert stop.should_stop(signal(score=score, entropy=UNSURE))
+    assert not stop.should_stop(signal(score=score, entropy=SURE))
+    assert not stop.should_stop(signal(score=score, entropy=math.nan))
+
+
+def test_cost_goes_on_while_the_next_token_is_worth_the_step():
+    stop = CostStop(0.25)
+    assert not stop.should_stop(signal(top_prob=0.5, path_prob=0.5))
+    assert stop.should_stop(signal(top_prob=0.5, path_prob=0.49))
+
+
+def test_cost_prefers_the_decision_models_score_to_calibrated_confidence():
+    stop = CostStop(0.25, Calibration((0.0, 0.2)))
+    assert stop.should_stop(signal(top_prob=1.0))
+    assert not stop.should_stop(signal(top_prob=1.0, score=0.3))
+    assert stop.should_stop(signal(top_prob=1.0, score=math.nan))
+
+
+def test_cost_without_a_path_probability_drafts_to_the_limit():
+    stop = make_stop(StopPolicy.COST, 0.5, max_depth=2)
+    assert not stop.should_stop(signal(1, path_prob=math.nan))
+    assert stop.should_stop(signal(2, path_prob=math.nan))
+
+
+@pytest.mark.parametrize("policy", [policy for policy in StopPolicy])
+def test_no_policy_drafts_past_its_limit(policy):
+    stop = make_stop(policy, cost_ratio=1e-9, max_depth=7)
+    certain = {"top_prob": 1.0, "entropy": 0.0, "score": 1.0}
+    assert not stop.should_stop(signal(6, **certain))
+    assert stop.should_stop(signal(7, **certain))
+
+
+def test_the_default_limit_is_forty():
+    assert FixedStop().max_depth == MAX_DRAFT_TOKENS == 40
+
+
+def test_the_heuristic_grows_by_two_on_success_and_shrinks_by_one():
+    length = HeuristicLength(5)
+    assert length.after(all_accepted=True).length == 7
+    assert length.after(all_accepted=False).length == 4
+
+
+def test_the_heuristic_stays_between_one_and_its_cap():
+    assert HeuristicLength(1).after(all_accepted=False).length == 1
+    assert HeuristicLength(7, cap=8).after(all_accepted=True).length == 8
+
+
+@pytest.mark.parametrize(
+    ("policy", "threshold"),
+    [
+        (StopPolicy.SVIP, 0.0),
+        (StopPolicy.SVIP, -0.1),
+        (StopPolicy.SVIP, math.nan),
+        (StopPolicy.SVIP, math.inf),
+        (StopPolicy.DECISION, 1.1),
+        (StopPolicy.DECISION, math.nan),
+        (StopPolicy.COST, 0.0),
+        (StopPolicy.COST, math.nan),
+        (StopPolicy.FIXED, 0.5),
+        (StopPolicy.HEURISTIC, 0.5),
+    ],
+)
+def test_a_threshold_out_of_range_is_refused_at_birth(policy, threshold):
+    with pytest.raises(InvalidRequest, match="threshold"):
+        make_stop(policy, threshold)
+
+
+def test_cost_without_any_ratio_is_refused():
+    with pytest.raises(InvalidRequest, match="needs a measured cost ratio"):
+        make_stop(StopPolicy.COST)
+
+
+def test_a_length_out_of_range_is_refused_at_birth():
+    for make in (lambda: FixedStop(0), lambda: FixedStop(41), lambda: HeuristicLength(9, 8)):
+        with pytest.raises(InvalidRequest, match="length is"):
+            make()
+
+
+def test_calibration_is_linear_between_its_points():
+    calibration = Calibration((0.0, 0.2, 1.0))
+    assert [calibration.probability(x) for x in (0.0, 0.25, 0.5, 0.75, 1.0)] == pytest.approx(
+        [0.0, 0.1, 0.2, 0.6, 1.0]
+    )
+    assert calibration.probability(1.5) == 1.0
+    assert calibration.probability(math.nan) == 0.0
+
+
+@pytest.mark.parametrize("points", [(0.5,), (0.0, 1.1), (math.nan, 1.0)])
+def test_calibration_points_that_are_no_probabilities_are_refused(points):
+    with pytest.raises(InvalidRequest, match="calibration"):
+        Calibration(points)

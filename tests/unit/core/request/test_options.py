@@ -1,0 +1,158 @@
+"""What a request may ask for, and which parts go together."""
+
+import math
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.request.options import (
+    DRAFTERS,
+    VERIFICATIONS,
+    Mode,
+    SpeculationOptions,
+    check_combination,
+    fitting_shape,
+    fitting_stop,
+    num_product_nodes,
+)
+from slipstream.core.types import Shape, StopPolicy, Verification
+
+V, S, P = Verification, Shape, StopPolicy
+
+
+def check(drafter="glide", *, has_decision_model=True, **fields):
+    if fields.get("shape") is S.PRODUCT:
+        fields.setdefault("widths", (2, 2))
+    check_combination(SpeculationOptions(**fields), drafter, has_decision_model=has_decision_model)
+
+
+def is_supported(verification, shape, drafter):
+    try:
+        check(drafter, verification=verification, shape=shape)
+    except UnsupportedCombination:
+        return False
+    return True
+
+
+SUPPORTED = {
+    **{(V.EXACT, shape, drafter): True for shape in S for drafter in ("glide", "vanilla")},
+    (V.EXACT, S.FORK, "glide"): False,
+    (V.EXACT, S.FORK, "vanilla"): False,
+    (V.EXACT, S.CHAIN, "ngram"): True,
+    (V.EXACT, S.DYNAMIC, "ngram"): True,
+    **{
+        (V.MCSD, shape, drafter): True
+        for shape in (S.CHAIN, S.PRODUCT, S.CAPE)
+        for drafter in ("glide", "vanilla")
+    },
+    **{
+        (V.MCSD_REPLACEMENT, shape, drafter): True
+        for shape in (S.CHAIN, S.PRODUCT)
+        for drafter in ("glide", "vanilla")
+    },
+    (V.TARGET_INIT, S.FORK, "glide"): True,
+    (V.TARGET_INIT, S.FORK, "vanilla"): True,
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("shape", S)
+@pytest.mark.parametrize("verification", V)
+def test_what_goes_with_what_is_as_documented(verification, shape, drafter):
+    expected = SUPPORTED.get((verification, shape, drafter), False)
+    assert is_supported(verification, shape, drafter) is expected
+
+
+@pytest.mark.parametrize("stop", P)
+def test_a_draft_without_a_distribution_serves_only_policies_that_ask_for_none(stop):
+    if stop in (P.FIXED, P.HEURISTIC):
+        check("ngram", stop=stop)
+    else:
+        with pytest.raises(UnsupportedCombination, match=f"stop {stop.value} does not go with"):
+            check("ngram", stop=stop)
+
+
+def test_a_decision_without_its_weights_is_refused():
+    check(stop=P.DECISION, has_decision_model=True)
+    with pytest.raises(UnsupportedCombination, match="none is loaded"):
+        check(stop=P.DECISION, has_decision_model=False)
+
+
+def test_a_refusal_says_what_would_go():
+    with pytest.raises(UnsupportedCombination, match="which takes cape, chain, product"):
+        check(verification=V.MCSD, shape=S.DYNAMIC)
+
+
+def test_an_unknown_drafter_is_refused():
+    with pytest.raises(InvalidRequest, match="drafter is 'medusa'"):
+        check("medusa")
+
+
+def test_nothing_asked_goes_with_everything_but_what_a_drafter_lacks():
+    for drafter in DRAFTERS:
+        check(drafter, has_decision_model=False)
+    check("ngram", mode=Mode.OFF)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("verification", V)
+def test_defaults_are_made_to_fit(verification, drafter):
+    if drafter not in VERIFICATIONS[verification].drafters:
+        return
+    options = SpeculationOptions(verification=verification)
+    shape = fitting_shape(options, S.CAPE, drafter=drafter)
+    stop = fitting_stop(options, P.SVIP, drafter=drafter)
+    assert is_supported(verification, shape, drafter)
+    check(drafter, verification=verification, stop=stop)
+
+
+def test_parameters_with_speculation_off_are_refused_by_name():
+    with pytest.raises(UnsupportedCombination, match="max_nodes, shape is given"):
+        SpeculationOptions(mode=Mode.OFF, max_nodes=4, shape=S.CHAIN)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_draft_tokens": 0},
+        {"max_draft_tokens": 41},
+        {"max_nodes": 0},
+        {"max_nodes": 128},
+        {"num_roots": 0, "verification": V.TARGET_INIT},
+        {"num_roots": 2},
+        {"threshold": 0.3},
+        {"threshold": 0.3, "stop": P.FIXED},
+        {"threshold": -1.0, "stop": P.SVIP},
+        {"threshold": 2.0, "stop": P.DECISION},
+        {"threshold": math.nan, "stop": P.COST},
+        {"shape": S.PRODUCT},
+        {"shape": S.CHAIN, "widths": (2,)},
+        {"widths": (2,)},
+        {"shape": S.PRODUCT, "widths": ()},
+        {"shape": S.PRODUCT, "widths": (2, 0)},
+        {"shape": S.PRODUCT, "widths": (8, 8, 8)},
+        {"shape": S.PRODUCT, "widths": (4, 2), "max_nodes": 11},
+    ],
+)
+def test_options_out_of_range_or_without_their_other_half_are_refused_at_birth(fields):
+    with pytest.raises(InvalidRequest):
+        SpeculationOptions(**fields)
+
+
+@pytest.mark.parametrize(
+    ("widths", "nodes"), [((), 0), ((3,), 3), ((4, 2, 2), 28), ((4, 2, 2, 1), 44)]
+)
+def test_a_product_tree_has_as_many_nodes_as_its_levels_add_up_to(widths, nodes):
+    assert num_product_nodes(widths) == nodes
+
+
+@pytest.mark.parametrize("drafter", ["glide", "vanilla"])
+def test_lookup_goes_with_a_model_that_drafts_and_exact_verification(drafter):
+    check(drafter, lookup=True)
+    for verification in set(V) - {V.EXACT}:
+        with pytest.raises(UnsupportedCombination, match=f"exact, not {verification.value}"):
+            check(drafter, lookup=True, verification=verification)
+        check(drafter, lookup=False, verification=verification)
+    with pytest.raises(UnsupportedCombination, match="ngram is lookup already"):
+        check("ngram", lookup=True)
+    check("ngram", lookup=False)

@@ -1,0 +1,157 @@
+"""Every token of an output says where it came from, and what the draft's are adds up."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
+from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.origins import TokenOrigin, origins_of
+from slipstream.core.request.request import Ask
+from slipstream.core.request.results import Chunk, collected
+from slipstream.core.run import Trail
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import Proposal, SamplingParams, Verdict
+from support.models.tiny_runs import WAYS, agreeing_models, run_of
+
+DRAFT, RUNNER_UP, LOOKUP, STORE, LEARNED, TARGET = TokenOrigin
+COPIED = (LOOKUP, STORE, LEARNED)
+CAPE = Proposal(
+    cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), NodeBudget(31))
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "origins"),
+    [
+        ((9,), [TARGET]),
+        ((1, 9), [DRAFT, TARGET]),
+        ((1, 2, 3, 9), [DRAFT, DRAFT, DRAFT, TARGET]),
+        ((12, 9), [RUNNER_UP, TARGET]),
+        ((1, 21, 9), [DRAFT, RUNNER_UP, TARGET]),
+    ],
+)
+def test_a_chain_is_the_drafts_and_its_leaves_are_runner_ups(tokens, origins):
+    assert list(origins_of(CAPE, Verdict(tokens, len(tokens) - 1))) == origins
+
+
+def test_what_follows_a_runner_up_is_no_best_guess_any_more():
+    tree = TokenTree((1, 2, 3, 4), (ROOT, ROOT, 0, 1))
+    assert origins_of(Proposal(tree), Verdict((2, 4, 9), 2)) == (RUNNER_UP, RUNNER_UP, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("source", "origin"),
+    [
+        (CopySource.LOOKUP, LOOKUP),
+        (CopySource.GRAMMAR, LOOKUP),
+        (CopySource.STORE, STORE),
+        (CopySource.LEARNED, LEARNED),
+    ],
+)
+def test_what_was_copied_is_its_sources_and_what_the_draft_had_too_is_the_drafts(source, origin):
+    whole = TokenTree((1, 2, 7, 8), (ROOT, 0, 1, 2))
+    proposal = Proposal(whole, num_copied=2, sources=(source,) * 2)
+    origins = (DRAFT, DRAFT, origin, origin, TARGET)
+    assert origins_of(proposal, Verdict((1, 2, 7, 8, 9), 4)) == origins
+    alone = Proposal(TokenTree.chain((1, 2)), sources=(source,) * 2)
+    assert origins_of(alone, Verdict((1, 2, 9), 2)) == (origin, origin, TARGET)
+
+
+def test_roots_that_the_target_drew_are_its_own_and_the_chains_below_the_drafts():
+    tree = TokenTree((5, 6, 1, 2), (ROOT, ROOT, 0, 1))
+    verdict = Verdict((6, 2), 2, roots=(3, 4))
+    assert origins_of(Proposal(tree), verdict, has_roots=True) == (TARGET, DRAFT)
+
+
+def test_a_verdict_that_is_cut_short_ends_with_the_drafts_own():
+    assert origins_of(CAPE, Verdict((1, 2), 2)) == (DRAFT, DRAFT)
+
+
+def test_origins_come_with_their_tokens_however_late_these_are_sent():
+    trail = Trail(num_past=2, num_sent=1)
+    assert trail.send(1) == (None,)
+    trail.add((TARGET, DRAFT))
+    assert trail.send(0) == ()
+    trail.add((TARGET,))
+    assert trail.send(3) == (TARGET, DRAFT, TARGET)
+
+
+def test_origins_that_are_not_those_of_the_tokens_are_refused():
+    with pytest.raises(InvalidRequest, match="2 tokens have 1 origins"):
+        Chunk("ab", (1, 2), origins=(TARGET,))
+
+
+def test_parts_of_an_answer_without_origins_are_not_known(models):
+    chunks = run_of(models, Ask(max_tokens=20, with_origins=True))
+    half = len(chunks) // 2
+    mixed = [replace(chunk, origins=()) for chunk in chunks[:half]] + chunks[half:]
+    num_unsaid = sum(len(chunk.token_ids) for chunk in chunks[:half])
+    whole = collected(chunks).origins
+    assert 0 < num_unsaid < len(whole)
+    assert collected(mixed).origins == (None,) * num_unsaid + whole[num_unsaid:]
+
+
+@pytest.fixture(scope="module")
+def models():
+    return agreeing_models()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_draft_says_is_what_the_statistics_accepted(models, way, temperature):
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    ask = Ask(sampling, 40, speculation=WAYS[way], with_origins=True)
+    chunks = run_of(models, ask)
+    result = collected(chunks)
+    said = Counter(result.origins)
+    speculation = result.stats.speculation
+    assert len(result.origins) == len(result.token_ids) == 40
+    assert [len(chunk.origins) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks]
+    copied = sum(said[origin] for origin in COPIED)
+    assert said[DRAFT] + said[RUNNER_UP] + copied == speculation.num_accepted_draft_tokens
+    assert said[LOOKUP] == speculation.num_accepted_lookup_tokens
+    assert result.origins[0] is TARGET
+    assert None not in said
+
+
+def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
+    ask = Ask(max_tokens=60, speculation=WAYS["lookup"], with_origins=True)
+    seen = set(collected(run_of(models, ask)).origins)
+    assert seen == set(TokenOrigin) - {STORE, LEARNED}
+
+
+def test_nobody_says_where_tokens_came_from_who_is_not_asked(models):
+    asked, unasked = (
+        run_of(models, Ask(max_tokens=20, with_origins=flag)) for flag in (True, False)
+    )
+    assert all(chunk.origins == () for chunk in unasked)
+    assert [replace(chunk, origins=()) for chunk in asked] == unasked
+
+
+def test_a_stop_string_cuts_origins_with_the_tokens(models):
+    ask = Ask(max_tokens=40, speculation=WAYS["cape"], with_origins=True)
+    whole = collected(run_of(models, ask))
+    for start in range(2, len(whole.text) - 2):
+        cut = collected(run_of(models, replace(ask, stop=(whole.text[start : start + 2],))))
+        count = len(cut.token_ids)
+        assert cut.token_ids == whole.token_ids[:count]
+        assert cut.origins == whole.origins[:count]
+        assert count <= 40
+
+
+@pytest.mark.parametrize("num_past", [0, 7, 20])
+@pytest.mark.parametrize("num_received", [0, 5, 20])
+def test_of_a_request_that_goes_on_the_old_tokens_say_nothing(models, num_past, num_received):
+    ask = Ask(max_tokens=30, request_id="r", speculation=WAYS["cape"], with_origins=True)
+    whole = collected(run_of(models, ask))
+    past = whole.token_ids[:num_past]
+    chunks = run_of(models, ask, past=past, num_received=num_received)
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    origins = [origin for chunk in chunks for origin in chunk.origins]
+    assert tokens == list(whole.token_ids[num_received:])
+    num_old = max(num_past - num_received, 0)
+    assert origins[:num_old] == [None] * num_old
+    assert None not in origins[num_old:]

@@ -1,0 +1,112 @@
+"""Profiles: their values, their file, and what of them is for sampled requests."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.policy.stop import Calibration
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.profile import Profile, profile_from_values, profile_values
+from slipstream.core.request.settings import resolve
+from slipstream.core.types import Shape, StopPolicy
+from slipstream.draft.profile_file import Pair, profile_file, read_profile
+
+PAIR = Pair("tiny", "glide", "t" * 64, {"model.safetensors": "a" * 64})
+PROFILE = Profile(
+    Shape.CAPE,
+    StopPolicy.COST,
+    0.125,
+    threshold_sampled=0.25,
+    max_depth=6,
+    cape_table=(3, 2, 0),
+    calibration=Calibration((0.0, 0.25, 1.0)),
+)
+
+
+def test_sampled_requests_have_a_threshold_and_a_calibration_of_their_own():
+    curves = Calibration((0.0, 0.5)), Calibration((0.0, 1.0))
+    profile = Profile(
+        threshold=0.4,
+        threshold_sampled=0.2,
+        calibration=curves[0],
+        calibration_sampled=curves[1],
+    )
+    for temperature, threshold, curve in ((0.0, 0.4, curves[0]), (0.7, 0.2, curves[1])):
+        settings = resolve(
+            SpeculationOptions(),
+            profile,
+            drafter="glide",
+            has_decision_model=False,
+            temperature=temperature,
+        )
+        assert settings.threshold == threshold
+        assert profile.calibration_at(temperature) == curve
+
+
+def test_a_profile_survives_its_values():
+    values = json.loads(json.dumps(profile_values(PROFILE)))
+    assert profile_from_values(values, place="here") == PROFILE
+    assert profile_from_values({}, place="here") == Profile()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"speed": 2}, "here has 'speed', but known are shape, stop"),
+        ({"max_depth": 0}, "here can't be used: a profile's max_depth is 0"),
+        ({"max_depth": 2.5}, "max_depth of here is 2.5, but must be of the kind int"),
+        ({"max_depth": True}, "max_depth of here is True"),
+        ({"stop": "never"}, "stop of here is 'never', but must be one of fixed"),
+        ({"threshold": "0.3"}, "threshold of here is '0.3'"),
+        ({"stop": "svip", "threshold": -1}, "threshold of stop svip is -1"),
+        ({"cape_table": [1, -1]}, "cape_table is"),
+        ({"cape_table": [1, "x"]}, "an item in cape_table of here is 'x'"),
+        ({"cape_table": 3}, "cape_table of here is 3, but must be a list"),
+        ({"calibration": {"points": [0.1]}}, "a calibration has 1 points"),
+        ({"calibration": [0.1]}, "calibration of here is no object"),
+        ([], "here is no object of fields"),
+    ],
+)
+def test_a_profile_that_is_none_is_refused_by_what_is_wrong(values, said):
+    with pytest.raises(InvalidRequest, match=said):
+        profile_from_values(values, place="here")
+
+
+def test_a_profile_file_is_for_its_models_only(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile_file(PROFILE, PAIR, {"command": "slipstream calibrate"})))
+    assert read_profile(path, PAIR) == PROFILE
+    assert read_profile(path, replace(PAIR, target="")) == PROFILE
+    for changes, said in (
+        ({"target": "other"}, "is for target 'tiny', but here it is 'other'"),
+        ({"draft": "vanilla:tiny"}, "is for draft 'glide'"),
+        ({"weights_sha256": {"model.safetensors": "b" * 64}}, "weights sha256 model.safetensors a"),
+        ({"tokenizer_hash": "u" * 64}, "is for tokenizer hash"),
+    ):
+        with pytest.raises(ModelMismatch, match=said):
+            read_profile(path, replace(PAIR, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"format_version": 1}', "it has no models"),
+        ('{"format_version": 2, "models": {}, "profile": {}}', "format_version 2, but known is 1"),
+        ('{"formatted": 1}', "has 'formatted', but known are format_version"),
+        ('{"format_version": 1, "models": [], "profile": {}}', "models of .* is no object"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused_by_what_is_wrong(tmp_path, text, said):
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match=said):
+        read_profile(path, PAIR)
+
+
+def test_a_profile_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match="can't be read"):
+        read_profile(tmp_path / "none.json", PAIR)

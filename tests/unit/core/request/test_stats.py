@@ -1,0 +1,106 @@
+"""Every figure follows from the outcomes of the rounds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.request.stats import MAX_PER_STEP, Outcomes
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, Verdict
+from support.models.rounds import outcome, round_of
+
+ROUNDS = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=20
+)
+
+LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
+
+
+def stats_of(rounds, **fields):
+    outcomes = Outcomes()
+    for accepted, depth, drafted in rounds:
+        outcomes.record(outcome(drafted, depth, accepted))
+    return outcomes.summary(num_spec_tokens=9, lossless=True)
+
+
+def test_a_worked_example():
+    outcomes = Outcomes()
+    outcomes.record(outcome(12, 4, 4, stopped_by="policy"))
+    outcomes.record(outcome(10, 3, 1, stopped_by="policy"))
+    outcomes.record(outcome(8, 4, 1, stopped_by="depth"))
+    outcomes.record(outcome(0, 0, 0))
+    stats = outcomes.summary(num_spec_tokens=4, lossless=False)
+    assert stats.mean_acceptance_length == 3.0
+    assert stats.draft_acceptance_rate == 0.2
+    assert stats.acceptance_histogram == {1: 2, 4: 1}
+    assert (stats.num_spec_steps, stats.num_plain_steps) == (3, 1)
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (30, 6)
+    assert (stats.per_step_accepted, stats.per_step_drafted) == ((4, 1, 1), (12, 10, 8))
+    assert stats.per_step_depth == (4, 3, 4)
+    assert stats.stop_reasons == {"policy": 2, "depth": 1}
+    assert (stats.num_spec_tokens, stats.lossless) == (4, False)
+
+
+def test_a_request_that_never_speculated_has_figures_too():
+    stats = stats_of([])
+    assert (stats.mean_acceptance_length, stats.draft_acceptance_rate) == (1.0, 0.0)
+    assert stats.acceptance_histogram == {}
+
+
+@given(ROUNDS)
+def test_the_histogram_accounts_for_every_step_and_every_accepted_token(rounds):
+    stats = stats_of(rounds)
+    histogram = stats.acceptance_histogram
+    assert sum(histogram.values()) == stats.num_spec_steps
+    assert sum(k * n for k, n in histogram.items()) == stats.num_accepted_draft_tokens
+    assert stats.num_spec_steps + stats.num_plain_steps == len(rounds)
+    assert 0 <= stats.draft_acceptance_rate <= 1
+    assert 1 <= stats.mean_acceptance_length <= 1 + 9
+
+
+def test_of_many_rounds_the_newest_are_there_one_by_one_and_all_in_the_sums():
+    stats = stats_of((step % 3, 4, 8) for step in range(100_000))
+    newest = [step % 3 for step in range(100_000 - MAX_PER_STEP, 100_000)]
+    assert list(stats.per_step_accepted) == newest
+    assert len(stats.per_step_drafted) == len(stats.per_step_depth) == MAX_PER_STEP
+    assert stats.acceptance_histogram == {0: 33_334, 1: 33_333, 2: 33_333}
+    assert (stats.num_spec_steps, stats.num_draft_tokens) == (100_000, 800_000)
+    assert stats.num_accepted_draft_tokens == 3 * 33_333
+
+
+def test_a_round_that_can_not_have_happened_is_refused():
+    with pytest.raises(ValueError, match="3 accepted of depth 2 of 3 nodes"):
+        Outcomes().record(outcome(3, 2, 3))
+
+
+def test_a_summary_is_not_changed_by_later_rounds():
+    outcomes = Outcomes()
+    outcomes.record(outcome(2, 2, 1))
+    before = outcomes.summary(num_spec_tokens=2, lossless=True)
+    outcomes.record(outcome(2, 2, 2, stopped_by="eos"))
+    assert before.per_step_accepted == (1,)
+    assert before.stop_reasons == {"none": 1}
+
+
+def test_copied_tokens_are_counted_among_the_draft_tokens_and_apart():
+    outcomes = Outcomes()
+    path = TokenTree((1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2, -1, -1, -1))
+    sources = (LOOKUP, STORE, STORE, LEARNED, STORE)
+    outcomes.record(round_of(Proposal(path, sources=sources), Verdict((1, 2, 3, 4, 99), 4)))
+    copied = [LOOKUP] * 5 + [GRAMMAR]
+    outcomes.record(outcome(6, 6, 6, stopped_by="lookup", sources=tuple(copied)))
+    stats = outcomes.summary(num_spec_tokens=6, lossless=True)
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (13, 10)
+    assert (stats.num_lookup_tokens, stats.num_accepted_lookup_tokens) == (7, 7)
+    assert (stats.num_store_tokens, stats.num_accepted_store_tokens) == (3, 1)
+    assert (stats.num_learned_tokens, stats.num_accepted_learned_tokens) == (1, 0)
+
+
+def test_a_round_without_a_draft_in_which_something_was_copied_is_no_plain_step():
+    outcomes = Outcomes()
+    outcomes.record(outcome(2, 2, 1, stopped_by="lookup", fallback="timeout"))
+    outcomes.record(outcome(0, 0, 0, fallback="timeout"))
+    stats = outcomes.summary(num_spec_tokens=6, lossless=True)
+    assert (stats.num_spec_steps, stats.num_plain_steps) == (1, 1)
+    assert stats.fallbacks == {"timeout": 2}

@@ -1,0 +1,272 @@
+"""Log-probabilities are those of the model itself, however tokens were found."""
+
+import asyncio
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream.core.errors import InvalidRequest, ModelError, NotBuilt, UnsupportedCombination
+from slipstream.core.inline import finished
+from slipstream.core.request.request import Ask, DraftFacts, make_request
+from slipstream.core.request.results import Chunk, collected
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.text.logprobs import MAX_LOGPROBS, TokenLogprob, TopLogprob, with_texts
+from slipstream.core.types import Proposal, SamplingParams, Session, Verification
+from slipstream.core.verify.draws import fits_device
+from slipstream.core.verify.likelihood import token_logprob
+from slipstream.models.target.causal import CausalModel
+from support.models import tiny
+from support.models.batches import batched, guess, session_of
+from support.models.tiny_runs import FACTS, PROMPT, WAYS, Letters, agreeing_models, run_of
+
+LOSSLESS = [*((way, "vanilla") for way in WAYS if way != "roots"), ("chain", "ngram")]
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(temperature=1.5, seed=3),
+    "changed": SamplingParams(
+        temperature=0.7,
+        top_p=0.8,
+        top_k=20,
+        min_p=0.01,
+        repetition_penalty=1.3,
+        presence_penalty=0.5,
+        frequency_penalty=0.2,
+        logit_bias=((5, 2.0), (9, -3.0)),
+        seed=8,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return agreeing_models()
+
+
+def told(models, tokens, num_top):
+    """What plain decoding tells of these tokens: each is forced by a bias, round by round."""
+    engine = tiny.local_target(models[0])
+    known = []
+    for at, token in enumerate(tokens):
+        law = SamplingParams(logit_bias=((token, 100.0),))
+        session = Session("s", len(PROMPT), 64, law, num_logprobs=num_top)
+        sequence = TokenSequence(session, (*PROMPT, *tokens[:at]))
+        verdict = finished(engine.verify(sequence, Proposal()))
+        assert verdict.tokens == (token,)
+        known += verdict.logprobs
+    return with_texts(tuple(known), tokens, Letters().token_bytes)
+
+
+def raw_laws(tokens):
+    """transformers' own log-softmax of every slot of the output: [n, vocab]."""
+    ids = torch.tensor([[*PROMPT, *tokens]])
+    with torch.no_grad():
+        logits = tiny.hf_model()(ids).logits[0, len(PROMPT) - 1 : -1]
+    return torch.log_softmax(logits.double(), -1)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(("way", "kind"), LOSSLESS)
+def test_every_way_of_speculating_tells_what_plain_decoding_does(models, way, sampling, kind):
+    ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS[way], num_logprobs=5)
+    result = collected(run_of(models, ask, kind=kind))
+    assert result.logprobs == told(models, result.token_ids, 5)
+    speculation = result.stats.speculation
+    assert (speculation.num_draft_tokens > 0) == (way != "off")
+    if kind == "vanilla":
+        assert (speculation.num_accepted_draft_tokens > 0) == (way != "off")
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_they_are_the_log_softmax_of_the_raw_logits(models, sampling):
+    ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS["cape"], num_logprobs=4)
+    result = collected(run_of(models, ask))
+    for law, token, item in zip(
+        raw_laws(result.token_ids), result.token_ids, result.logprobs, strict=True
+    ):
+        assert item.logprob == pytest.approx(float(law[token]), abs=1e-5)
+        best = law.topk(4)
+        assert [other.logprob for other in item.top] == pytest.approx(
+            best.values.tolist(), abs=1e-5
+        )
+        assert [other.token_id for other in item.top] == best.indices.tolist()
+
+
+def test_their_order_is_by_value_then_by_id():
+    logits = torch.tensor([1.0, 3.0, -1.0, 3.0, -math.inf, 3.0, 1.0])
+    item = token_logprob(logits, 2, 6)
+    assert [other.token_id for other in item.top] == [1, 3, 5, 0, 6, 2]
+    assert item.logprob == item.top[-1].logprob
+    total = math.log(3 * math.exp(3) + 2 * math.exp(1) + math.exp(-1))
+    assert [other.logprob for other in item.top] == pytest.approx(
+        [3 - total] * 3 + [1 - total] * 2 + [-1 - total]
+    )
+    assert token_logprob(logits, 4, 0) == TokenLogprob(-math.inf)
+
+
+def test_of_a_small_vocabulary_there_are_no_more_than_all():
+    assert len(token_logprob(torch.zeros(3), 0, 20).top) == 3
+    assert token_logprob(torch.tensor([50.0, -50.0]), 0, 1) == TokenLogprob(
+        0.0, (TopLogprob(0, 0.0),)
+    )
+
+
+def test_different_logits_have_different_log_probabilities():
+    near = torch.tensor([30.0]).nextafter(torch.tensor([0.0]))
+    item = token_logprob(torch.cat([near, torch.tensor([30.0])]), 0, 2)
+    assert [other.token_id for other in item.top] == [1, 0]
+    assert item.top[0].logprob > item.top[1].logprob == item.logprob
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_no_law_are_the_model_s_fault(value):
+    with pytest.raises(ModelError, match="the best logit of a slot"):
+        token_logprob(torch.tensor([0.0, value]), 0, 1)
+
+
+@pytest.mark.gpu
+def test_a_device_tells_what_the_host_does():
+    logits = torch.randn(50_000, generator=torch.Generator().manual_seed(1)).mul_(4)
+    here, there = (token_logprob(row, 7, 5) for row in (logits, logits.cuda()))
+    assert [other.token_id for other in there.top] == [other.token_id for other in here.top]
+    assert [there.logprob, *(other.logprob for other in there.top)] == pytest.approx(
+        [here.logprob, *(other.logprob for other in here.top)], abs=1e-5
+    )
+
+
+def test_chunks_carry_those_of_their_tokens_with_the_bytes_of_each(models):
+    chunks = run_of(models, Ask(max_tokens=40, speculation=WAYS["cape"], num_logprobs=2))
+    assert [len(chunk.logprobs) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks]
+    result = collected(chunks)
+    assert tuple(item for chunk in chunks for item in chunk.logprobs) == result.logprobs
+    letters = Letters()
+    for token, item in zip(result.token_ids, result.logprobs, strict=True):
+        assert item.text == letters.token_bytes(token)
+        assert [other.text for other in item.top] == [
+            letters.token_bytes(other.token_id) for other in item.top
+        ]
+
+
+def test_without_likeliest_tokens_there_is_the_token_s_own(models):
+    none, five = (
+        collected(run_of(models, Ask(max_tokens=20, num_logprobs=count))) for count in (0, 5)
+    )
+    assert none.logprobs == tuple(replace(item, top=()) for item in five.logprobs)
+
+
+class Mute(Letters):
+    """Knows no bytes of any token, and does not like to be asked."""
+
+    def token_bytes(self, token_id):
+        raise AssertionError("nobody wants them")
+
+
+@pytest.mark.parametrize("way", ["off", "cape", "mcsd"])
+def test_who_does_not_ask_gets_none_and_the_same_answer(models, way):
+    ask = Ask(SAMPLINGS["sampled"], 30, speculation=WAYS[way])
+    unasked = run_of(models, ask, text=Mute())
+    assert all(chunk.logprobs == () for chunk in unasked)
+    asked = run_of(models, replace(ask, num_logprobs=3))
+    assert [replace(chunk, logprobs=()) for chunk in asked] == unasked
+
+
+def test_rows_draw_on_their_own_unless_more_than_tokens_is_asked_for():
+    session = Session("s", 3, 9)
+    assert fits_device(session)
+    assert not fits_device(replace(session, num_logprobs=0))
+
+
+def test_a_stop_string_cuts_them_with_the_tokens(models):
+    ask = Ask(max_tokens=24, speculation=WAYS["cape"], num_logprobs=1)
+    whole = collected(run_of(models, ask))
+    for start in range(2, len(whole.text) - 2, 9):
+        cut = collected(run_of(models, replace(ask, stop=(whole.text[start : start + 2],))))
+        assert cut.logprobs == whole.logprobs[: len(cut.token_ids)]
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 9))
+def test_the_limit_cuts_them_with_the_tokens(models, max_tokens):
+    ask = Ask(max_tokens=9, speculation=WAYS["cape"], num_logprobs=1)
+    whole = collected(run_of(models, ask)).logprobs
+    cut = collected(run_of(models, replace(ask, max_tokens=max_tokens)))
+    assert cut.logprobs == whole[:max_tokens]
+
+
+@pytest.mark.parametrize(("num_past", "num_received"), [(7, 0), (7, 5), (7, 12), (20, 20)])
+def test_of_a_request_that_goes_on_the_old_tokens_have_none(models, num_past, num_received):
+    ask = Ask(max_tokens=30, request_id="r", speculation=WAYS["cape"], num_logprobs=2)
+    whole = collected(run_of(models, ask))
+    past = whole.token_ids[:num_past]
+    chunks = run_of(models, ask, past=past, num_received=num_received)
+    found = [item for chunk in chunks for item in chunk.logprobs]
+    expected = [None] * num_past + list(whole.logprobs[num_past:])
+    assert found == expected[num_received:]
+
+
+def test_they_are_those_of_the_tokens():
+    with pytest.raises(InvalidRequest, match="2 tokens have 1 log-probabilities"):
+        Chunk("ab", (1, 2), logprobs=(TokenLogprob(-1.0),))
+
+
+@pytest.mark.parametrize("count", [-1, 21, 1.0, True])
+def test_more_than_twenty_are_refused(count):
+    with pytest.raises(InvalidRequest, match=f"logprobs is {count}, but must be 0 to 20"):
+        Ask(num_logprobs=count)
+    if type(count) is int:
+        with pytest.raises(InvalidRequest, match="logprobs"):
+            Session("s", 3, 9, num_logprobs=count)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "error"),
+    [
+        (replace(FACTS, max_logprobs=None), Ask(num_logprobs=0), NotBuilt),
+        (replace(FACTS, max_logprobs=5), Ask(num_logprobs=6), InvalidRequest),
+        (FACTS, Ask(num_logprobs=1, speculation=WAYS["roots"]), UnsupportedCombination),
+    ],
+)
+def test_what_the_target_can_t_tell_is_refused(facts, asked, error):
+    with pytest.raises(error, match="logprobs"):
+        make_request("s", PROMPT, asked, facts, DraftFacts("vanilla"))
+
+
+def test_a_target_refuses_them_where_the_law_is_not_its_own(models):
+    session = Session(
+        "s", len(PROMPT), 9, verification=Verification.TARGET_INIT, num_logprobs=MAX_LOGPROBS
+    )
+    with pytest.raises(UnsupportedCombination, match="logprobs do not go with verification"):
+        finished(tiny.local_target(models[0]).verify(TokenSequence(session, PROMPT), Proposal()))
+
+
+async def talk(target, number, session):
+    """A request of guesses that are right for a while; its tokens and their log-probabilities."""
+    sequence, said = TokenSequence(session, tiny.tokens(30, number)), []
+    proposal = Proposal()
+    while True:
+        verdict = await target.verify(sequence, proposal)
+        sequence.append(verdict.tokens)
+        said.append(verdict.logprobs)
+        if verdict.finish_reason is not None:
+            return sequence.tokens, said
+        room, round_ = 30 + session.max_tokens - len(sequence) - 1, len(said)
+        proposal = guess(number, round_, tiny.tokens(4, round_)) if room > 6 else Proposal()
+
+
+@pytest.mark.parametrize("engine", ["native", "torch", "shaped"])
+async def test_requests_with_them_and_without_share_a_step(engine):
+    model = CausalModel(tiny.hf_model(), engine=engine)
+    sessions = [
+        replace(session_of(number, 30, 12), num_logprobs=number % 3 or None) for number in range(4)
+    ]
+    alone = [
+        await talk(tiny.local_target(model), number, session)
+        for number, session in enumerate(sessions)
+    ]
+    async with batched(tiny.local_target(model)) as (target, _):
+        together = await asyncio.gather(
+            *(talk(target, number, session) for number, session in enumerate(sessions))
+        )
+    assert together == alone
+    for number, (tokens, said) in enumerate(together):
+        assert sum(map(len, said)) == (len(tokens) - 30 if number % 3 else 0)

@@ -1,0 +1,227 @@
+"""Under a constraint every law is the free one, masked and renormalised, at each node's own prefix.
+
+Masking by hand, with minus infinity in the logits, is the referee: laws without a constraint are
+enumerated elsewhere.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import Proposal, SamplingParams, Session, SparseLaw, Verification
+from slipstream.core.verify.draws import fits_device
+from slipstream.core.verify.grammar import Grammar, GrammarKind
+from slipstream.core.verify.laws import LawContext
+from slipstream.core.verify.verify import choose, verify
+
+VOCAB = 6
+STOP = 0
+PROMPT = (1, 4, 2)
+WORDS = {
+    word
+    for size in (2, 3, 4, 5)
+    for word in itertools.product(range(1, VOCAB), repeat=size)
+    if sum(word) % 5 == 0 and 3 not in word[:2]
+}
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6, top_k=2),
+    SamplingParams(temperature=1.3, top_p=0.8, min_p=0.05),
+    SamplingParams(repetition_penalty=1.8, frequency_penalty=0.5),
+    SamplingParams(temperature=0.9, presence_penalty=1.0, logit_bias=((3, 50.0),)),
+]
+
+
+class Words:
+    """Outputs are words of a finite language, with a stop token behind them."""
+
+    def allowed(self, output):
+        output = tuple(output)
+        if STOP in output:
+            return torch.tensor([STOP])
+        size = len(output)
+        found = {word[size] for word in WORDS if len(word) > size and word[:size] == output}
+        if output in WORDS:
+            found.add(STOP)
+        if not found:
+            raise InvalidRequest(f"{output} is no part of a word")
+        return torch.tensor(sorted(found))
+
+    def forced(self, output):
+        return ()
+
+
+class ToyModel:
+    """Logits [VOCAB] as a function of the last two tokens, coarse enough for ties."""
+
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self._table = (torch.randn(VOCAB, VOCAB, VOCAB, generator=generator) * 4).round() / 2
+
+    def logits(self, tokens):
+        return self._table[tokens[-2], tokens[-1]]
+
+    def masked(self, tokens):
+        dense = torch.full((VOCAB,), -math.inf)
+        ids = Words().allowed(tokens[len(PROMPT) :])
+        dense[ids] = self.logits(tokens)[ids]
+        return dense
+
+
+def session_of(sampling, verification=Verification.EXACT, **fields):
+    return Session("s", len(PROMPT), 100, sampling, verification=verification, **fields)
+
+
+def plain(session, model, count):
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(choose(session, model.logits(tokens), tokens, constraint=Words()))
+    return tokens[len(PROMPT) :]
+
+
+def parts():
+    """Every output that a word may begin with, whole words included."""
+    return sorted({word[:size] for word in WORDS for size in range(4)})
+
+
+@st.composite
+def trees(draw, *, chain=False):
+    tokens, parents = [], []
+    for node in range(draw(st.integers(0, 12))):
+        parent = node - 1 if chain else draw(st.integers(ROOT, node - 1))
+        parent = min(parent, len(tokens) - 1)
+        token = draw(st.integers(0, VOCAB - 1))
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_law_after_every_part_of_a_word_is_the_masked_one_renormalised(sampling):
+    model = ToyModel(1)
+    laws = LawContext(sampling, len(PROMPT), Words())
+    free = LawContext(sampling, len(PROMPT))
+    for part in parts():
+        prefix = [*PROMPT, *part]
+        expected = free.probs(model.masked(prefix), prefix)
+        found = laws.probs(model.logits(prefix), prefix)
+        assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+        scores = laws.scores(model.logits(prefix), prefix)
+        assert scores.tolist() == pytest.approx(free.scores(model.masked(prefix), prefix).tolist())
+
+
+def test_top_k_counts_allowed_tokens_only_and_nothing_else_is_in_the_support():
+    logits = torch.tensor([9.0, 8.0, 7.0, 1.0, 0.5, 0.25])
+
+    class Low:
+        def allowed(self, output):
+            return torch.tensor([3, 4, 5])
+
+        def forced(self, output):
+            return ()
+
+    laws = LawContext(SamplingParams(temperature=1, top_k=2), 0, Low())
+    scores, ids = laws.support(logits, [])
+    assert ids.tolist() == [3, 4]
+    assert scores.tolist() == [1.0, 0.5]
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees(), st.sampled_from(SAMPLINGS), st.integers(0, 2**64 - 1), st.integers(0, 3))
+def test_whatever_is_proposed_exact_gives_the_words_of_plain_decoding(tree, sampling, seed, toy):
+    session, model = session_of(dataclasses.replace(sampling, seed=seed)), ToyModel(toy)
+
+    def row(node):
+        return model.logits([*PROMPT, *tree.path_tokens(node)])
+
+    walk = verify(session, PROMPT, Proposal(tree), row, constraint=Words())
+    tokens = [*(tree.tokens[node] for node in walk.nodes), walk.token]
+    assert tokens == plain(session, model, len(tokens))
+
+
+def candidates(tree):
+    """Laws that could have drawn the tree: flat over the vocabulary, what is forbidden included."""
+    flat = SparseLaw(tuple(range(VOCAB)), (1 / VOCAB,) * VOCAB)
+    return (flat,) * (len(tree) + 1)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    trees(),
+    st.sampled_from(SAMPLINGS),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([Verification.MCSD, Verification.MCSD_REPLACEMENT]),
+)
+def test_rejection_sampling_walks_as_over_masked_logits(tree, sampling, seed, mode):
+    session, model = session_of(dataclasses.replace(sampling, seed=seed), mode), ToyModel(2)
+    proposal = Proposal(tree, laws=candidates(tree))
+
+    def row(node):
+        return model.logits([*PROMPT, *tree.path_tokens(node)])
+
+    def masked_row(node):
+        return model.masked([*PROMPT, *tree.path_tokens(node)])
+
+    walk = verify(session, PROMPT, proposal, row, constraint=Words())
+    assert walk == verify(session, PROMPT, proposal, masked_row)
+    output = [*(tree.tokens[node] for node in walk.nodes), walk.token]
+    for count, token in enumerate(output):
+        assert token in Words().allowed(output[:count])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(SAMPLINGS), st.integers(0, 2**64 - 1), st.data())
+def test_target_initialised_roots_and_branches_follow_it_too(sampling, seed, data):
+    sampling = dataclasses.replace(sampling, seed=seed)
+    session = session_of(sampling, Verification.TARGET_INIT, num_roots=3)
+    model = ToyModel(3)
+
+    def first(node):
+        return model.logits(PROMPT)
+
+    roots = verify(session, PROMPT, Proposal(), first, constraint=Words()).roots
+    assert set(roots) <= set(Words().allowed([]).tolist())
+    tails = [data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)) for _ in roots]
+    tokens, parents = list(roots), [ROOT] * len(roots)
+    for root, tail in enumerate(tails):
+        above = root
+        for token in tail:
+            tokens.append(token)
+            parents.append(above)
+            above = len(tokens) - 1
+    tree = TokenTree(tuple(tokens), tuple(parents))
+
+    def row(node):
+        return model.logits([*PROMPT, *tree.path_tokens(node)])
+
+    proposal = Proposal(tree, laws=candidates(tree))
+    walk = verify(session, PROMPT, proposal, row, roots=roots, constraint=Words())
+    output = [tree.tokens[node] for node in walk.nodes]
+    for count, token in enumerate(output):
+        assert token in Words().allowed(output[:count])
+    assert set(walk.roots) <= set(Words().allowed(output).tolist())
+
+
+def test_margins_are_those_of_the_constrained_draw():
+    session, model = session_of(SamplingParams()), ToyModel(0)
+    proposal = Proposal(rivals=tuple(range(VOCAB)))
+    walk = verify(session, PROMPT, proposal, lambda _: model.logits(PROMPT), constraint=Words())
+    is_out = [margin == math.inf for margin in walk.margins]
+    allowed = Words().allowed([]).tolist()
+    assert is_out == [token not in allowed for token in range(VOCAB)]
+    assert min(walk.margins) == 0
+
+
+def test_rows_of_a_request_with_a_grammar_never_draw_where_the_logits_are():
+    grammar = Grammar(GrammarKind.REGEX, "a")
+    assert fits_device(session_of(SamplingParams()))
+    assert not fits_device(session_of(SamplingParams(), grammar=grammar))

@@ -1,0 +1,207 @@
+"""The law of a slot is what its parameters say, whatever shortcut computes it."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.request import check_logit_bias
+from slipstream.core.types import SamplingParams
+from slipstream.core.verify.laws import LawContext
+from support.models import oracle
+
+PROMPT = [3, 5, 5]
+
+
+def scores_of(logits, prefix=(), *, prompt=0, **params):
+    return LawContext(SamplingParams(**params), prompt).scores(torch.tensor(logits), prefix)
+
+
+def kept(scores):
+    return {token for token, score in enumerate(scores.tolist()) if score > -math.inf}
+
+
+def naive_penalties(logits, prefix, sampling, num_prompt_tokens):
+    """Token by token, as the documentation of the parameters words it."""
+    out = list(logits)
+    for token, bias in sampling.logit_bias:
+        out[token] += bias
+    output = prefix[num_prompt_tokens:]
+    for token in range(len(out)):
+        if token in prefix:
+            factor = sampling.repetition_penalty
+            out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
+        out[token] -= sampling.presence_penalty * (token in output)
+        out[token] -= sampling.frequency_penalty * output.count(token)
+    return out
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(-9, 9, width=32), min_size=8, max_size=8),
+    st.lists(st.integers(0, 7), max_size=9),
+    st.tuples(st.floats(0.5, 2), st.floats(-2, 2), st.floats(-2, 2)),
+    st.lists(st.tuples(st.integers(0, 7), st.floats(-5, 5)), max_size=2, unique_by=lambda b: b[0]),
+)
+def test_bias_and_penalties_are_those_of_the_prefix_of_the_slot(logits, output, penalties, bias):
+    sampling = SamplingParams(
+        repetition_penalty=penalties[0],
+        presence_penalty=penalties[1],
+        frequency_penalty=penalties[2],
+        logit_bias=tuple(bias),
+    )
+    prefix = PROMPT + output
+    found = LawContext(sampling, len(PROMPT)).scores(torch.tensor(logits), prefix)
+    expected = naive_penalties(logits, prefix, sampling, len(PROMPT))
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_the_prompt_counts_for_repetition_only():
+    scores = scores_of([2.0, 2.0], [0], prompt=1, presence_penalty=1.0, frequency_penalty=1.0)
+    assert scores.tolist() == [2.0, 2.0]
+    assert scores_of([2.0, 2.0], [0], prompt=1, repetition_penalty=2.0).tolist() == [1.0, 2.0]
+
+
+def test_logits_are_never_written_to():
+    logits = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    sampling = SamplingParams(
+        temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=2.0, logit_bias=((1, 2),)
+    )
+    LawContext(sampling, 1).scores(logits, [1, 2])
+    assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_nothing_is_copied_when_nothing_applies():
+    logits = torch.tensor([1.0, 2.0])
+    assert LawContext(SamplingParams(), 1).scores(logits, [1]) is logits
+    assert LawContext(SamplingParams(temperature=1), 1).scores(logits, [1]) is logits
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.7, 100.0])
+def test_every_temperature_gives_a_law(temperature):
+    probs = LawContext(SamplingParams(temperature=temperature), 1).probs(
+        torch.tensor([5.0, 7.0, -900.0]), []
+    )
+    expected = torch.softmax(
+        (torch.tensor([5.0, 7.0, -900.0], dtype=torch.float64) - 7) / temperature, -1
+    )
+    assert probs.double().tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_a_greedy_law_is_one_hot_at_the_first_best_token():
+    probs = LawContext(SamplingParams(top_k=1, top_p=0.1), 1).probs(torch.tensor([1.0, 3, 3]), [])
+    assert probs.tolist() == [0, 1, 0]
+
+
+WEIGHTS = st.lists(st.sampled_from([1, 2, 4, 8, 64]), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(WEIGHTS, st.integers(1, 1000))
+def test_top_p_keeps_what_the_sorted_definition_keeps_ties_included(weights, thousandths):
+    # Powers of two: their ratios are exact in floating point, so ties and borders are, too.
+    top_p = thousandths / 1000
+    logits = torch.tensor([float(weight) for weight in weights]).log2() * math.log(2)
+    expected = oracle.top_p([Fraction(weight) for weight in weights], Fraction(top_p))
+    mass = sum(Fraction(weights[token]) for token in expected)
+    worst = min(Fraction(weights[token]) for token in expected)
+    total = sum(weights)
+    near = min(abs(mass - Fraction(top_p) * total), abs(mass - worst - Fraction(top_p) * total))
+    if top_p < 1 and 0 < near < Fraction(total, 10**6):
+        return  # closer to the border than exp() is exact
+    assert kept(scores_of(logits.tolist(), temperature=1, top_p=top_p)) == expected
+
+
+def test_top_p_takes_as_many_of_equals_as_the_mass_needs_smallest_ids_first():
+    assert kept(scores_of([0.0] * 1000, temperature=1, top_p=0.5)) == set(range(500))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_partial_selection_agrees_with_a_full_sort_on_a_large_row(scale):
+    logits = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * scale
+    logits = logits.bfloat16().float()
+    order = sorted(range(20_000), key=lambda token: (-float(logits[token]), token))
+    weights = torch.exp(logits - logits.max()).double()
+    mass = weights[order].cumsum(0)
+    count = 1 + int((mass[:-1] < 0.9 * weights.sum()).sum())
+    scores = LawContext(SamplingParams(temperature=1, top_p=0.9), 1).scores(logits, [])
+    assert kept(scores) == set(order[:count])
+
+
+def test_at_least_one_token_is_always_kept():
+    for params in ({"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}):
+        assert kept(scores_of([0.0, 3.0, 3.0], temperature=1, **params)) - {2} == {1}
+    assert kept(scores_of([0.0, 3.0, 3.0], temperature=1, top_k=1)) == {1}
+
+
+def test_top_k_keeps_exactly_k_smaller_ids_first_among_equals():
+    assert kept(scores_of([1.0, 2.0, 2.0, 2.0], temperature=1, top_k=2)) == {1, 2}
+
+
+def test_top_k_above_the_vocabulary_keeps_everything():
+    assert kept(scores_of([1.0, 2.0], temperature=1, top_k=99)) == {0, 1}
+
+
+def test_min_p_is_relative_to_the_best_token():
+    logits = [math.log(8), math.log(4), math.log(1.9), math.log(1)]
+    assert kept(scores_of(logits, temperature=1, min_p=0.25)) == {0, 1}
+
+
+def test_each_filter_works_on_what_the_one_before_left_over():
+    # After top_k 2 the masses are 2/3 and 1/3: top_p 0.6 keeps one token, where 0.5/0.75/...
+    # of the whole vocabulary it would have kept two.
+    logits = [math.log(8), math.log(4), math.log(2), math.log(2)]
+    assert kept(scores_of(logits, temperature=1, top_p=0.6)) == {0, 1}
+    assert kept(scores_of(logits, temperature=1, top_k=2, top_p=0.6)) == {0}
+
+
+def test_temperature_comes_before_the_filters():
+    logits = [math.log(4), math.log(2), math.log(1), math.log(1)]
+    assert kept(scores_of(logits, temperature=1, top_p=0.6)) == {0, 1}
+    assert kept(scores_of(logits, temperature=0.5, top_p=0.6)) == {0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=12, unique=True),
+    st.integers(1, 12),
+    st.floats(0.05, 1),
+    st.floats(0, 1),
+)
+def test_scores_and_probabilities_are_two_views_of_one_law(logits, top_k, top_p, min_p):
+    sampling = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
+    context = LawContext(sampling, 1)
+    row = torch.tensor(logits)
+    scores, probs = context.scores(row, []), context.probs(row, [])
+    values, ids = context.support(row, [])
+    assert torch.softmax(scores, -1).tolist() == pytest.approx(probs.tolist(), abs=1e-6)
+    if ids is not None:
+        assert ids.tolist() == sorted(kept(scores))
+        assert torch.equal(scores[ids], values)
+
+
+def test_a_bias_on_a_token_outside_the_vocabulary_is_refused():
+    sampling = SamplingParams(logit_bias=((99, 1.0), (100, 1.0)))
+    check_logit_bias(sampling, 101)
+    with pytest.raises(InvalidRequest, match="token 100, but the vocabulary has 100 tokens"):
+        check_logit_bias(sampling, 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 1e-38), ("temperature", math.nan), ("repetition_penalty", 0.001)],
+)
+def test_a_divisor_that_would_overflow_the_scores_is_refused(name, value):
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_the_smallest_divisors_together_leave_numbers():
+    sampling = SamplingParams(temperature=1e-30, repetition_penalty=0.01)
+    scores = LawContext(sampling, 1).scores(torch.tensor([3e4, -3e4, 0.0]), (0, 1))
+    assert scores.max() == 0
+    assert not scores.isnan().any()

@@ -1,0 +1,117 @@
+"""Laws of verdicts from elsewhere: one that no target can reach is that target's failure."""
+
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import FinishReason, Proposal, Session, Verdict, Verification
+from slipstream.core.verify.port_checks import check_verdict
+from slipstream.rpc.conversion.convert import proposal_from_pb, verdict_from_pb
+from slipstream.rpc.v1 import common_pb2, target_pb2
+
+SESSION = Session("s", num_prompt_tokens=3, max_tokens=5)
+ROOTED = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=2)
+CHAIN = Proposal(TokenTree.chain([7, 8]))
+TWINS = Proposal(TokenTree((7, 7, 9), (-1, -1, 1)))
+"""Two siblings alike, as drawn with replacement; only the second one is continued."""
+LENGTH = FinishReason.LENGTH
+NAN = float("nan")
+
+
+def check(verdict, *, session=SESSION, num_tokens=3, proposal=CHAIN):
+    sequence = TokenSequence(session, range(num_tokens))
+    check_verdict(sequence, proposal, verdict, vocab_size=50)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "others"),
+    [
+        (Verdict((5,), 0), {}),
+        (Verdict((7, 8, 5), 2), {}),
+        (Verdict((7, 9, 5), 2), {"proposal": TWINS}),
+        (Verdict((5,), 0, LENGTH), {"num_tokens": 7}),
+        (Verdict((), 0, LENGTH), {"num_tokens": 8}),
+        (Verdict((), 0, roots=(4, 5)), {"session": ROOTED, "proposal": Proposal()}),
+        (Verdict((5,), 0, margins=(0.5, float("inf"))), {"proposal": Proposal(rivals=(1, 2))}),
+    ],
+)
+def test_what_a_target_can_say_passes(verdict, others):
+    check(verdict, **others)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "others", "message"),
+    [
+        (Verdict((), 0), {}, "no token"),
+        (Verdict((7, 8, 5, 6), 2), {}, "4 tokens, above 3"),
+        (Verdict((7, 8), 2), {"num_tokens": 7}, "2 tokens, above 1"),
+        (Verdict((5,), 0), {"num_tokens": 7}, "goes on at its limit of 5"),
+        (Verdict((7,), 2), {}, "no path"),
+        (Verdict((8, 7), 2), {}, "no path"),
+        (Verdict((5,), 2**32 - 1), {}, "no path"),
+        (Verdict((50,), 0), {}, "token 50, outside"),
+        (Verdict((5,), 0, forced=(99,)), {}, "token 99, outside"),
+        (Verdict((5,), 0, roots=(1,)), {}, "1 roots"),
+        (Verdict((), 0), {"session": ROOTED, "proposal": Proposal()}, "0 roots"),
+        (Verdict((), 0, roots=(4, 5, 6)), {"session": ROOTED, "proposal": Proposal()}, "3 roots"),
+        (Verdict((), 0, roots=(4,)), {"session": ROOTED}, "no token"),
+        (Verdict((5,), 0, num_cached=9), {}, "9 of 3 tokens"),
+        (Verdict((5,), 0, margins=(1.0,)), {}, "over 0 rivals"),
+        (Verdict((5,), 0, margins=(NAN,)), {"proposal": Proposal(rivals=(1,))}, "over 1 rivals"),
+    ],
+)
+def test_what_no_target_can_say_is_refused(verdict, others, message):
+    with pytest.raises(InvalidRequest, match=message):
+        check(verdict, **others)
+
+
+def empty(kind, count):
+    """So many messages of two bytes each."""
+    return [kind()] * count
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 128, parents=[-1] * 128)),
+        common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1], parents=[-1] * 128)),
+        common_pb2.Proposal(laws=empty(common_pb2.NodeLaw, 2)),
+        common_pb2.Proposal(
+            laws=[common_pb2.NodeLaw(law=common_pb2.SparseLaw(tokens=[1] * 257))],
+        ),
+    ],
+    ids=["nodes", "parents", "laws", "tokens of a law"],
+)
+def test_a_proposal_of_too_many_is_refused_by_its_counts(proposal):
+    with pytest.raises(InvalidRequest, match="are told, but at most"):
+        proposal_from_pb(proposal)
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        target_pb2.Verdict(tokens=[1] * 129),
+        target_pb2.Verdict(tokens=[1], roots=[1] * 129),
+        target_pb2.Verdict(tokens=[1], margins=[1] * 129),
+        target_pb2.Verdict(tokens=[1], forced=[1] * 129),
+        target_pb2.Verdict(tokens=[1], logprobs=empty(common_pb2.TokenLogprob, 129)),
+        target_pb2.Verdict(
+            tokens=[1],
+            logprobs=[common_pb2.TokenLogprob(top=empty(common_pb2.TopLogprob, 21), logprob=0)],
+        ),
+    ],
+    ids=["tokens", "roots", "margins", "forced", "logprobs", "likeliest"],
+)
+def test_a_verdict_of_too_many_is_refused_by_its_counts(verdict):
+    with pytest.raises(InvalidRequest, match="are told, but at most"):
+        verdict_from_pb(verdict, None)
+
+
+def test_costs_that_are_too_many_are_a_hint_that_is_not_used():
+    message = target_pb2.Verdict(
+        tokens=[1], free_rows=4, cost_tokens=range(2, 5002), costs=[2.0] * 5000
+    )
+    assert verdict_from_pb(message, None).offer is None

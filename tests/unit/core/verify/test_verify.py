@@ -1,0 +1,296 @@
+"""Verification walks the tree as far as it is right, and never a token further."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.draft.candidates import draw_with_replacement, draw_without_replacement
+from slipstream.core.errors import InvalidRequest, ModelError
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import (
+    NodeStats,
+    Proposal,
+    SamplingParams,
+    Session,
+    SparseLaw,
+    Verification,
+)
+from slipstream.core.verify.keyed_noise import Purpose
+from slipstream.core.verify.noise import gumbel
+from slipstream.core.verify.verify import choose, verify
+from support.models import oracle
+
+VOCAB = 6
+PROMPT = (1, 4, 2)
+
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6, top_k=4),
+    SamplingParams(temperature=1.3, top_p=0.8, min_p=0.05),
+    SamplingParams(repetition_penalty=1.8, frequency_penalty=0.5),
+    SamplingParams(temperature=0.9, presence_penalty=1.0, logit_bias=((2, 1.5),)),
+]
+
+
+def session_of(sampling, verification=Verification.EXACT, **fields):
+    return Session("s", len(PROMPT), 100, sampling, verification=verification, **fields)
+
+
+class ToyModel:
+    """Logits [VOCAB] as a function of the last two tokens, coarse enough for ties."""
+
+    def __init__(self, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randn(VOCAB, VOCAB, VOCAB, generator=generator)
+        self._table = (table * 4).round() / 2
+
+    def logits(self, tokens):
+        return self._table[tokens[-2], tokens[-1]]
+
+    def rows(self, prefix, tree, visited=None):
+        def row(node):
+            if visited is not None:
+                visited.append(node)
+            return self.logits([*prefix, *tree.path_tokens(node)])
+
+        return row
+
+
+@st.composite
+def trees(draw):
+    """Trees whose siblings carry different tokens."""
+    tokens, parents = [], []
+    for _ in range(draw(st.integers(0, 14))):
+        parent = draw(st.integers(ROOT, len(tokens) - 1))
+        token = draw(st.integers(0, VOCAB - 1))
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+def plain(session, model, count):
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(choose(session, model.logits(tokens), tokens))
+    return tokens[len(PROMPT) :]
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees(), st.sampled_from(SAMPLINGS), st.integers(0, 2**64 - 1), st.integers(0, 3))
+def test_whatever_is_proposed_the_tokens_are_those_of_plain_decoding(tree, sampling, seed, toy):
+    session = session_of(dataclasses.replace(sampling, seed=seed))
+    model, visited = ToyModel(toy), []
+    walk = verify(session, PROMPT, Proposal(tree), model.rows(PROMPT, tree, visited))
+    tokens = [*(tree.tokens[node] for node in walk.nodes), walk.token]
+    assert tokens == plain(session, model, len(tokens))
+    assert visited == [ROOT, *walk.nodes]
+    # The walk is a path, and it ended because no child carries the target's token.
+    assert walk.nodes == (tree.path(walk.nodes[-1]) if walk.nodes else ())
+    last = walk.nodes[-1] if walk.nodes else ROOT
+    assert walk.token not in [tree.tokens[child] for child in tree.children(last)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_proposal_of_the_right_tokens_is_accepted_to_its_end(sampling):
+    session, model = session_of(sampling), ToyModel()
+    expected = plain(session, model, 9)
+    tree = TokenTree.chain(expected[:8])
+    walk = verify(session, PROMPT, Proposal(tree), model.rows(PROMPT, tree))
+    assert walk.nodes == tuple(range(8))
+    assert walk.token == expected[8]
+
+
+def test_rounds_put_together_are_plain_decoding():
+    rng, session, model = random.Random(3), session_of(SAMPLINGS[1]), ToyModel(1)
+    tokens, drafted = list(PROMPT), 0
+    while len(tokens) < 60:
+        tree = TokenTree.chain([rng.randrange(VOCAB) for _ in range(4)])
+        walk = verify(session, tokens, Proposal(tree), model.rows(tokens, tree))
+        drafted += len(walk.nodes)
+        tokens += [*(tree.tokens[node] for node in walk.nodes), walk.token]
+    assert drafted > 0
+    assert tokens[len(PROMPT) :] == plain(session, model, len(tokens) - len(PROMPT))
+
+
+def test_plain_draws_have_the_law_of_the_logits():
+    p, count = oracle.law(8, 4, 2, 1, 1), 4000
+    logits = torch.tensor([float(x) for x in p]).log() + 3
+    seen = Counter(
+        choose(session_of(SamplingParams(temperature=1, seed=seed)), logits, PROMPT)
+        for seed in range(count)
+    )
+    observed = [seen[token] / count for token in range(5)]
+    # The expected distance at 4000 draws is about 0.012.
+    assert oracle.total_variation(observed, p) < 0.03
+
+
+def test_draws_at_one_seed_and_different_positions_have_the_law_too():
+    p, count = oracle.law(8, 4, 2, 1, 1), 4000
+    logits = torch.tensor([float(x) for x in p]).log()
+    session = session_of(SamplingParams(temperature=1, seed=77))
+    seen = Counter(choose(session, logits, range(3, 3 + at)) for at in range(1, count + 1))
+    observed = [seen[token] / count for token in range(5)]
+    assert oracle.total_variation(observed, p) < 0.03
+
+
+def mcsd_proposal(model, session, widths, *, seed):
+    """A product tree honestly drawn, all its candidates from the draft's own law."""
+    replacement = session.verification is Verification.MCSD_REPLACEMENT
+    pick = draw_with_replacement if replacement else draw_without_replacement
+    tokens, parents, laws, level = [], [], {}, [ROOT]
+    for width in widths:
+        above, level = level, []
+        for node in above:
+            tree = TokenTree(tuple(tokens), tuple(parents))
+            prefix = [*PROMPT, *tree.path_tokens(node)]
+            q = torch.softmax(model.logits(prefix), -1).tolist()
+            laws[node] = SparseLaw(tuple(range(VOCAB)), tuple(q))
+            for token in pick(laws[node], width, seed=seed, position=len(prefix)):
+                level.append(len(tokens))
+                tokens.append(token)
+                parents.append(node)
+    tree = TokenTree(tuple(tokens), tuple(parents))
+    return Proposal(tree, laws=tuple(laws.get(node) for node in range(ROOT, len(tree))))
+
+
+@pytest.mark.parametrize("mode", [Verification.MCSD, Verification.MCSD_REPLACEMENT])
+def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law(mode):
+    """The whole path with its keyed noise: the law of the first two tokens of a round."""
+    target, draft, count = ToyModel(5), ToyModel(6), 2000
+    seen = Counter()
+    for seed in range(count):
+        session = session_of(SamplingParams(temperature=1.0, seed=seed), mode)
+        proposal = mcsd_proposal(draft, session, (2, 1), seed=seed)
+        walk = verify(session, PROMPT, proposal, target.rows(PROMPT, proposal.tree))
+        tokens = [*(proposal.tree.tokens[node] for node in walk.nodes), walk.token]
+        if len(tokens) == 1:
+            rest = verify(
+                session,
+                [*PROMPT, *tokens],
+                Proposal(),
+                target.rows([*PROMPT, *tokens], TokenTree()),
+            )
+            tokens.append(rest.token)
+        seen[tuple(tokens[:2])] += 1
+    expected = {}
+    for first, p in enumerate(torch.softmax(target.logits(PROMPT), -1).tolist()):
+        after = torch.softmax(target.logits([*PROMPT, first]), -1).tolist()
+        expected |= {(first, second): p * p2 for second, p2 in enumerate(after)}
+    observed = [seen[pair] / count for pair in expected]
+    assert oracle.total_variation(observed, list(expected.values())) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "width"),
+    [
+        (oracle.law(1, 2, 3, 6, 0, 0), oracle.law(9, 4, 2, 1, 1, 1), 3),
+        (oracle.law(3, 4, 3, 0, 0, 0), oracle.law(6, 2, 2, 0, 0, 0), 2),
+    ],
+    ids=["many rejections", "a test right after another"],
+)
+def test_tests_and_the_draw_after_them_use_different_numbers(p, q, width):
+    count = 2500
+    logits = torch.tensor([float(x) for x in p]).log()
+    law = SparseLaw(tuple(range(VOCAB)), tuple(float(x) for x in q))
+    seen = Counter()
+    for seed in range(count):
+        session = session_of(SamplingParams(temperature=1.0, seed=seed), Verification.MCSD)
+        tokens = draw_without_replacement(law, width, seed=seed, position=len(PROMPT))
+        tree = TokenTree(tokens, (ROOT,) * width)
+        proposal = Proposal(tree, laws=(law, *[None] * width))
+        walk = verify(session, PROMPT, proposal, lambda _: logits)
+        seen[tree.tokens[walk.nodes[0]] if walk.nodes else walk.token] += 1
+    # The expected distance at 2500 draws is about 0.012.
+    assert oracle.total_variation([seen[token] / count for token in range(VOCAB)], p) < 0.03
+
+
+@pytest.mark.parametrize("mode", [Verification.MCSD, Verification.MCSD_REPLACEMENT])
+def test_greedy_rejection_sampling_gives_the_greedy_tokens(mode):
+    session, target, draft = session_of(SamplingParams(), mode), ToyModel(1), ToyModel(2)
+    for seed in range(30):
+        proposal = mcsd_proposal(draft, session, (3, 2), seed=seed)
+        walk = verify(session, PROMPT, proposal, target.rows(PROMPT, proposal.tree))
+        tokens = [*(proposal.tree.tokens[node] for node in walk.nodes), walk.token]
+        assert tokens == plain(session, target, len(tokens))
+
+
+def test_repeating_a_verification_changes_nothing():
+    target, draft = ToyModel(1), ToyModel(2)
+    for mode in Verification:
+        session = session_of(SamplingParams(temperature=1, seed=5), mode)
+        proposal = mcsd_proposal(draft, session, (1, 1, 1), seed=5)
+        rows = target.rows(PROMPT, proposal.tree)
+        assert verify(session, PROMPT, proposal, rows) == verify(session, PROMPT, proposal, rows)
+
+
+LAW = SparseLaw((2, 3), (0.5, 0.5))
+FAULTS = {
+    "token 6, outside the vocabulary of 6": ("exact", Proposal(TokenTree.chain([6]))),
+    "token -1, outside": ("exact", Proposal(TokenTree.chain([-1]))),
+    "siblings carry the same token": ("exact", Proposal(TokenTree((2, 2), (-1, -1)))),
+    "needs the laws": ("mcsd", Proposal(TokenTree.chain([2]))),
+    "1 laws, but needs 2": ("mcsd", Proposal(TokenTree.chain([2]), laws=(LAW,))),
+    "come without the law": ("mcsd", Proposal(TokenTree.chain([2]), laws=(None, LAW))),
+    "has child 4, which its law": ("mcsd", Proposal(TokenTree.chain([4]), laws=(LAW, None))),
+    "3 tokens, 2 probabilities": (
+        "mcsd",
+        Proposal(TokenTree.chain([2]), laws=(SparseLaw((1, 2, 3), (0.5, 0.5)), None)),
+    ),
+    "mass of 0.7, but must": (
+        "mcsd",
+        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 3), (0.5, 0.2)), None)),
+    ),
+    "has the probability nan": (
+        "mcsd",
+        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 3), (0.5, float("nan"))), None)),
+    ),
+    "names a token twice": (
+        "mcsd",
+        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 2), (0.5, 0.5)), None)),
+    ),
+    "law at node -1 has token 9, outside": (
+        "mcsd",
+        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 9), (0.5, 0.5)), None)),
+    ),
+    "one chain under each root": ("target-init", Proposal(TokenTree((2, 3, 4), (-1, 0, 0)))),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_proposal_that_does_not_fit_its_mode_is_refused_with_a_reason(message):
+    mode, proposal = FAULTS[message]
+    session = session_of(SamplingParams(), Verification(mode))
+    with pytest.raises(InvalidRequest, match=message):
+        verify(session, PROMPT, proposal, ToyModel().rows(PROMPT, proposal.tree))
+
+
+def test_statistics_of_the_wrong_number_are_refused():
+    proposal = Proposal(TokenTree.chain([1, 2]), stats=(NodeStats(1, 1, 0),))
+    with pytest.raises(InvalidRequest, match="2 nodes has 1 statistics"):
+        verify(session_of(SamplingParams()), PROMPT, proposal, ToyModel().rows(PROMPT, TokenTree()))
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.4, 1.0, 3.0])
+def test_leaving_out_tokens_that_no_noise_could_lift_changes_no_draw(temperature):
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * 4
+    for seed in range(60):
+        session = session_of(SamplingParams(temperature=temperature, seed=seed))
+        noise = gumbel(seed, len(PROMPT), 3000, purpose=Purpose.DRAW)
+        drawn = int((logits / temperature + noise).argmax())
+        assert choose(session, logits, PROMPT) == drawn
+
+
+@pytest.mark.parametrize("mode", [Verification.EXACT, Verification.MCSD])
+@pytest.mark.parametrize("sampling", SAMPLINGS[:3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_logits_without_a_distribution_are_an_error_and_not_a_token(bad, sampling, mode):
+    broken = torch.full((VOCAB,), bad)
+    with pytest.raises(ModelError):
+        verify(session_of(sampling, mode), PROMPT, Proposal(), lambda _: broken)

@@ -1,0 +1,166 @@
+"""A draft service is what its configuration says, or says what is wrong with that."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.request.profile import Profile
+from slipstream.core.types import Shape, StopPolicy
+from slipstream.draft.app import load_draft
+from slipstream.draft.channels import MAX_IDLE, Channels
+from slipstream.draft.config import DraftConfig
+from slipstream.draft.profile_file import Pair, profile_file
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.glide_weights import save_glide
+from slipstream.models.loading import load_target_parts
+from slipstream.models.store.digests import file_digest
+from slipstream.options import build
+from slipstream.rpc.channel import ChannelOptions
+from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
+from slipstream.rpc.kv import KvEncoding
+from slipstream.rpc.v1 import draft_pb2
+from support.models import tiny_checkpoint
+
+REFUSED = [
+    {"max_sessions": 0},
+    {"max_parked_bytes": -1},
+    {"kv_wait_ms": -1.0},
+    {"threads": 0},
+    {"max_park_ttl_s": 0.0},
+    {"kv_encoding": "int4"},
+    {"tls_client_ca": Path("c")},
+    {"peer_cert": Path("c"), "peer_key": Path("k")},
+    {"grace_s": -1.0},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def weights(checkpoint, tmp_path_factory):
+    """GliDe weights for the checkpoint."""
+    shape = GlideShape(target_layers=(1,), head_size=40, max_lag=5, num_layers=1)
+    return saved(checkpoint, shape, tmp_path_factory.mktemp("drafts") / "mine")
+
+
+def saved(checkpoint, shape, folder):
+    """Untrained weights of a shape for the checkpoint."""
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    config = config_for_target(
+        loaded.model, shape, name="tiny", tokenizer_hash=loaded.tokenizer_hash
+    )
+    save_glide(init_from_target(loaded.model, config), torch.arange(40), folder)
+    return folder
+
+
+async def about(**options):
+    """What a draft that was loaded so says of itself."""
+    servicer = load_draft(build(DraftConfig, **{"dtype": "float32", **options}))
+    try:
+        return await servicer.DescribeDraft(draft_pb2.DescribeDraftRequest(), None)
+    finally:
+        await servicer.close()
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=lambda options: next(iter(options)))
+def test_what_makes_no_sense_is_refused(options):
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        build(DraftConfig, **options)
+
+
+def test_a_certificate_without_its_key_is_refused():
+    for given in ({"tls_cert": Path("c")}, {"peer_ca": Path("c"), "peer_cert": Path("c")}):
+        with pytest.raises(InvalidRequest, match="key"):
+            build(DraftConfig, **given)
+
+
+def test_settings_follow_from_the_configuration():
+    settings = build(DraftConfig, max_sessions=3, kv_wait_ms=2.5, kv_encoding="int8").settings()
+    assert settings.limits.max_sessions == 3
+    assert (settings.kv_wait_s, settings.kv_encoding) == (0.0025, KvEncoding.INT8)
+
+
+async def test_a_glide_draft_says_which_target_and_layers_it_reads(checkpoint, weights):
+    said = await about(draft=str(weights), target_model=str(checkpoint), max_sessions=7)
+    assert (said.kind, said.identity.model_id, said.target_model_id) == ("glide", "mine", "tiny")
+    assert (list(said.target_layers), said.max_lag, said.max_sessions) == ([1], 5, 7)
+    layout = said.target_layout
+    assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
+    assert said.identity.vocab_size == 259
+
+
+@pytest.mark.parametrize("draft", ["glide", "vanilla"])
+async def test_a_draft_says_what_its_profile_file_says(checkpoint, weights, draft, tmp_path):
+    named = str(weights) if draft == "glide" else f"vanilla:{checkpoint}"
+    digests = {"model.safetensors": file_digest(weights / "model.safetensors")}
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    kind, own = ("glide", digests) if draft == "glide" else ("vanilla:tiny", {})
+    pair = Pair("tiny", kind, loaded.tokenizer_hash, own)
+    tuned = Profile(Shape.CHAIN, StopPolicy.COST, 0.25, threshold_sampled=0.5, max_depth=3)
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile_file(tuned, pair, {})))
+    said = await about(draft=named, target_model=str(checkpoint), profile=path)
+    assert draft_facts_from_pb(said).profile == tuned
+    path.write_text(json.dumps(profile_file(tuned, replace(pair, draft="other"), {})))
+    with pytest.raises(ModelMismatch, match="is for draft 'other'"):
+        await about(draft=named, target_model=str(checkpoint), profile=path)
+
+
+async def test_a_glide_draft_that_reads_no_layers_is_of_no_particular_target(checkpoint, tmp_path):
+    shape = GlideShape(target_layers=(), head_size=40, max_lag=0)
+    folder = saved(checkpoint, shape, tmp_path / "mine")
+    said = await about(draft=str(folder), target_model=str(checkpoint))
+    assert (said.kind, list(said.target_layers), said.target_model_id) == ("glide", [], "")
+    assert said.identity.tokenizer_hash
+    assert not said.HasField("max_lag")
+    assert said.profile.max_depth > 5, "no lag limits its depth"
+
+
+async def test_a_plain_draft_says_how_it_numbers_tokens(checkpoint):
+    said = await about(draft=f"vanilla:{checkpoint}", target_model="no such model")
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    assert (said.kind, said.identity.tokenizer_hash) == ("vanilla", loaded.tokenizer_hash)
+    assert (list(said.target_layers), said.target_model_id) == ([], "")
+    assert not said.HasField("max_lag")
+
+
+async def test_an_ngram_draft_needs_no_model_at_all():
+    said = await about(draft="ngram", target_model="no such model")
+    assert (said.kind, said.identity.tokenizer_hash, said.identity.vocab_size) == ("ngram", "", 0)
+
+
+async def test_every_process_has_an_incarnation_of_its_own():
+    first, second = await about(draft="ngram"), await about(draft="ngram")
+    assert first.identity.incarnation != second.identity.incarnation
+
+
+async def test_a_draft_that_is_none_is_refused(checkpoint):
+    for name in ("none", "", "no-such-draft"):
+        with pytest.raises(InvalidRequest):
+            await about(draft=name, target_model=str(checkpoint))
+
+
+async def test_weights_for_another_target_are_refused(tmp_path, weights):
+    other = tiny_checkpoint.save_checkpoint(tmp_path / "other", vocab_size=264)
+    with pytest.raises(ModelMismatch, match="vocab_size"):
+        await about(draft=str(weights), target_model=str(other))
+
+
+async def test_few_unused_channels_stay_open():
+    channels = Channels(ChannelOptions())
+    for at in range(3 * MAX_IDLE):
+        address = f"127.0.0.1:{1000 + at}"
+        async with channels.to(address) as first, channels.to(address) as second:
+            assert second is first
+        assert channels.num_open == min(at + 1, MAX_IDLE)
+    async with channels.to(address) as again:
+        assert again is first
+    await channels.close()
+    assert channels.num_open == 0

@@ -1,0 +1,252 @@
+"""Sessions that share a draft's steps propose as each would alone, and fail and end alone."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.errors import (
+    Cancelled,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import (
+    Plan,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+    Verification,
+)
+from slipstream.draft.batcher import STEPS, BatchedDraft, together
+from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.growth import CHUNK
+from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
+from slipstream.models.scorer import Sync
+from support.models import tiny
+from support.services.draft_crowd import (
+    PROFILE,
+    Keys,
+    alone,
+    asked,
+    batched,
+    both_scorers,
+    engine,
+    same,
+)
+
+
+@pytest.fixture(scope="module")
+def scorers():
+    return both_scorers()
+
+
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("verification", list(Verification))
+async def test_sessions_together_propose_as_each_alone(scorers, kind, verification):
+    calls = [asked(number, verification) for number in range(12)]
+    expected = [alone(scorers, kind, *call) for call in calls]
+    async with batched(engine(scorers, kind)) as draft:
+        found = await asyncio.gather(*(draft.propose(*call) for call in calls))
+        assert draft.num_steps < sum(max(one.tree.depths()) for one in expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        same(ours, theirs)
+    assert len({one.tree for one in found}) > 6
+
+
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+def test_newcomers_change_nothing_for_those_under_way(scorers, kind):
+    calls = [asked(number) for number in range(8)]
+    local = engine(scorers, kind)
+    draftings = []
+    for call in calls:
+        draftings.append(local.begin(*call))
+        local.step(draftings)
+    while not all(drafting.is_done for drafting in draftings):
+        local.step(draftings)
+    for call, drafting in zip(calls, draftings, strict=True):
+        same(drafting.result(), alone(scorers, kind, *call))
+
+
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, kind):
+    scorer, keys, tokens = scorers[kind], Keys(398), tuple(tiny.tokens(400, seed=5))
+    local = engine(scorers, kind, keys=keys)
+    drafting = local.begin(TokenSequence(Session("s1", 400, 40), tokens), Plan(1, 1))
+    sizes = []
+    while not drafting.is_done:
+        sizes.append(drafting.num_tokens)
+        local.step([drafting])
+    assert sizes == [CHUNK, 400 - CHUNK]
+    view = keys.view("s1", (0, 2)) if kind == "glide" else None
+    whole = scorer.score([Sync(scorer.open(400), tokens, view)])
+    best = int(whole.logits[0].argmax())
+    assert drafting.result().tree.tokens == (
+        best if scorer.vocab is None else int(scorer.vocab[best]),
+    )
+
+
+def test_a_step_has_room_for_one_long_prefix_and_for_everybody_else(scorers):
+    local = engine(scorers, keys=Keys(598))
+    tokens = tuple(tiny.tokens(600))
+    first, second = (
+        local.begin(TokenSequence(Session(f"s{at}", 600, 40), tokens), Plan(3, 3))
+        for at in range(2)
+    )
+    short = local.begin(TokenSequence(Session("s2", 598, 40), tokens[:9]), Plan(3, 3))
+    everybody = [first, second, short]
+    assert together(everybody) == [first, short]
+    local.step([first, short])
+    local.step([first, short])
+    assert first.num_tokens == 600 - 2 * CHUNK
+    assert together(everybody) == [first, short], "88 and 256 are more than one step's"
+    local.step([first, short])
+    assert together(everybody) == everybody, "where the first needs little, the second begins"
+
+
+async def test_a_cancelled_waiter_is_left_and_the_others_go_on(scorers):
+    local = engine(scorers)
+    calls = [asked(number) for number in range(6)]
+    async with batched(local) as draft:
+        tasks = [asyncio.create_task(draft.propose(*call)) for call in calls]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[4].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        for at, one in enumerate(found):
+            if at in (1, 4):
+                assert isinstance(one, asyncio.CancelledError)
+            else:
+                same(one, alone(scorers, "glide", *calls[at]))
+
+
+async def test_what_is_under_way_ends_with_its_session(scorers):
+    local = engine(scorers)
+    first, second = asked(0), (asked(1)[0], Plan(4, 4, stop=StopPolicy.FIXED))
+    one, other = local.begin(*first), local.begin(*second)
+    local.step([one, other])
+    await local.release("s0")
+    with pytest.raises(Cancelled, match="s0"):
+        one.result()
+    newer = local.begin(*second)
+    with pytest.raises(Cancelled, match="s1"):
+        other.result()
+    while not newer.is_done:
+        local.step([one, other, newer])
+    same(newer.result(), alone(scorers, "glide", *second))
+
+
+async def test_what_is_wrong_with_one_session_is_nobody_elses_fault(scorers):
+    sequence, how = asked(0)
+    wrong = [(TokenSequence(sequence.session), how)]
+    odd = replace(how, shape=Shape.CHAIN, stop=StopPolicy.FIXED, threshold=0.5)
+    calls = [*wrong, (asked(1)[0], odd), asked(2)]
+    async with batched(engine(scorers)) as draft:
+        found = await asyncio.gather(
+            *(draft.propose(*call) for call in calls), return_exceptions=True
+        )
+    assert [type(one) for one in found[:2]] == [InvalidRequest, InvalidRequest]
+    same(found[2], alone(scorers, "glide", *calls[2]))
+
+
+class Garbled(Keys):
+    """Keys of which one session's are no numbers, and another one's lack a layer."""
+
+    def view(self, session_id, layers):
+        seen = super().view(session_id, layers)
+        if session_id == "s1":
+            return replace(seen, layers={at: kv * float("nan") for at, kv in seen.layers.items()})
+        if session_id == "s2":
+            return replace(seen, layers={0: seen.layers[0]})
+        return seen
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_keys_that_are_none_end_one_draft(scorers, temperature):
+    local = LocalDraft(scorers["glide"], Feed(Garbled(), (0, 2)), profile=PROFILE)
+    sampling = SamplingParams(temperature=temperature)
+    calls = [
+        (TokenSequence(replace(at.session, sampling=sampling), at.tokens), Plan(3, 3))
+        for at, _ in map(asked, range(5))
+    ]
+    async with batched(local) as draft:
+        found = await asyncio.gather(
+            *(draft.propose(*call) for call in calls), return_exceptions=True
+        )
+    for at, one in enumerate(found):
+        if at in (1, 2):
+            assert isinstance(one, Exception)
+        else:
+            same(one, alone(scorers, "glide", *calls[at]))
+
+
+class Failing:
+    """A draft model whose next passes fail."""
+
+    def __init__(self, scorer):
+        self._scorer = scorer
+        self.num_failures = 0
+
+    def __getattr__(self, name):
+        return getattr(self._scorer, name)
+
+    def score(self, asks):
+        scores = self._scorer.score(asks)
+        if self.num_failures:
+            self.num_failures -= 1
+            raise RuntimeError("out of luck")
+        return scores
+
+
+async def test_a_pass_that_fails_ends_those_in_it_and_leaves_no_trace(scorers, caplog):
+    scorer = Failing(scorers["glide"])
+    local = LocalDraft(scorer, Feed(Keys(), (0, 2)), profile=PROFILE)
+    calls = [asked(0), asked(3)]
+    async with batched(local) as draft:
+        scorer.num_failures = 1
+        found = await asyncio.gather(
+            *(draft.propose(*call) for call in calls), return_exceptions=True
+        )
+        assert [type(one) for one in found] == [InternalError] * 2
+        assert "out of luck" in caplog.text
+        assert local.num_kv_bytes == 0
+        for call in calls:
+            same(await draft.propose(*call), alone(scorers, "glide", *call))
+
+
+async def test_a_draft_is_broken_after_so_many_failed_passes_in_a_row_and_not_before(scorers):
+    scorer = Failing(scorers["glide"])
+    async with batched(LocalDraft(scorer, Feed(Keys(), (0, 2)), profile=PROFILE)) as draft:
+        broken = asyncio.ensure_future(draft.failed_steps.too_many())
+
+        async def fail(times):
+            scorer.num_failures = times
+            for _ in range(times):
+                assert not broken.done()
+                with pytest.raises(InternalError):
+                    await draft.propose(*asked(0))
+
+        await fail(MAX_FAILED_STEPS - 1)
+        await draft.propose(*asked(0))
+        await fail(MAX_FAILED_STEPS)
+        assert f"{MAX_FAILED_STEPS} steps of the draft in a row have failed" in await broken
+
+
+async def test_a_thread_that_stops_leaves_nobody_waiting(scorers):
+    thread = EngineThread("draft")
+    draft = BatchedDraft(engine(scorers), thread)
+    thread.close()
+    with pytest.raises(Unavailable):
+        await draft.propose(*asked(0))
+
+
+async def test_the_thread_gives_way_to_what_else_is_to_be_done(scorers):
+    deep = Plan(40, 40, stop=StopPolicy.FIXED)
+    async with batched(engine(scorers, "vanilla")) as draft:
+        drafting = asyncio.create_task(draft.propose(asked(0)[0], deep))
+        await asyncio.sleep(0)
+        await draft.release("another")
+        assert not drafting.done() and draft.num_steps <= STEPS
+        assert max((await drafting).tree.depths()) > STEPS

@@ -1,0 +1,142 @@
+"""A draft's memory is bounded, goes back when its users go, and is never a reason to fail."""
+
+import asyncio
+import random
+
+import pytest
+import torch
+
+from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
+from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, SamplingParams, Session, StopPolicy
+from slipstream.draft.config import DraftConfig
+from slipstream.draft.engine import NO_ROOM
+from slipstream.draft.memory import ByteBudget, DraftMemory, Needs
+from slipstream.draft.mirror import KvMirror
+from slipstream.models.kv.pool import KvLayout
+from slipstream.options import build
+from support.models import tiny
+from support.services.draft_crowd import SHAPES, alone, asked, batched, both_scorers, engine, same
+
+LAYOUT = KvLayout(1, 3, 64, torch.bfloat16, torch.device("cpu"))
+NEEDS = Needs(1 << 20, 1 << 20, max_tokens=1000)
+KINDS = pytest.mark.parametrize("kind", ["glide", "vanilla"])
+
+
+@pytest.fixture(scope="module")
+def scorers():
+    return both_scorers()
+
+
+@KINDS
+async def test_who_finds_no_room_gets_an_empty_proposal_until_somebody_leaves(scorers, kind):
+    local = engine(scorers, kind, num_pages=4)
+    calls = [asked(number) for number in range(3)]
+    first, second, third = [finished(local.propose(*call)) for call in calls]
+    assert len(first.tree) and len(second.tree) and local.pool.num_free == 0
+    assert (len(third.tree), third.stopped_by) == (0, NO_ROOM)
+    await local.release("s0")
+    same(finished(local.propose(*calls[2])), alone(scorers, kind, *calls[2]))
+
+
+@KINDS
+async def test_what_is_parked_gives_way_and_comes_back_the_same(scorers, kind):
+    local = engine(scorers, kind, num_pages=4)
+    calls = [asked(number) for number in range(3)]
+    for call in calls[:2]:
+        finished(local.propose(*call))
+    local.park("s1")
+    local.park("s0")
+    same(finished(local.propose(*calls[2])), alone(scorers, kind, *calls[2]))
+    assert (local.kv_bytes("s1"), local.num_kv_bytes) == (0, local.pool.num_used_bytes)
+    assert local.kv_bytes("s0") > 0, "the longest parked goes first"
+    sequence, plan = calls[1]
+    again = TokenSequence(sequence.session, sequence.tokens)
+    assert local.num_same(again) == len(again), "its tokens stay"
+    same(finished(local.propose(again, plan)), alone(scorers, kind, *calls[1]))
+
+
+def test_a_session_longer_than_all_memory_drives_nobody_out(scorers):
+    local = engine(scorers, num_pages=3)
+    call = asked(0)
+    finished(local.propose(*call))
+    local.park("s0")
+    held = local.num_kv_bytes
+    huge = Session("s9", 9, 1000)
+    tokens = tuple(tiny.tokens(13, seed=9))
+    proposal = finished(local.propose(TokenSequence(huge, tokens), Plan(3, 3)))
+    assert proposal.stopped_by == NO_ROOM and local.num_kv_bytes == held > 0
+
+
+def test_nothing_is_held_where_nothing_is_drafted(scorers):
+    local = engine(scorers)
+    finished(local.propose(asked(0)[0], Plan(0, 0)))
+    assert local.num_kv_bytes == local.pool.num_used_bytes == 0
+
+
+async def test_hundreds_of_sessions_leave_nothing_behind(scorers):
+    local = engine(scorers)
+    rng = random.Random(7)
+    async with batched(local) as draft:
+        used = []
+        for burst in range(25):
+            await asyncio.gather(*(one_life(draft, rng, 20 * burst + at) for at in range(20)))
+            used.append((local.num_kv_bytes, local.pool.num_used_bytes))
+        assert set(used) == {(0, 0)} and local.pool.num_free == local.pool.num_pages
+        assert draft.num_waiting == 0
+
+
+async def one_life(draft, rng, number):
+    """A session of a few rounds, which may be cancelled at any time."""
+    tokens = tuple(tiny.tokens(5, seed=number % 9))
+    session = Session(f"s{number}", 5, 12, SamplingParams(temperature=number % 2))
+    shape = rng.choice(SHAPES[:3])
+    task = asyncio.create_task(
+        draft.propose(TokenSequence(session, tokens), Plan(2, 3, shape, StopPolicy.FIXED))
+    )
+    for _ in range(rng.randrange(4)):
+        await asyncio.sleep(0)
+    if rng.random() < 0.5:
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await draft.release(session.session_id)
+
+
+def test_a_budget_covers_own_and_mirrored_pages():
+    plan = DraftMemory("1MiB", 64, is_mirroring=True).plan(LAYOUT, NEEDS, num_target_layers=3)
+    assert plan.page_bytes == 4 * LAYOUT.bytes_per_page
+    assert plan.kv_bytes <= 1 << 20 < plan.kv_bytes + plan.page_bytes
+    assert DraftMemory("1MiB", 64).plan(LAYOUT, NEEDS, num_target_layers=3).num_pages == 10
+
+
+def test_no_more_is_taken_than_sessions_can_use():
+    longest = 9  # pages of 1000 tokens and a tree
+    assert DraftMemory("2GiB", 5).plan(LAYOUT, NEEDS).num_pages == 5 * longest
+
+
+def test_less_than_a_page_is_refused():
+    with pytest.raises(CapacityError, match=r"a budget of 64KiB is 64.0 KiB .* a page takes 96.0"):
+        DraftMemory("64KiB").plan(LAYOUT, NEEDS)
+
+
+@pytest.mark.parametrize("budget", ["much", "2XB", "1.5", "-1"])
+def test_a_budget_that_is_none_is_refused_at_the_start(budget):
+    with pytest.raises(InvalidRequest, match="memory budget"):
+        build(DraftConfig, kv_memory=budget)
+
+
+def test_mirrors_share_a_budget_and_keep_what_they_have():
+    layout = KvLayout(1, 1, 4, torch.float32, torch.device("cpu"))
+    budget = ByteBudget(3 * layout.bytes_per_page)
+    one, other = (KvMirror((0,), layout, limit=1000, budget=budget) for _ in range(2))
+    one.write(0, 200, lambda buffers: buffers[0].fill_(1))
+    other.write(0, 100, lambda buffers: buffers[0].fill_(2))
+    assert budget.num_bytes == one.num_bytes + other.num_bytes == budget.limit
+    with pytest.raises(NoRoom, match="more for the target's keys"):
+        other.write(100, 100, lambda buffers: None)
+    assert other.count == 100 and bool((other.view().layers[0][0][:, :100] == 2).all())
+    one.free()
+    assert (one.count, one.num_bytes) == (0, 0)
+    other.write(100, 100, lambda buffers: buffers[0][:, 100:].fill_(3))
+    assert other.count == 200 and budget.num_bytes == other.num_bytes

@@ -1,0 +1,155 @@
+"""When the next step starts: batches grow together, and nobody waits in vain for long."""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from slipstream.engine.batch_window import BatchWindow
+
+STEP_S = 0.040
+Think = Callable[[], float]
+
+
+@dataclass
+class Engine:
+    """Plays an engine and its sessions: each is answered by a step, thinks, and comes again."""
+
+    thinks: dict[str, Think]
+    now: float = 0.0
+    idle_s: float = 0.0
+    """Time that went by with work waiting."""
+    gathering: BatchWindow[str] = field(default_factory=BatchWindow)
+    waiting: set[str] = field(default_factory=set)
+    coming: list[tuple[float, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for at, name in enumerate(self.thinks):
+            heapq.heappush(self.coming, (0.013 * at, name))
+
+    def step(self) -> set[str]:
+        """The sessions of the next step."""
+        if not self.waiting:
+            self.now = max(self.now, self.coming[0][0])
+            self._arrive()
+        began = self.now
+        while (wait_s := self.gathering.wait_s(self.now)) > 0:
+            next_s = self.coming[0][0] if self.coming else float("inf")
+            self.now = min(self.now + wait_s, next_s) + 1e-9
+            self._arrive()
+        self.idle_s += self.now - began
+        batch, self.waiting = self.waiting, set()
+        self.gathering.started(self.now)
+        self.now += STEP_S
+        self._arrive()
+        staying = [name for name in batch if name in self.thinks]
+        self.gathering.stepped(staying, self.now, seconds=STEP_S)
+        for name in staying:
+            heapq.heappush(self.coming, (self.now + self.thinks[name](), name))
+        return batch
+
+    def _arrive(self) -> None:
+        while self.coming and self.coming[0][0] <= self.now:
+            _, name = heapq.heappop(self.coming)
+            self.gathering.came(name, self.now)
+            self.waiting.add(name)
+
+
+def sizes(engine: Engine, num_steps: int) -> list[int]:
+    return [len(engine.step()) for _ in range(num_steps)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 32])
+def test_sessions_that_return_after_varying_times_end_up_in_one_batch(count):
+    chance = random.Random(count)
+    engine = Engine({str(at): lambda: chance.uniform(0.001, 0.015) for at in range(count)})
+    sizes(engine, 60)
+    after = sizes(engine, 200)
+    assert sum(after) >= 0.97 * 200 * count
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_sessions_of_one_pace_are_never_apart_again(count):
+    engine = Engine({str(at): lambda: 0.005 for at in range(count)})
+    sizes(engine, 30)
+    assert sizes(engine, 50) == [count] * 50
+
+
+def test_a_single_session_never_waits():
+    chance = random.Random(0)
+    engine = Engine({"a": lambda: chance.uniform(0, 0.5)})
+    sizes(engine, 100)
+    assert engine.idle_s == 0
+
+
+def test_a_session_that_left_is_waited_for_once_and_no_more():
+    engine = Engine({name: lambda: 0.005 for name in "abc"})
+    sizes(engine, 30)
+    engine.thinks["c"] = lambda: 1e9
+    sizes(engine, 1)
+    before = engine.idle_s
+    assert sizes(engine, 1) == [2]
+    assert engine.idle_s - before == pytest.approx(0.0025, rel=1e-3)
+    before = engine.now
+    assert sizes(engine, 20) == [2] * 20
+    assert engine.now - before == pytest.approx(20 * (STEP_S + 0.005), rel=1e-3)
+
+
+def test_a_session_that_has_gone_is_not_waited_for_at_all():
+    gathering: BatchWindow[str] = BatchWindow()
+    gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
+    gathering.came("a", 1.001)
+    assert gathering.wait_s(1.001) > 0
+    gathering.gone("b")
+    gathering.gone("unheard of")
+    assert gathering.wait_s(1.001) == 0
+
+
+def test_nobody_waits_longer_than_a_part_of_the_last_step():
+    gathering: BatchWindow[str] = BatchWindow(max_wait=0.5)
+    gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
+    gathering.came("a", 1.0)
+    assert gathering.wait_s(1.0) == pytest.approx(STEP_S / 2)
+    assert gathering.wait_s(1.0 + STEP_S) == 0
+
+
+def test_a_session_that_is_always_late_hardly_costs_the_others_anything():
+    engine = Engine({"a": lambda: 0.002, "b": lambda: 0.002, "slow": lambda: 0.9 * STEP_S})
+    sizes(engine, 100)
+    before = engine.now
+    count = sum(sizes(engine, 200))
+    assert count > 200 * 2
+    assert engine.now - before < 1.05 * 200 * (STEP_S + 0.002)
+
+
+def test_a_session_that_was_slow_for_a_while_is_waited_for_again():
+    engine = Engine({name: lambda: 0.005 for name in "abc"})
+    sizes(engine, 30)
+    engine.thinks["c"] = lambda: 2.0
+    sizes(engine, 200)
+    engine.thinks["c"] = lambda: 0.005
+    sizes(engine, 200)
+    assert sizes(engine, 50) == [3] * 50
+
+
+def test_sessions_that_think_longer_than_before_are_given_the_time():
+    engine = Engine({name: lambda: 0.002 for name in "abcd"})
+    sizes(engine, 50)
+    engine.thinks["d"] = lambda: 0.009
+    sizes(engine, 50)
+    assert sizes(engine, 50) == [4] * 50
+
+
+def test_company_is_who_was_here_a_few_steps_ago():
+    gathering: BatchWindow[str] = BatchWindow()
+    assert not gathering.has_company
+    gathering.stepped(["a"], 1.0, seconds=STEP_S)
+    assert gathering.has_company
+    for at in range(4):
+        gathering.stepped([], 2.0 + at, seconds=STEP_S)
+    assert not gathering.has_company
+    gathering.stepped(["b"], 9.0, seconds=STEP_S)
+    gathering.came("b", 9.1)
+    assert not gathering.has_company

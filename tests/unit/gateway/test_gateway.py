@@ -1,0 +1,184 @@
+"""What bodies of HTTP requests mean to the SDK, and log-probabilities in OpenAI's two shapes."""
+
+import re
+
+import pytest
+
+from slipstream.client import Mode, SamplingParams, Shape, SpeculationOptions
+from slipstream.core import errors
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
+from slipstream.gateway.body import ChatRequest, CompletionRequest, validated
+from slipstream.gateway.config import HttpConfig
+from slipstream.gateway.errors import TABLE, HttpError, http_error
+from slipstream.gateway.responses import IMPOSSIBLE, chat_logprobs, completion_logprobs
+from slipstream.gateway.sdk_options import chat_options, completion_options, seed_of
+
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def chat(**body):
+    body = validated(ChatRequest, {"messages": HELLO, **body})
+    return chat_options(body, request_id="r", default_max_tokens=99)
+
+
+def completion(**body):
+    body = validated(CompletionRequest, {"prompt": "hello", **body})
+    return completion_options(body, request_id="r")
+
+
+def test_what_is_left_out_is_what_openai_takes_it_for():
+    assert chat() == {
+        "sampling": SamplingParams(temperature=1.0, seed=seed_of("r")),
+        "stop": (),
+        "request_id": "r",
+        "model": "",
+        "max_tokens": 99,
+    }
+    assert completion() == {**chat(), "max_tokens": 16, "raw": True, "allow_special_tokens": False}
+
+
+def test_a_seed_that_is_not_given_depends_on_the_name_alone():
+    seeds = {seed_of(f"request {number}") for number in range(100)}
+    assert len(seeds) == 100
+    assert seed_of("request 7") in seeds
+    assert chat(seed=5)["sampling"].seed == 5
+
+
+def test_either_name_of_the_limit_counts_and_two_limits_do_not():
+    for limit in ({"max_tokens": 7}, {"max_completion_tokens": 7}):
+        assert chat(**limit)["max_tokens"] == 7
+    assert chat(max_tokens=7, max_completion_tokens=7)["max_tokens"] == 7
+    with pytest.raises(HttpError, match="max_tokens and max_completion_tokens"):
+        chat(max_tokens=7, max_completion_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "means"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            {"json_schema": SCHEMA},
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"regex": "(yes)|(no)"}),
+    ],
+)
+def test_what_the_text_must_be_is_a_schema_or_an_expression(asked, means):
+    for options in (chat(**asked), completion(**asked)):
+        told = {name: options[name] for name in ("json_schema", "regex") if name in options}
+        assert told == means
+
+
+def test_a_choice_is_taken_as_it_is_written():
+    odd = ["a.b*c", "(x|y)", "[z]", "$1 ^ {2}", "back\\slash?", "new\nline", "é+"]
+    regex = chat(structured_outputs={"choice": odd})["regex"]
+    for text in odd:
+        assert re.fullmatch(regex, text)
+    assert not re.fullmatch(regex, "aXbc")
+
+
+def test_only_one_of_the_ways_to_say_what_the_text_must_be_is_taken():
+    both = {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
+    with pytest.raises(HttpError, match="response_format and structured_outputs"):
+        chat(**both)
+    text = chat(response_format={"type": "text"}, structured_outputs={"regex": "a"})
+    assert text["regex"] == "a"
+
+
+def test_how_to_speculate_is_said_in_the_words_of_the_sdk():
+    asked = {"mode": "forced", "shape": "product", "widths": [2, 1], "lookup": False}
+    expected = SpeculationOptions(Mode.FORCED, shape=Shape.PRODUCT, widths=(2, 1), lookup=False)
+    assert chat(speculation=asked)["speculation"] == expected
+    with pytest.raises(InvalidRequest, match="mode is off"):
+        chat(speculation={"mode": "off", "max_nodes": 3})
+
+
+def test_log_probabilities_are_asked_for_as_each_kind_of_request_does():
+    assert "logprobs" not in chat() | completion()
+    assert chat(logprobs=True)["logprobs"] == 0
+    assert chat(logprobs=True, top_logprobs=20)["logprobs"] == 20
+    assert completion(logprobs=0)["logprobs"] == 0
+    for refused in (
+        lambda: chat(logprobs=True, top_logprobs=21),
+        lambda: completion(logprobs=21),
+        lambda: completion(logprobs=True),
+        lambda: chat(logprobs=1),
+    ):
+        with pytest.raises(HttpError, match="logprobs"):
+            refused()
+
+
+def test_a_refusal_quotes_nothing_that_was_written():
+    secret = "a secret that nobody should log"
+    for body in ({"messages": secret}, {"seed": secret}, {"stop": [[secret]]}):
+        with pytest.raises(HttpError) as refused:
+            chat(**body)
+        assert secret not in str(refused.value)
+
+
+HALF = (
+    TokenLogprob(-0.5, (TopLogprob(1, -0.5, b"a"), TopLogprob(2, -1.0, b"b")), b"a"),
+    TokenLogprob(-2.0, (TopLogprob(3, -1.0, b"\xe2\x82"),), b"\xe2\x82"),
+    TokenLogprob(float("-inf"), (), b"\xac"),
+)
+
+
+def test_tokens_that_are_no_whole_characters_have_their_bytes():
+    content = chat_logprobs(HALF)["content"]
+    assert [token["token"] for token in content] == ["a", "�", "�"]
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "a€"
+    assert [token["logprob"] for token in content] == [-0.5, -2.0, IMPOSSIBLE]
+    assert [len(token["top_logprobs"]) for token in content] == [2, 1, 0]
+
+
+def test_the_older_shape_names_a_token_among_the_likeliest():
+    told = completion_logprobs(HALF, offset=10)
+    assert told["tokens"] == ["a", r"bytes:\xe2\x82", r"bytes:\xac"]
+    assert told["top_logprobs"] == [
+        {"a": -0.5, "b": -1.0},
+        {r"bytes:\xe2\x82": -2.0},
+        {},
+    ]
+    assert told["text_offset"] == [10, 11, 12]
+
+
+def test_nothing_is_said_of_tokens_of_which_nothing_is_known():
+    assert chat_logprobs(()) is completion_logprobs(()) is completion_logprobs((None,)) is None
+    assert len(chat_logprobs((None, HALF[0]))["content"]) == 1
+
+
+def test_every_error_of_ours_has_a_status():
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert all(400 <= http_error(kind("it is so")).status < 600 for kind in kinds)
+    listed = [kind for kind, _, _ in TABLE]
+    for number, kind in enumerate(listed):
+        assert not any(issubclass(kind, earlier) for earlier in listed[:number]), kind
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"router": "nonsense"}, "must be HOST:PORT"),
+        ({"router": "router.example:50051"}, "in the clear"),
+        ({"listen_address": "8000"}, "must be HOST:PORT"),
+        ({"max_body_bytes": 0}, "must be above 0"),
+        ({"default_max_tokens": 0}, "must be from 1"),
+        ({"grace_s": -1}, "must be 0 to 3600"),
+        ({"tls_cert": "cert.pem"}, "go together"),
+        ({"peer_router_name": "router"}, "needs peer_ca"),
+    ],
+)
+def test_a_front_refuses_what_it_cannot_do(given, reason):
+    with pytest.raises(InvalidRequest, match=reason):
+        HttpConfig(**given)
+
+
+def test_a_router_elsewhere_is_dialled_in_the_clear_only_where_that_is_meant():
+    config = HttpConfig("router.example:50051", "[::1]:8000", plaintext_tokens=True)
+    assert config.host_and_port() == ("::1", 8000)
+    assert config.to_router() is None

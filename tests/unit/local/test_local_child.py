@@ -1,0 +1,130 @@
+"""A child says when it is ready, is heard, ends when told to, and never outlives its parent."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest, ServiceError
+from slipstream.local.child import Child, start_child
+
+TESTS = Path(__file__).resolve().parent.parent.parent
+LIMIT_S = 20
+
+PARENT = """
+import asyncio, sys
+from slipstream.local.child import start_child
+
+async def main():
+    child = await start_child("draft", "stand_in", ["--deaf"], on_line=lambda *_: None)
+    await child.ready()
+    print(child.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    """Children find the package and the stand-in."""
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent / '.dev'}{os.pathsep}{TESTS}")
+
+
+class Ear:
+    """Hears what children on_line, and can be waited on for a line."""
+
+    def __init__(self):
+        self.heard = []
+        self._more = asyncio.Event()
+
+    def __call__(self, name, line):
+        self.heard.append((name, line))
+        self._more.set()
+
+    async def until(self, *said):
+        async with asyncio.timeout(LIMIT_S):
+            while said not in self.heard:
+                self._more.clear()
+                await self._more.wait()
+
+
+async def start(*flags, on_line=lambda *_: None) -> Child:
+    return await start_child("draft", "stand_in", flags, on_line=on_line)
+
+
+async def test_a_child_tells_where_it_serves():
+    child = await start()
+    assert await child.ready() == "127.0.0.1:1"
+    await child.stop(LIMIT_S)
+    assert child.exit_text() == "ended with exit code 0"
+
+
+async def test_all_that_a_child_writes_is_told_but_for_the_line_that_it_is_ready():
+    ear = Ear()
+    child = await start("--loud", on_line=ear)
+    await child.ready()
+    await ear.until("draft", "on stdout")
+    await ear.until("draft", "second")
+    await child.stop(LIMIT_S)
+    lines = [line for _, line in ear.heard]
+    assert not any(line.startswith("ready") for line in lines)
+    assert sum(line.count("x") for line in lines) == 200_000
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, InvalidRequest), (1, ServiceError)])
+async def test_the_last_words_of_a_child_that_does_not_start_are_the_reason(code, kind):
+    child = await start("--dies", str(code))
+    with pytest.raises(kind, match=r"^the draft did not start: it is not to be$"):
+        await child.ready()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--crashes"], r"ended with exit code 1 \(RuntimeError: a bug\)"),
+        (["--is-killed"], "ended by SIGKILL"),
+    ],
+)
+async def test_without_an_error_line_the_reason_is_how_a_child_ended(flags, reason):
+    child = await start(*flags)
+    with pytest.raises(ServiceError, match=f"^the draft did not start: {reason}$"):
+        await child.ready()
+
+
+async def test_a_child_that_does_not_end_is_killed_after_the_grace():
+    ear = Ear()
+    child = await start("--deaf", on_line=ear)
+    await child.ready()
+    await child.stop(0)
+    assert child.exit_text() == "ended by SIGKILL"
+    assert ("draft", "has not ended within 0 s and is killed") in ear.heard
+
+
+async def test_stopping_a_child_that_has_ended_does_nothing():
+    child = await start("--dies", "1")
+    await child.ended()
+    await child.stop(0)
+    assert child.exit_text() == "ended with exit code 1"
+
+
+def test_a_child_does_not_outlive_a_parent_that_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    with parent:
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    try:
+        assert wait_until_ended(child)
+    finally:
+        os.close(child)
+
+
+def wait_until_ended(process: int) -> bool:
+    import select
+
+    waiting = select.poll()
+    waiting.register(process, select.POLLIN)
+    return bool(waiting.poll(1000 * LIMIT_S))

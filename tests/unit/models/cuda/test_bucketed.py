@@ -1,0 +1,167 @@
+"""Forwards of fixed shapes over pages compute what forwards without shapes do."""
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from slipstream.core.errors import CapacityError
+from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.core.types import Proposal, SamplingParams, Session
+from slipstream.core.verify.draws import draw_keys, walk_drawn
+from slipstream.core.verify.verify import verify
+from slipstream.models.cuda.bucketed import Draw, buckets_for
+from slipstream.models.cuda.buckets import pack
+from slipstream.models.kv.paged import PagedAttention, attend_paged, unpack
+from slipstream.models.numerics.invariance import RowRule
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.fast_modules import FastNorm
+from support.models import device_only, tiny
+from support.models.scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
+
+
+def chain_of(seed, size):
+    return TokenTree.chain(tiny.tokens(size, seed=seed))
+
+
+def leaves_of(seed, size):
+    chain = tiny.tokens(size, seed=seed)
+    parents = [*range(-1, size - 1), *range(-1, size - 1)]
+    return TokenTree((*chain, *(token % (tiny.VOCAB - 1) + 1 for token in chain)), tuple(parents))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
+@pytest.mark.parametrize("make", [chain_of, leaves_of, tree_of])
+def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
+    trees = [make(seed, 3 + 4 * seed) for seed in range(len(LENGTHS))]
+    plain, model = tiny.causal(family, engine="torch"), shaped(family)
+    expected, places = plain.forward(parts_on_scattered_pages(plain, trees))
+    parts = parts_on_scattered_pages(model, trees)
+    assert any(part.cache.base(part.end) is None for part in parts)
+    hidden, own_places = model.forward(parts)
+    assert own_places == places
+    torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_follows_an_accepted_path_has_the_same_states():
+    tree = tree_of(3, 9)
+    states = []
+    for model in (tiny.causal(), shaped()):
+        parts = parts_on_scattered_pages(model, [tree] * len(LENGTHS))
+        _, places = model.forward(parts)
+        after = []
+        for part, slots in zip(parts, places, strict=True):
+            path = tree.path(len(tree) - 1)
+            part.cache.keep([*slots[:2], *(slots[2 + node] for node in path)])
+            after.append(Part(part.cache, [7]))
+        states.append(model.forward(after)[0])
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
+def test_drawn_tokens_walk_as_verification_does(temperature):
+    model, plain = shaped(), tiny.causal(engine="torch")
+    trees = [tree_of(seed, 12) for seed in range(len(LENGTHS))]
+    parts = parts_on_scattered_pages(plain, trees)
+    hidden, _ = plain.forward(parts)
+    logits = plain.logits(hidden).float()
+    draws, expected, end = [], [], 0
+    sampling = SamplingParams(temperature=temperature, seed=11)
+    for part in parts:
+        prefix, start = [1] * part.end, end + 1
+        end += 2 + len(part.tree)
+        session = Session("s", 1, 999, sampling)
+        rows = logits[start:end]
+        expected.append(verify(session, prefix, Proposal(part.tree), lambda at: rows[at + 1]))  # noqa: B023
+        depths = (0, *part.tree.depths())
+        keys = [draw_keys(sampling, part.end + depth) for depth in depths]
+        draws += [Draw(start + at, temperature, key) for at, key in enumerate(keys)]
+    drawn = model.draw(parts_on_scattered_pages(model, trees), draws)
+    for part, walk in zip(parts, expected, strict=True):
+        tokens = drawn.tokens[: 1 + len(part.tree)]
+        del drawn.tokens[: 1 + len(part.tree)]
+        assert walk_drawn(part.tree, tokens) == walk
+    assert not drawn.tokens
+
+
+def test_shapes_are_few():
+    model = shaped()
+    cache = model.open_in(model.pool(4))
+    for size in range(1, 60):
+        _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
+        cache.keep(slots[:1])
+    assert len(model._shaped._replay) <= 4
+
+
+def test_what_fits_no_shape_goes_without():
+    plain, model = tiny.causal(engine="torch"), shaped()
+    model._shaped._buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
+    tokens, states = tiny.tokens(9), []
+    for one in (plain, model):
+        states.append(one.forward([Part(one.open_in(one.pool(1)), tokens)])[0])
+    assert torch.equal(*states)
+    cache = model.open_in(model.pool(1))
+    assert model.draw([Part(cache, tokens)], [Draw(0, 0.0, (0, 0))]) is None
+    assert model.draw([Part(cache, tokens[:3])], [Draw(0, 0.0, (0, 0))]) is not None
+
+
+def test_a_model_without_shapes_draws_nothing():
+    model = tiny.causal()
+    cache = model.open_in(model.pool(1))
+    assert model.draw([Part(cache, [1])], [Draw(0, 0.0, (0, 0))]) is None
+
+
+def test_too_many_rows_are_named():
+    model = tiny.causal()
+    cache = model.open_in(model.pool(1))
+    cache.reserve(9)
+    buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
+    with pytest.raises(CapacityError, match="9 tokens of one forward are needed"):
+        pack([Part(cache, tiny.tokens(9), EMPTY)], [], buckets)
+
+
+def test_a_forward_looks_at_no_value():
+    model = shaped()
+    parts = parts_on_scattered_pages(model, [tree_of(seed, 6) for seed in range(len(LENGTHS))])
+    model.draw(parts, [Draw(0, 0.9, (1, 2))])
+    packed = model._shaped.pack(parts[0].cache.pool, parts, [Draw(0, 0.9, (1, 2))])
+    attention = PagedAttention(2, torch.float32, 9999, attend_paged)
+    device_only.check(
+        lambda values: tuple(
+            part
+            for part in vars_of(unpack(values, packed.shape, attention))
+            if isinstance(part, torch.Tensor)
+        ),
+        torch.tensor(packed.values),
+    )
+    entry = next(reversed(model._shaped._replay._entries.values()))
+    with torch.inference_mode(), device_only.NoLooks():
+        entry.body(*entry.inputs)
+
+
+def vars_of(batch):
+    return [getattr(batch, name) for name in batch.__dataclass_fields__]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_captured_forwards_compute_what_the_host_does(dtype):
+    trees = [tree_of(seed, 9) for seed in range(len(LENGTHS))]
+    plain = CausalModel(tiny.hf_model(dtype=dtype), engine="torch")
+    model = CausalModel(tiny.hf_model(dtype=dtype).cuda())
+    expected, _ = plain.forward(parts_on_scattered_pages(plain, trees))
+    parts = parts_on_scattered_pages(model, trees)
+    for _ in range(2):
+        hidden, _ = model.forward(parts)
+        error = (hidden.cpu().float() - expected.float()).norm() / expected.float().norm()
+        assert error < (1e-4 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_on_a_device_gives_a_row_the_same_bits_in_any_company(dtype):
+    norm = FastNorm(LlamaRMSNorm(576).to("cuda", dtype))
+    x = torch.randn(1, 128, 576).to("cuda", dtype)
+    whole = norm(x)
+    for count in (1, 2, 4, 8, 16, 64):
+        assert torch.equal(torch.cat([norm(part) for part in x.split(count, 1)], 1), whole)

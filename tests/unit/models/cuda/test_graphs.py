@@ -1,0 +1,77 @@
+"""A replayed body computes what the body does, on tensors that stay where they are."""
+
+import pytest
+import torch
+
+from slipstream.models.cuda.graphs import Replay
+from support.models import device_only
+
+CPU = torch.device("cpu")
+
+
+def double(x, y):
+    return 2 * x + y, (x * y).sum().view(1)
+
+
+def test_a_run_returns_what_the_body_computes():
+    replay = Replay(CPU)
+    for seed in range(3):
+        x, y = torch.randn(2, 5, generator=torch.Generator().manual_seed(seed))
+        for out, expected in zip(replay.run("k", double, (x, y)), double(x, y), strict=True):
+            assert torch.equal(out, expected)
+
+
+def test_inputs_and_outputs_stay_where_they_are():
+    replay, seen = Replay(CPU), []
+
+    def body(x):
+        seen.append(x.data_ptr())
+        return (x + 1,)
+
+    first = replay.run("k", body, (torch.zeros(3),))
+    second = replay.run("k", body, (torch.ones(3),))
+    assert first[0] is second[0]
+    assert first[0].tolist() == [2, 2, 2], "a later run overwrites what an earlier one returned"
+    assert len(set(seen)) == 1
+
+
+def test_the_least_recently_used_key_is_forgotten():
+    replay = Replay(CPU, max_graphs=2)
+    for key in ("a", "b", "a", "c"):
+        replay.run(key, double, (torch.ones(2), torch.ones(2)))
+    assert len(replay) == 2
+    assert "a" in replay
+    assert "b" not in replay
+
+
+def test_a_key_keeps_its_shapes():
+    replay = Replay(CPU)
+    replay.run("k", double, (torch.ones(2), torch.ones(2)))
+    with pytest.raises(RuntimeError):
+        replay.run("k", double, (torch.ones(3), torch.ones(3)))
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        lambda x: (x * x.sum().item(),),
+        lambda x: (x[x > 0],),
+        lambda x: (x.nonzero(),),
+        lambda x: (torch.tensor(x.tolist()),),
+        lambda x: (torch.from_numpy(x.numpy().copy()),),
+        lambda x: (x + 1 if x.sum() > 0 else x,),
+    ],
+)
+def test_the_check_for_looks_at_values_finds_them(looks):
+    with pytest.raises(Exception):  # noqa: B017 - each look fails in its own way
+        device_only.check(looks, torch.ones(4))
+
+
+@pytest.mark.gpu
+def test_a_captured_body_replays_with_new_inputs():
+    device = torch.device("cuda")
+    replay = Replay(device)
+    for seed in range(3):
+        x, y = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed))
+        out = replay.run("k", double, (x, y))
+        torch.testing.assert_close(out[0].cpu(), double(x, y)[0])

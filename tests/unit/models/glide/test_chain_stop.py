@@ -1,0 +1,97 @@
+"""A device's decision to stop is that of the policies in `core.policy.stop`."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.policy.stop import (
+    Calibration,
+    CostStop,
+    DecisionStop,
+    FixedStop,
+    StopSignal,
+    SvipStop,
+)
+from slipstream.models.glide.chain_stop import Confidence, Rules, Signals, rule_of, should_stop
+from support.models import device_only
+
+chance = st.floats(0, 1)
+limits = st.integers(1, 6).map(FixedStop)
+svips = st.builds(SvipStop, st.floats(0.01, 2), limits)
+stops = st.one_of(
+    limits,
+    svips,
+    st.builds(DecisionStop, chance, svips),
+    st.builds(CostStop, st.floats(0.01, 0.9), st.just(Calibration((0.1, 0.4, 0.9))), limits),
+)
+numbers = st.tuples(
+    st.one_of(st.just(math.nan), st.floats(-1e-6, 12)),
+    st.one_of(st.none(), chance),
+    chance,
+    st.one_of(st.just(math.nan), chance),
+)
+
+
+def doubles(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def rules_of(policies, worths=None):
+    rows = [rule_of(stop) for stop in policies]
+    return Rules(
+        torch.tensor([row.policy for row in rows]),
+        torch.tensor([row.max_depth for row in rows]),
+        doubles([row.threshold for row in rows]),
+        doubles([row.fallback for row in rows]),
+        torch.zeros(len(rows), dtype=torch.float64) if worths is None else doubles(worths),
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(stops, numbers), min_size=1, max_size=9), st.integers(1, 7))
+def test_chains_stop_where_the_policies_say(cases, depth):
+    calibration = Calibration((0.1, 0.4, 0.9))
+    columns, expected = [], []
+    for stop, (entropy, score, top_prob, path_prob) in cases:
+        signal = StopSignal(depth, top_prob, entropy, score, path_prob)
+        kept = calibration.probability(top_prob) if score is None else score
+        columns.append((entropy, math.nan if score is None else score, kept, path_prob))
+        expected.append(stop.should_stop(signal))
+    signals = Signals(*doubles(columns).unbind(1))
+    rules = rules_of([stop for stop, _ in cases])
+    assert should_stop(rules, signals, depth=depth).tolist() == expected
+
+
+@given(st.lists(chance, min_size=2, max_size=5), st.one_of(chance, st.just(math.nan)))
+def test_confidence_is_worth_what_the_calibration_says(points, top_prob):
+    padded = doubles([[*points, *[0.0] * (8 - len(points))]])
+    confidence = Confidence(padded, torch.tensor([len(points)]))
+    found = confidence.probability(doubles([top_prob])).item()
+    assert found == Calibration(tuple(points)).probability(top_prob)
+
+
+def test_a_path_that_is_not_worth_another_row_ends():
+    rules = rules_of([FixedStop(9)] * 3, [0.2, 0.3, 0.0])
+    nothing = torch.zeros(3, dtype=torch.float64)
+    signals = Signals(nothing, nothing, nothing, nothing + 0.25)
+    assert should_stop(rules, signals, depth=2).tolist() == [False, True, False]
+
+
+def test_the_decision_looks_at_no_value():
+    rules = rules_of([SvipStop(), FixedStop(3)])
+    signals = Signals(*torch.rand(4, 2, dtype=torch.float64).unbind(0))
+    device_only.check(
+        lambda *given: (should_stop(Rules(*given[:5]), Signals(*given[5:]), depth=2),),
+        *rules,
+        *signals,
+    )
+
+
+def test_an_unknown_policy_has_no_rule():
+    class Never:
+        def should_stop(self, signal):
+            return False
+
+    assert rule_of(Never()) is None

@@ -1,0 +1,179 @@
+"""A draft starts from its target: what is copied, what is refused, which tokens its head keeps."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from slipstream.core.errors import ModelMismatch, WeightsError
+from slipstream.models.glide.glide_config import read_config, write_config
+from slipstream.models.glide.glide_init import (
+    GlideShape,
+    config_for_target,
+    init_from_target,
+    trimmed_vocab,
+)
+from slipstream.models.glide.target_parts import rotary_tables, rotate, target_parts
+from slipstream.models.numerics.linears import DraftLinear, quantize
+from slipstream.text.tokenizer import vocab_hash
+from support.models import tiny_glide as tiny
+
+
+def test_sublayers_start_from_the_layers_they_stand_for():
+    target = tiny.llama()
+    draft = init_from_target(target, tiny.config(target))
+    layer, layers = draft.layers[0], target.model.layers
+    assert torch.equal(layer.self_attn.k_proj.weight, layers[3].self_attn.k_proj.weight)
+    assert torch.equal(layer.mlp.down_proj.weight, layers[3].mlp.down_proj.weight)
+    assert torch.equal(layer.cross[0].q_proj.weight, layers[1].self_attn.q_proj.weight)
+    assert torch.equal(layer.cross[1].o_proj.weight, layers[3].self_attn.o_proj.weight)
+    assert torch.equal(draft.norm.weight, target.model.norm.weight)
+
+
+def test_biases_and_head_norms_are_copied_too():
+    biased, normed = tiny.qwen2(), tiny.qwen3()
+    with torch.no_grad():
+        biased.model.layers[1].self_attn.q_proj.bias.fill_(3.0)
+        normed.model.layers[1].self_attn.q_norm.weight.fill_(3.0)
+    cross = init_from_target(biased, tiny.config(biased)).layers[0].cross[0]
+    assert (cross.q_proj.bias == 3.0).all()
+    cross = init_from_target(normed, tiny.config(normed)).layers[0].cross[0]
+    assert (cross.q_norm.weight == 3.0).all()
+
+
+def test_a_bias_that_the_draft_has_no_place_for_is_refused():
+    target = tiny.llama(attention_bias=True)
+    with pytest.raises(ModelMismatch, match="o_proj has a bias"):
+        init_from_target(target, tiny.config(target))
+
+
+def test_a_deeper_draft_starts_from_the_last_layers_in_order():
+    target = tiny.llama()
+    draft = init_from_target(target, tiny.config(target, num_layers=2))
+    for ours, theirs in zip(draft.layers, target.model.layers[2:], strict=True):
+        assert torch.equal(ours.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
+
+
+def test_a_layer_the_target_lacks_is_refused():
+    with pytest.raises(ModelMismatch, match=r"\[7\] do not exist, the target has 4"):
+        config_for_target(
+            tiny.llama(), tiny.shape(target_layers=(1, 7)), name="x", tokenizer_hash="x"
+        )
+
+
+def test_another_activation_is_refused():
+    with pytest.raises(ModelMismatch, match="gelu"):
+        tiny.config(tiny.llama(hidden_act="gelu"))
+
+
+def test_a_target_without_rotary_positions_is_refused():
+    gpt = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11))
+    with pytest.raises(ModelMismatch, match="rotary"):
+        config_for_target(gpt, GlideShape((0,), 5, 4), name="x", tokenizer_hash="x")
+
+
+def test_the_rotation_is_the_targets_own():
+    target = tiny.llama(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5})
+    cos, sin = rotary_tables(target_parts(target), 9, dtype=torch.float32)
+    x = torch.randn(1, 4, 9, 8)
+    expected, _ = apply_rotary_pos_emb(x, x, cos[None], sin[None])
+    torch.testing.assert_close(rotate(x, cos, sin), expected)
+
+
+def test_a_partial_rotation_leaves_the_rest_alone():
+    cos, sin = torch.randn(3, 4), torch.randn(3, 4)
+    x = torch.randn(2, 3, 8)
+    turned = rotate(x, cos, sin)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    torch.testing.assert_close(turned[..., :4], rotate(x[..., :4].contiguous(), cos, sin))
+
+
+def test_the_trimmed_vocabulary_holds_the_frequent_and_the_forced_in_order():
+    counts = torch.tensor([0, 5, 0, 9, 1, 5, 7])
+    assert trimmed_vocab(counts, 3, forced=[0]).tolist() == [0, 3, 6]
+    assert trimmed_vocab(counts, 4, forced=[]).tolist() == [1, 3, 5, 6]
+
+
+def test_equal_counts_go_to_the_lower_id():
+    assert trimmed_vocab(torch.ones(6), 2, forced=[5]).tolist() == [0, 5]
+
+
+def test_more_forced_tokens_than_room_are_all_kept():
+    assert trimmed_vocab(torch.ones(6), 1, forced=[5, 3]).tolist() == [3, 5]
+
+
+def test_tokenizers_that_number_alike_hash_alike():
+    first, turned = {"a": 0, "b": 1}, {"b": 1, "a": 0}
+    assert vocab_hash(first) == vocab_hash(turned)
+    assert vocab_hash(first) != vocab_hash({"a": 1, "b": 0})
+
+
+def test_a_config_survives_its_file(tmp_path):
+    config = tiny.config(tiny.llama())
+    write_config(config, tmp_path)
+    assert read_config(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head_size": 0},
+        {"head_size": 62},
+        {"target_layers": ()},
+        {"max_lag": -1, "target_layers": ()},
+        {"target_layers": (1, 1)},
+        {"target_layers": (-1,)},
+        {"num_kv_heads": 3},
+        {"max_lag": 0},
+        {"format_version": 2},
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(changes):
+    with pytest.raises(WeightsError):
+        replace(tiny.config(tiny.llama()), **changes)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"target_layers": 3}', '{"target_layers": [1], "other": 1}']
+)
+def test_a_config_file_of_another_shape_is_refused(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_quantised_weights_stay_within_half_a_level():
+    weight = torch.randn(7, 32)
+    levels, scales = quantize(weight)
+    error = (levels.float() * scales[:, None] - weight).abs()
+    assert (error <= scales[:, None] * 0.5001).all()
+
+
+def test_an_output_of_zeros_quantises_to_zeros():
+    levels, scales = quantize(torch.zeros(2, 4))
+    assert not levels.any() and torch.isfinite(scales).all()
+
+
+@pytest.mark.parametrize("bias", [None, torch.ones(24, dtype=torch.bfloat16)])
+def test_one_row_and_many_agree_up_to_rounding(bias):
+    torch.manual_seed(0)
+    linear = DraftLinear(torch.randn(24, 64, dtype=torch.bfloat16), bias)
+    x = torch.randn(5, 64, dtype=torch.bfloat16)
+    rows = torch.cat([linear(row[None]) for row in x]).float()
+    assert (rows - linear(x).float()).norm() < 0.02 * rows.norm()
+
+
+@pytest.mark.parametrize("inputs", [297, 300, 304])
+def test_a_row_of_any_length_is_the_same_alone(inputs):
+    torch.manual_seed(0)
+    linear = DraftLinear(torch.randn(400, inputs, dtype=torch.bfloat16))
+    x = torch.randn(5, inputs, dtype=torch.bfloat16)
+    rows = torch.cat([linear(row[None]) for row in x]).float()
+    assert (rows - linear(x).float()).norm() < 0.02 * rows.norm()
+
+
+def test_a_float32_row_is_not_quantised():
+    weight, x = torch.randn(6, 8), torch.randn(1, 8)
+    torch.testing.assert_close(DraftLinear(weight)(x), x @ weight.T)

@@ -1,0 +1,159 @@
+"""A draft shares the target's own parts: those of the whole model, bit for bit, layers unread."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from slipstream.core.errors import ModelMismatch, WeightsError
+from slipstream.models.glide import target_parts as module
+from slipstream.models.glide.target_parts import load_parts, rotary_tables, target_parts
+from slipstream.models.loading import load_target_parts
+from support.models import tiny, tiny_checkpoint
+
+RENAMED = "gpt-neox"
+"""Its files name the head otherwise than the model does."""
+PIECEWISE = [family for family in tiny.FAMILIES if family != RENAMED]
+SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+
+
+def save(folder, model):
+    model.save_pretrained(folder)
+    tiny_checkpoint.byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return tiny_checkpoint.save_checkpoint(tmp_path / "tiny")
+
+
+def whole_parts(name, dtype="float32"):
+    loaded = load_target_parts(str(name), dtype=dtype)
+    return target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
+
+
+def assert_same(found, whole):
+    numbers = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "tokenizer_hash")
+    for name in numbers:
+        assert getattr(found, name) == getattr(whole, name)
+    assert torch.equal(found.embeddings, whole.embeddings)
+    assert torch.equal(found.head, whole.head)
+    assert found.head.dtype == whole.head.dtype
+    for ours, theirs in zip(tables(found), tables(whole), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def tables(parts):
+    return rotary_tables(parts, 100, dtype=torch.float32)
+
+
+def forbid_whole(monkeypatch):
+    def refused(*args, **kwargs):
+        raise AssertionError("the whole model was loaded")
+
+    monkeypatch.setattr(module, "load_target_parts", refused)
+
+
+@pytest.mark.parametrize("family", PIECEWISE)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, family, dtype):
+    model = tiny.hf_model(family)
+    model.resize_token_embeddings(264)
+    save(tmp_path, model)
+    whole = whole_parts(tmp_path, dtype)
+    forbid_whole(monkeypatch)
+    found = load_parts(str(tmp_path), dtype=dtype)
+    assert_same(found.parts, whole)
+    assert (found.model_id, found.context_length) == (tmp_path.name, 512)
+    assert found.tokenizer_hash == whole.tokenizer_hash
+
+
+def test_a_tied_head_is_the_embeddings_themselves(checkpoint, monkeypatch):
+    whole = whole_parts(checkpoint)
+    forbid_whole(monkeypatch)
+    found = load_parts(str(checkpoint), dtype="float32").parts
+    assert_same(found, whole)
+    assert found.head.data_ptr() == found.embeddings.data_ptr()
+
+
+def test_scaled_rotary_positions_stay_scaled(tmp_path, monkeypatch):
+    config = tiny_checkpoint.tiny_llama().config
+    config.rope_parameters = SCALED
+    save(tmp_path, AutoModelForCausalLM.from_config(config))
+    whole = whole_parts(tmp_path)
+    forbid_whole(monkeypatch)
+    found = load_parts(str(tmp_path), dtype="float32").parts
+    assert_same(found, whole)
+    cos = tables(found)[0]
+    assert not torch.equal(cos, tables(target_parts(tiny_checkpoint.tiny_llama()))[0])
+
+
+def test_parts_are_found_in_whichever_shard_holds_them(tmp_path, monkeypatch):
+    model = tiny.hf_model("qwen2")
+    model.resize_token_embeddings(264)
+    model.save_pretrained(tmp_path, max_shard_size="80KB")
+    tiny_checkpoint.byte_tokenizer().save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    whole = whole_parts(tmp_path)
+    forbid_whole(monkeypatch)
+    assert_same(load_parts(str(tmp_path), dtype="float32").parts, whole)
+
+
+def test_layers_are_not_read(checkpoint, monkeypatch):
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    kept = {name: value for name, value in tensors.items() if ".layers." not in name}
+    assert len(kept) < len(tensors)
+    whole = whole_parts(checkpoint)
+    save_file(kept, path, metadata={"format": "pt"})
+    assert_same(load_parts(str(checkpoint), dtype="float32").parts, whole)
+
+
+def test_weights_under_other_names_are_loaded_whole(checkpoint):
+    path = checkpoint / "model.safetensors"
+    whole = whole_parts(checkpoint)
+    bare = {name.removeprefix("model."): value for name, value in load_file(path).items()}
+    save_file(bare, path, metadata={"format": "pt"})
+    assert_same(load_parts(str(checkpoint), dtype="float32").parts, whole)
+
+
+def test_a_family_whose_files_name_tensors_otherwise_is_loaded_whole(tmp_path):
+    model = tiny.hf_model(RENAMED)
+    model.resize_token_embeddings(264)
+    save(tmp_path, model)
+    found = load_parts(str(tmp_path), dtype="float32")
+    assert_same(found.parts, whole_parts(tmp_path))
+    assert found.context_length == 512
+
+
+def test_a_broken_file_is_refused(checkpoint):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        load_parts(str(checkpoint))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    save(tmp_path, tiny_checkpoint.tiny_llama(vocab_size=100))
+    with pytest.raises(ModelMismatch, match="up to id 258"):
+        load_parts(str(tmp_path))
+
+
+def test_embeddings_of_another_size_than_the_config_says_are_refused(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["vocab_size"] = 300
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError):
+        load_parts(str(checkpoint))
+
+
+@pytest.mark.real
+def test_the_real_models_parts_are_those_of_the_whole_model(real_model, monkeypatch):
+    whole = whole_parts(real_model, "bfloat16")
+    forbid_whole(monkeypatch)
+    found = load_parts(str(real_model), dtype="bfloat16")
+    assert_same(found.parts, whole)
+    assert found.context_length == 8192

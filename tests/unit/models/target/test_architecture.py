@@ -1,0 +1,145 @@
+"""What config.json says of a decoder is what transformers makes of it; odd ones are refused."""
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from slipstream.core.errors import ModelError
+from slipstream.models.native.library import NotNative
+from slipstream.models.target.architecture import HEAD, context_length, parse
+
+SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "mistral": MistralConfig(**SIZES, sliding_window=512, head_dim=32),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=32, attention_bias=True),
+    "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[1, 1]),
+}
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 100000.0},
+    "linear": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "yarn of DeepSeek": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 16,
+        "truncate": False,
+    },
+    "yarn with a factor": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 4.0,
+        "attention_factor": 0.8,
+        "beta_slow": 2,
+    },
+}
+SCALED = {"rope_theta": 20000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tensors_are_those_of_the_model(name):
+    config = CONFIGS[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    at = parse(config.to_dict())
+    assert {**dict(at.tensors()), HEAD: (at.vocab_size, at.hidden)} == theirs
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numbers_are_those_of_the_configuration(name):
+    config = CONFIGS[name]
+    at = parse(config.to_dict())
+    assert at.context_length == context_length(config)
+    assert (at.is_tied, at.norm_eps) == (config.tie_word_embeddings, config.rms_norm_eps)
+    ends = config.eos_token_id
+    assert at.eos_ids == frozenset([] if ends is None else [ends])
+
+
+def same_frequencies(raw, config):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    theirs = type(model.model.rotary_emb)(config=config)
+    ours = parse(raw).rotary()
+    assert torch.equal(ours.inv_freq, theirs.inv_freq)
+    assert ours.attention_scaling == theirs.attention_scaling
+    like, positions = torch.empty(0), torch.arange(3000)[None]
+    assert all(map(torch.equal, ours(like, positions), theirs(like, positions)))
+
+
+@pytest.mark.parametrize("kind", ROPES)
+@pytest.mark.parametrize("head_dim", [16, 80, 128])
+def test_frequencies_have_the_bits_of_transformers(kind, head_dim):
+    config = LlamaConfig(**SIZES, head_dim=head_dim, rope_parameters=dict(ROPES[kind]))
+    same_frequencies(config.to_dict(), config)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "smollm3"])
+@pytest.mark.parametrize("rope", [{}, {"rope_theta": 20000.0}, SCALED])
+def test_the_older_style_of_rotary_parameters_is_read_alike(model_type, rope):
+    raw = {**SIZES, "model_type": model_type, "no_rope_layers": [1, 1], **rope}
+    same_frequencies(raw, AutoConfig.for_model(**raw))
+
+
+ODD = [
+    ({"model_type": "gpt_neox"}, "models of type gpt_neox"),
+    ({"quantization_config": {}}, "quantised"),
+    ({"hidden_act": "gelu"}, "gated by SiLU"),
+    ({"hidden_size": 66}, "do not divide"),
+    ({"head_dim": 15}, "an odd number"),
+    ({"num_hidden_layers": "2"}, "no num_hidden_layers"),
+    ({"rms_norm_eps": None}, "no rms_norm_eps"),
+    ({"rope_parameters": {"rope_type": "dynamic"}}, "of the kind dynamic"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "has no factor"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary embedding"),
+    ({"model_type": "mistral"}, "no sliding_window"),
+    ({"model_type": "smollm3"}, "some of its layers have no rotary"),
+    ({"model_type": "qwen3"}, "no head_dim"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), ODD)
+def test_what_has_no_native_forward_is_refused_with_the_reason(change, reason):
+    with pytest.raises(NotNative, match=reason):
+        parse({**SIZES, "model_type": "llama", **change})
+
+
+def test_attention_that_can_not_be_cached_is_refused():
+    with pytest.raises(ModelError, match="'sliding_attention'"):
+        parse({**SIZES, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 2})

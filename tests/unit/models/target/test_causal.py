@@ -1,0 +1,114 @@
+"""The target model computes what transformers does, and the same bits for a row wherever it is."""
+
+import random
+
+import pytest
+import torch
+
+from slipstream.core.errors import ModelError
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.models.target.batched_tokens import Part
+from support.models import tiny
+
+CASES = [("llama", torch.bfloat16), ("qwen2", torch.bfloat16), ("qwen3", torch.float32)]
+STARTS = [1, 5, 100, 121, 126, 127, 128, 129, 250, 256]
+LENGTH = 9
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_logits_are_those_of_transformers(family):
+    tokens = tiny.tokens(40)
+    with torch.inference_mode():
+        expected = tiny.hf_model(family)(torch.tensor([tokens])).logits[0]
+    model = tiny.causal(family)
+    cache = model.open(64)
+    model.prefill(cache, tokens[:17])
+    hidden, _ = model.forward([Part(cache, tokens[17:])])
+    torch.testing.assert_close(model.logits(hidden), expected[17:], rtol=1e-4, atol=1e-4)
+
+
+def one_by_one(model, tokens, start):
+    """Hidden states of plain decoding from position `start` on."""
+    cache = model.open(len(tokens))
+    model.prefill(cache, tokens[:start])
+    states = []
+    for token in tokens[start:]:
+        hidden, (slots,) = model.forward([Part(cache, [token])])
+        cache.keep(slots)
+        states.append(hidden[0])
+    return states
+
+
+def bushy(path, seed):
+    """A tree that holds `path`, with wrong siblings before and after, and where it is in it."""
+    rng = random.Random(seed)
+    tokens, parents, nodes, parent = [], [], [], ROOT
+    for token in path:
+        wrong = [rng.randrange(1, tiny.VOCAB) for _ in range(rng.randrange(4))]
+        wrong = [other for other in dict.fromkeys(wrong) if other != token]
+        place = rng.randrange(len(wrong) + 1)
+        level = [*wrong[:place], token, *wrong[place:]]
+        nodes.append(len(tokens) + place)
+        tokens += level
+        parents += [parent] * len(level)
+        parent = nodes[-1]
+    return TokenTree(tuple(tokens), tuple(parents)), nodes
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_tree_row_has_the_bits_of_plain_decoding(family, dtype, start):
+    model = tiny.causal(family, dtype=dtype)
+    tokens = tiny.tokens(start + LENGTH, seed=start)
+    plain = one_by_one(model, tokens, start)
+    tree, nodes = bushy(tokens[start + 1 :], seed=start)
+    cache = model.open(len(tokens))
+    model.prefill(cache, tokens[:start])
+    hidden, _ = model.forward([Part(cache, tokens[start : start + 1], tree)])
+    for state, row in zip(plain, [0, *(1 + node for node in nodes)], strict=True):
+        assert torch.equal(hidden[row], state)
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+@pytest.mark.parametrize("start", [5, 121, 126, 250])
+def test_what_follows_an_accepted_path_has_the_bits_of_plain_decoding(family, dtype, start):
+    model = tiny.causal(family, dtype=dtype)
+    tokens = tiny.tokens(start + LENGTH, seed=start)
+    plain = one_by_one(model, tokens, start)
+    tree, nodes = bushy(tokens[start + 1 :], seed=start + 1)
+    cache = model.open(len(tokens))
+    model.prefill(cache, tokens[:start])
+    _, (slots,) = model.forward([Part(cache, tokens[start : start + 1], tree)])
+    cache.keep([slots[0], *(slots[1 + node] for node in nodes[:4])])
+    hidden, _ = model.forward([Part(cache, tokens[start + 5 :])])
+    assert torch.equal(hidden, torch.stack(plain[5:]))
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+@pytest.mark.parametrize("chunk", [1, 2, 31, 33, 97, 128, 200])
+def test_a_prompt_cut_differently_gives_the_same_bits(family, dtype, chunk):
+    model = tiny.causal(family, dtype=dtype)
+    tokens = tiny.tokens(300)
+    whole, pieces = model.open(300), model.open(300)
+    model.prefill(whole, tokens)
+    for start in range(0, len(tokens), chunk):
+        model.prefill(pieces, tokens[start : start + chunk])
+    for layer in range(model.layout.num_layers):
+        assert torch.equal(whole.gather(layer, 0, 300), pieces.gather(layer, 0, 300))
+
+
+def test_fast_numerics_agree_up_to_rounding():
+    tokens = tiny.tokens(200)
+    states = []
+    for numerics in ("invariant", "fast"):
+        model = tiny.causal(numerics=numerics)
+        states.append(model.forward([Part(model.open(200), tokens)])[0])
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
+
+
+def test_a_position_past_the_context_is_refused():
+    model = tiny.causal()
+    cache = model.open(512)
+    model.prefill(cache, tiny.tokens(510))
+    with pytest.raises(ModelError, match="context of 512"):
+        model.forward([Part(cache, tiny.tokens(1), TokenTree.chain(tiny.tokens(2)))])

@@ -1,0 +1,95 @@
+"""A GGUF file becomes the same model and tokenizer, whatever the release of transformers."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, Qwen2Tokenizer
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.native import library
+from slipstream.models.native.gguf_weights import GgufSource
+from slipstream.models.store.gguf import convert, read_tokenizer
+from slipstream.models.target.causal import CausalModel
+from support.models.tiny_checkpoint import SPECIAL, tiny_llama
+from support.models.tiny_gguf import write_gguf
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def converted(gguf, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("converted")
+    convert(gguf, folder)
+    return folder
+
+
+def test_the_converted_weights_are_those_of_the_file_in_bf16(converted):
+    weights = load_file(converted / "model.safetensors")
+    for name, value in tiny_llama(vocab_size=260).state_dict().items():
+        if name != "lm_head.weight":
+            torch.testing.assert_close(weights[name], value.bfloat16(), rtol=0, atol=0)
+
+
+def test_the_converted_tokenizer_splits_digits_and_knows_its_special_tokens(converted):
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    assert tokenizer.eos_token == SPECIAL[0]
+    assert tokenizer.chat_template == "{{ messages }}"
+    # The spaces before a digit are a piece of their own, so that they merge.
+    assert tokenizer.tokenize("a  5") == ["a", "ĠĠ", "5"]
+    for text in ("a  5", "café <|user|> 12\n\n3"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_gguf_file_in_a_dtype_loads_by_its_path_as_it_does_converted(gguf, converted):
+    direct, kept = (load_target_parts(str(path), dtype="float32") for path in (gguf, converted))
+    assert direct.tokenizer_hash == kept.tokenizer_hash
+    for name, value in kept.model.state_dict().items():
+        there = direct.model.state_dict()[name].bfloat16().float()
+        torch.testing.assert_close(there, value, rtol=0, atol=0)
+
+
+def test_a_truncated_gguf_file_is_refused(gguf, tmp_path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(gguf.read_bytes()[:5000])
+    with pytest.raises(WeightsError):
+        convert(broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(WeightsError):
+        load_target_parts(str(broken))
+
+
+@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+def test_native_code_reads_a_gguf_file_itself_and_agrees_with_transformers(gguf):
+    loaded = load_model(str(gguf))
+    assert isinstance(loaded.model, GgufSource)
+    assert CausalModel(loaded.model).is_native  # which compares hidden states
+    theirs = load_target_parts(str(gguf))
+    assert loaded.tokenizer_hash == theirs.tokenizer_hash
+    assert loaded.stop_token_ids == theirs.stop_token_ids
+    assert load_model(str(gguf)).tokenizer.parts() == loaded.tokenizer.parts()
+
+
+def test_a_qwen2_tokenizer_is_the_one_that_transformers_has():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ġ", "Ġ"), ("1", "2"), ("a", "b"), ("'", "s"), ("Ġ", "a"), ("!", "?")]
+    tokens = ["<|endoftext|>", *alphabet, *map("".join, merges)]
+    fields = {
+        "general.architecture": "qwen2",
+        "qwen2.context_length": 128,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": list(map(" ".join, merges)),
+        "tokenizer.ggml.token_type": [3] + [1] * (len(tokens) - 1),
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    vocab = {token: number for number, token in enumerate(tokens)}
+    ours, theirs = read_tokenizer(fields), Qwen2Tokenizer(vocab=vocab, merges=merges)
+    for text in ("it's 1212", "  ab AB\n\n!?  a", "e\u0301 caf\u00e9 <|endoftext|>x"):
+        assert ours.encode(text) == theirs.encode(text)
+    assert ours.encode("12") == theirs.encode("12") == [vocab["1"], vocab["2"]]

@@ -1,0 +1,262 @@
+"""Chains followed on a device are those that the host grows step by step."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream.core.errors import ModelError
+from slipstream.core.policy.stop import Calibration, FixedStop
+from slipstream.core.request.profile import Profile
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import (
+    Plan,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+    Verification,
+)
+from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.models.cuda.graphs import Replay
+from slipstream.models.decision import DecisionModel
+from slipstream.models.glide.glide_chains import ChainRequest, GlideChains
+from slipstream.models.scorer import Grow, KvView, Sync
+from support.models import device_only, tiny, tiny_glide
+
+LENGTHS = (40, 3, 17, 1)
+PLAN = Plan(4, 12)
+PROFILE = Profile(
+    step_cost=0.02,
+    calibration=Calibration((0.2, 0.7, 0.9)),
+    calibration_sampled=Calibration((0.3, 0.5)),
+)
+POLICIES = [
+    (StopPolicy.FIXED, None),
+    (StopPolicy.SVIP, 0.74),
+    (StopPolicy.DECISION, 0.04),
+    (StopPolicy.COST, 0.01),
+]
+
+
+class Source:
+    """A target's keys and values, with so many positions missing."""
+
+    def __init__(self, target, texts, missing):
+        self._target, self._texts, self._missing = target, texts, missing
+
+    def view(self, session_id, layers):
+        text = self._texts[int(session_id)]
+        count = max(len(text) - 1 - self._missing, 0)
+        return tiny_glide.view(self._target, text, count) if count else KvView(0, {})
+
+
+def decision():
+    torch.manual_seed(5)
+    model = DecisionModel(32)
+    for value in model.parameters():
+        torch.nn.init.normal_(value, std=0.4)
+    return model.eval().requires_grad_(False)
+
+
+def drafts(num_layers=1, missing=0, texts=None):
+    """The same draft twice: led by the host, and in fixed shapes."""
+    texts = texts or [tiny.tokens(length, seed=length) for length in LENGTHS]
+    target = tiny_glide.llama()
+    config = tiny_glide.config(target, num_layers)
+    score = decision().score
+    made = []
+    for is_device in (False, True):
+        scorer = tiny_glide.scorer(target, tiny_glide.draft(config), native=False)
+        chains = None
+        if is_device:
+            replay = Replay(torch.device("cpu"))
+            chains = GlideChains(scorer, replay, context_length=200, score=score)
+        feed = Feed(Source(target, texts, missing), tuple(config.target_layers))
+        made.append(LocalDraft(scorer, feed, decision=score, profile=PROFILE, chains=chains))
+    return made, texts
+
+
+def propose(draft, texts, plans, samplings):
+    """One round of all sessions together."""
+    begun = []
+    for at, (text, plan) in enumerate(zip(texts, plans, strict=True)):
+        sampling = samplings[at % len(samplings)]
+        session = Session(str(at), len(text), 30, sampling, stop_token_ids=frozenset({7, 21}))
+        begun.append(draft.begin(TokenSequence(session, text), plan))
+    num_steps = 0
+    while any(not drafting.is_done for drafting in begun):
+        draft.step(begun)
+        num_steps += 1
+    return [drafting.result() for drafting in begun], num_steps
+
+
+def assert_same(ours, theirs):
+    assert [one.tree for one in ours] == [one.tree for one in theirs]
+    assert [one.stopped_by for one in ours] == [one.stopped_by for one in theirs]
+    assert [one.staleness for one in ours] == [one.staleness for one in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        for a, b in zip(one.stats, other.stats, strict=True):
+            assert (a.score is None) is (b.score is None)
+            numbers = (a.top_prob, a.prob, a.entropy, a.score or 0.0)
+            assert numbers == pytest.approx(
+                (b.top_prob, b.prob, b.entropy, b.score or 0.0), rel=1e-4, abs=1e-6
+            )
+
+
+@pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE])
+@pytest.mark.parametrize(("policy", "threshold"), POLICIES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_proposals_are_those_of_the_host(shape, policy, threshold, temperature):
+    (host, device), texts = drafts()
+    plan = Plan(6, 20, shape, policy, threshold)
+    samplings = [SamplingParams(temperature=temperature, seed=seed) for seed in range(3)]
+    expected, _ = propose(host, texts, [plan] * 4, samplings)
+    found, num_steps = propose(device, texts, [plan] * 4, samplings)
+    assert_same(found, expected)
+    assert num_steps == 2, "the longest prefix is caught up with, then the chains are one step"
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("missing", [0, 3])
+def test_sessions_of_every_kind_share_a_pass(num_layers, missing):
+    (host, device), texts = drafts(num_layers, missing)
+    plans = [
+        Plan(4, 20, Shape.CAPE, StopPolicy.SVIP, 0.74),
+        Plan(6, 6, Shape.CHAIN, StopPolicy.COST, 0.02, worth=0.3),
+        Plan(1, 1, Shape.CHAIN, StopPolicy.DECISION, 0.1),
+        Plan(3, 9, Shape.CAPE, StopPolicy.FIXED),
+    ]
+    samplings = [SamplingParams(), SamplingParams(temperature=0.6, seed=4)]
+    expected, _ = propose(host, texts, plans, samplings)
+    assert_same(propose(device, texts, plans, samplings)[0], expected)
+
+
+def test_rounds_go_on_from_what_became_final():
+    (host, device), texts = drafts()
+    plan, sampling = Plan(5, 15, Shape.CAPE, StopPolicy.FIXED), SamplingParams()
+    for round_id in range(4):
+        expected, _ = propose(host, texts, [plan] * 4, [sampling])
+        found, _ = propose(device, texts, [plan] * 4, [sampling])
+        assert_same(found, expected)
+        for text, proposal in zip(texts, found, strict=True):
+            kept = proposal.tree.tokens[:round_id]  # then one that was not proposed
+            text += [*kept, 1 + round_id]
+
+
+def test_what_a_device_cannot_follow_is_grown_by_the_host():
+    (host, device), texts = drafts()
+    plan = Plan(4, 20, Shape.CHAIN, StopPolicy.FIXED)
+    for sampling in (
+        SamplingParams(temperature=1.0, top_k=3),
+        SamplingParams(temperature=1.0, top_p=0.7),
+        SamplingParams(temperature=1.0, min_p=0.2),
+    ):
+        expected, num_steps = propose(host, texts, [plan] * 4, [sampling])
+        found, own_steps = propose(device, texts, [plan] * 4, [sampling])
+        assert_same(found, expected)
+        assert own_steps == num_steps
+    mixed = [SamplingParams(), SamplingParams(temperature=1.0, top_k=3)]
+    expected, _ = propose(host, texts, [plan] * 4, mixed)
+    assert_same(propose(device, texts, [plan] * 4, mixed)[0], expected)
+
+
+def test_draws_of_multi_candidate_sampling_are_left_to_the_host():
+    (host, device), texts = drafts()
+    plan = Plan(3, 9, Shape.CAPE, StopPolicy.FIXED)
+    session = Session("0", 40, 9, SamplingParams(temperature=1.0), verification=Verification.MCSD)
+    made = []
+    for draft in (host, device):
+        drafting = draft.begin(TokenSequence(session, texts[0]), plan)
+        while not drafting.is_done:
+            draft.step([drafting])
+        made.append(drafting.result())
+    assert made[0] == made[1]
+
+
+def test_a_tree_can_be_grown_behind_a_followed_prefix():
+    target = tiny_glide.llama()
+    config = tiny_glide.config(target)
+    scorer = tiny_glide.scorer(target, tiny_glide.draft(config), native=False)
+    chains = GlideChains(scorer, Replay(torch.device("cpu")), context_length=200)
+    text = tiny.tokens(12)
+    view = tiny_glide.view(target, text, 11)
+    scores = []
+    for is_followed in (True, False):
+        state = scorer.open(60)
+        if is_followed:
+            ask = ChainRequest(state, text, view, SamplingParams(), FixedStop(3), 3, 1)
+            chains.follow([ask])
+        scorer.score([Sync(state, [*text, 9], view)])
+        scores.append(scorer.score([Grow(state, [4], [-1])]).logits)
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_chain_looks_at_no_value(num_layers):
+    (_, device), texts = drafts(num_layers)
+    plan = Plan(4, 20, Shape.CAPE, StopPolicy.DECISION)
+    propose(device, texts, [plan] * 4, [SamplingParams(temperature=0.7)])
+    entries = list(device._chains._replay._entries.values())
+    assert entries
+    for entry in entries:
+        with torch.inference_mode():
+            (out,) = device_only.check(entry.body, *entry.inputs)
+        torch.testing.assert_close(out, entry.outputs[0], equal_nan=True)
+
+
+def test_shapes_of_chains_are_few():
+    (_, device), texts = drafts()
+    for depth in range(1, 9):
+        plan = replace(Plan(1, 20, Shape.CHAIN, StopPolicy.FIXED), max_depth=depth)
+        propose(device, texts, [plan] * 4, [SamplingParams()])
+    assert len(device._chains._replay) <= 8
+
+
+class SpoiltSource(Source):
+    """The same, but one session's keys are no numbers."""
+
+    def view(self, session_id, layers):
+        view = super().view(session_id, layers)
+        if session_id == "2":
+            for keys, _ in view.layers.values():
+                keys.fill_(float("nan"))
+        return view
+
+
+def test_a_chain_without_numbers_is_an_error_of_its_session_alone():
+    (_, device), texts = drafts()
+    whole, _ = propose(device, texts, [PLAN] * 4, [SamplingParams()])
+    device._feed = Feed(SpoiltSource(tiny_glide.llama(), texts, 0), device._feed.layers)
+    begun = []
+    for at, text in enumerate(texts):
+        session = Session(f"{at}", len(text), 30, stop_token_ids=frozenset({7, 21}))
+        begun.append(device.begin(TokenSequence(session, text), PLAN))
+    device.step(begun)
+    with pytest.raises(ModelError):
+        begun.pop(2).result()
+    assert_same([one.result() for one in begun], [whole[0], whole[1], whole[3]])
+
+
+@pytest.mark.gpu
+def test_a_captured_chain_never_waits_for_the_host():
+    target = tiny_glide.llama().cuda()
+    config = tiny_glide.config(target)
+    scorer = tiny_glide.scorer(target, tiny_glide.draft(config).cuda())
+    chains = GlideChains(scorer, Replay(torch.device("cuda")), context_length=200)
+    text = tiny.tokens(12)
+    state = scorer.open(60)
+    found = []
+    for sampling in (SamplingParams(), SamplingParams(temperature=1.0)):
+        ask = ChainRequest(state, text, None, sampling, FixedStop(3), 3, 4)
+        chains.follow([ask])  # reads the text
+        found.append(chains.follow([ask]))  # captures the shape of a text that was read
+        assert chains.follow([ask]) == found[-1]
+    for entry in chains._replay._entries.values():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.inference_mode():
+                entry.body(*entry.inputs)
+                entry.replay()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

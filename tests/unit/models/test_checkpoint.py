@@ -1,0 +1,299 @@
+"""A native model loads from its files: the bits of the model in memory, and nothing unchecked."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from slipstream.core.errors import ModelError, ModelMismatch, WeightsError
+from slipstream.models import loading, tokenizer
+from slipstream.models.glide.target_parts import rotary_tables, target_parts
+from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.machine import Measurements
+from slipstream.models.native import library
+from slipstream.models.native.checkpoint import Checkpoint
+from slipstream.models.store.safetensors_file import Safetensors
+from slipstream.models.target import reference
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
+from support.models import tiny
+from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, save_checkpoint
+
+ROOT = Path(__file__).parents[3]
+FAMILIES = ("llama", "qwen2", "qwen3")
+WEIGHTS = "model.safetensors"
+
+pytestmark = pytest.mark.skipif(
+    not library.PATH.is_file(),
+    reason="no native kernels were built",
+)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch, tmp_path):
+    """A machine on which nothing has been compared, and a cache of its own."""
+    machine = Measurements(None)
+    monkeypatch.setattr(reference, "this_machine", lambda: machine)
+    monkeypatch.setattr(tokenizer, "tokenizers_dir", lambda: tmp_path / "kept")
+    return machine
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return save_checkpoint(tmp_path / "tiny")
+
+
+def saved(folder, family, dtype=torch.float32, **options):
+    model = tiny.hf_model(family, dtype=dtype)
+    model.resize_token_embeddings(264)
+    model.save_pretrained(folder, **options)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def computed(model):
+    tokens = tiny.tokens(60)
+    hidden, _ = model.forward([Part(model.open(60), tokens)])
+    return hidden, model.logits(hidden)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_files_and_a_model_in_memory_give_the_same_bits(tmp_path, family, stored, dtype):
+    folder = saved(tmp_path, family, stored)
+    read, loaded = load_model(str(folder), dtype=dtype), load_target_parts(str(folder), dtype=dtype)
+    assert isinstance(read.model, Checkpoint)
+    names = ("model_id", "tokenizer_hash", "path", "num_token_ids", "stop_token_ids")
+    assert all(getattr(read, name) == getattr(loaded, name) for name in names)
+    ours, theirs = (target_parts(at.model) for at in (read, loaded))
+    assert torch.equal(ours.embeddings, theirs.embeddings)
+    assert torch.equal(ours.head, theirs.head)
+    tables = (rotary_tables(at, 100, dtype=torch.float32) for at in (ours, theirs))
+    assert all(map(torch.equal, *tables))
+    models = [CausalModel(at.model) for at in (read, loaded)]
+    assert all(map(torch.equal, *map(computed, models)))
+    assert models[0].is_native
+    for name in ("dtype", "layout", "vocab_size", "context_length", "weight_bytes", "hidden_size"):
+        assert getattr(models[0], name) == getattr(models[1], name), name
+    assert models[0].workspace_bytes(7) == models[1].workspace_bytes(7)
+
+
+def test_shards_are_read_as_one(tmp_path):
+    whole = saved(tmp_path / "whole", "llama")
+    parts = saved(tmp_path / "parts", "llama", max_shard_size="100KB")
+    assert len(list(parts.glob("*.safetensors"))) > 2
+    both = [CausalModel(load_model(str(at)).model) for at in (whole, parts)]
+    assert all(map(torch.equal, *map(computed, both)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_released_layers_are_read_again(tmp_path, family):
+    files = Safetensors(saved(tmp_path, family))
+    names = [name for name in load_file(tmp_path / WEIGHTS) if ".layers." in name]
+    before = [files.tensor(name).clone() for name in names]
+    files.release(names)
+    assert all(
+        torch.equal(files.tensor(name), was) for name, was in zip(names, before, strict=True)
+    )
+
+
+def test_a_tied_model_whose_head_differs_has_both(checkpoint):
+    tensors = load_file(checkpoint / WEIGHTS)
+    head = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file({**tensors, "lm_head.weight": head}, checkpoint / WEIGHTS, metadata={"format": "pt"})
+    ours = target_parts(load_model(str(checkpoint)).model)
+    theirs = target_parts(load_target_parts(str(checkpoint)).model)
+    assert torch.equal(ours.embeddings, theirs.embeddings)
+    assert torch.equal(ours.head, theirs.head)
+    assert not torch.equal(ours.head, ours.embeddings)
+
+
+def change_weights(folder, **changes):
+    tensors = {**load_file(folder / WEIGHTS), **changes}
+    kept = {name: value for name, value in tensors.items() if value is not None}
+    save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def test_lost_and_misshapen_tensors_are_refused_by_name(checkpoint):
+    change_weights(checkpoint, **{"model.norm.weight": torch.ones(7)})
+    with pytest.raises(
+        WeightsError, match=r"norm\.weight has the shape \[7\], but must have \[32\]"
+    ):
+        load_model(str(checkpoint))
+    change_weights(checkpoint, **{"model.layers.1.mlp.up_proj.weight": None})
+    with pytest.raises(
+        WeightsError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight \(1 in all"
+    ):
+        load_model(str(checkpoint))
+
+
+@pytest.mark.parametrize("length", [0, 4, 1000])
+def test_a_truncated_file_is_refused(checkpoint, length):
+    weights = checkpoint / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:length])
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        load_model(str(checkpoint))
+
+
+def with_header(header):
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(64)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        bytes([255] * 64),
+        with_header([]),
+        with_header({"a": 1}),
+        with_header({"a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 65]}}),
+        with_header({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 64]}}),
+        with_header({"a": {"dtype": "F32", "shape": [1], "data_offsets": [8, 4]}}),
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path, content):
+    (tmp_path / WEIGHTS).write_bytes(content)
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        Safetensors(tmp_path)
+
+
+def test_a_tensor_that_is_longer_than_its_shape_is_refused(tmp_path):
+    header = {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 64]}}
+    (tmp_path / WEIGHTS).write_bytes(with_header(header))
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        Safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "t5"}'),
+        ("tokenizer.json", "{}"),
+    ],
+)
+def test_other_broken_files_are_refused_as_by_transformers(checkpoint, file, content):
+    (checkpoint / file).write_text(content)
+    said = []
+    for load in (load_model, load_target_parts):
+        with pytest.raises((WeightsError, ModelMismatch)) as error:
+            load(str(checkpoint))
+        said.append(str(error.value))
+    assert said[0] == said[1]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    folder = save_checkpoint(tmp_path / "small", vocab_size=200)
+    with pytest.raises(ModelMismatch, match="up to id 258, but the model knows 200 tokens"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, {}),
+        ({"hidden_act": "gelu"}, {}),
+        ({}, {"dtype": "float16"}),
+    ],
+)
+def test_what_native_code_can_not_compute_is_transformers(checkpoint, changes, options):
+    change_config(checkpoint, **changes)
+    loaded = load_model(str(checkpoint), **options).model
+    assert type(loaded).__name__ == "LlamaForCausalLM"
+
+
+def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, machine):
+    calls = []
+    monkeypatch.setattr(Checkpoint, "reference", counted(Checkpoint.reference, calls))
+    for _ in range(2):
+        CausalModel(load_model(str(checkpoint)).model)
+    assert len(calls) == 1
+    change_weights(checkpoint, **{"model.norm.weight": torch.full((32,), 0.5)})
+    CausalModel(load_model(str(checkpoint)).model)
+    change_config(checkpoint, rms_norm_eps=1e-4)
+    CausalModel(load_model(str(checkpoint)).model)
+    assert len(calls) == 3
+
+
+def counted(function, calls):
+    def call(*args):
+        calls.append(args)
+        return function(*args)
+
+    return call
+
+
+def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
+    monkeypatch.setattr(Checkpoint, "vector", lambda self, name: 2 * self.dense(name).float())
+    for _ in range(2):
+        with pytest.raises(ModelError, match="hidden states differ from transformers' own"):
+            CausalModel(load_model(str(checkpoint)).model)
+
+
+def test_the_reference_has_no_layer_in_memory(checkpoint):
+    source = load_model(str(checkpoint), dtype="float32").model
+    model = source.reference()
+    whole = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tokens = torch.tensor([tiny.tokens(30)])
+    with torch.inference_mode():
+        assert torch.equal(model(tokens).logits, whole(tokens).logits)
+    assert all(weight.is_meta for weight in model.model.layers.parameters())
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
+def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make):
+    make().save_pretrained(checkpoint)
+    first = loading.find_tokenizer(checkpoint, None)
+    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: pytest.fail("it was read again"))
+    again = loading.find_tokenizer(checkpoint, None)
+    assert again.text.parts() == first.text.parts()
+    numbers = ("vocab_hash", "num_ids", "eos_token_id")
+    assert all(getattr(again, name) == getattr(first, name) for name in numbers)
+    text = "hello <|user|> wor 12 <s>"
+    ids = make().encode(text, add_special_tokens=True)
+    assert again.text.encode(text, add_special_tokens=True) == ids
+
+
+def test_a_changed_tokenizer_is_read_again(checkpoint):
+    assert loading.find_tokenizer(checkpoint, None).text.chat_template
+    (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
+    assert loading.find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"json": "{}"}'])
+def test_a_broken_kept_tokenizer_is_read_again(checkpoint, content):
+    first = loading.find_tokenizer(checkpoint, None)
+    (kept,) = (checkpoint.parent / "kept").iterdir()
+    kept.write_text(content)
+    assert loading.find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
+
+
+SCRIPT = """
+import sys
+from slipstream.client import Client
+with Client.embedded(target={target!r}, draft="ngram") as client:
+    print(client.generate("abc", max_tokens=4).token_ids)
+print("transformers" in sys.modules)
+"""
+
+
+def test_a_later_start_does_not_import_transformers(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
+    run = [sys.executable, "-c", SCRIPT.format(target=str(checkpoint))]
+    runs = (subprocess.run(run, capture_output=True, text=True, check=True) for _ in range(2))
+    first, second = (done.stdout.split("\n") for done in runs)
+    assert first[0] == second[0]
+    assert (first[1], second[1]) == ("True", "False")

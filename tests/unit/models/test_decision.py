@@ -1,0 +1,186 @@
+"""The decision model: chances from what is known of a slot, and files that fit or are refused."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipstream.core.errors import WeightsError
+from slipstream.core.inline import finished
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy
+from slipstream.draft.engine import LocalDraft
+from slipstream.draft.slots import Reading, SlotReader, read_slots
+from slipstream.models.decision import (
+    DECISION_NAME,
+    DecisionModel,
+    load_decision,
+    save_decision,
+    slot_stats,
+)
+from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.scorer import Scores
+from slipstream.models.target.causal_scorer import CausalScorer
+from support.models import tiny
+
+LAWS = [(0.9, 0.05, 0.4, 0), (0.3, 0.2, 3.0, 7), (1.0, 1e-30, 0.0, 2)]
+STATS = torch.tensor(
+    [
+        slot_stats((math.log(top), math.log(second)), entropy, lag)
+        for top, second, entropy, lag in LAWS
+    ]
+)
+
+
+def model(width=4):
+    """With weights that matter everywhere."""
+    torch.manual_seed(0)
+    decision = DecisionModel(6, width)
+    with torch.no_grad():
+        for value in decision.parameters():
+            value.copy_(torch.randn_like(value) * 0.5)
+    return decision
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A draft's directory, as far as a decision model looks at it."""
+    (tmp_path / WEIGHTS_NAME).write_bytes(b"the draft")
+    return tmp_path
+
+
+def test_untrained_it_takes_the_draft_at_its_word():
+    chances = DecisionModel(6).score(torch.randn(3, 6), STATS)
+    expected = torch.tensor([[top, top] for top, *_ in LAWS])
+    torch.testing.assert_close(chances, expected, atol=2e-6, rtol=0)
+
+
+def test_chances_are_those_of_the_formula_written_out():
+    decision, hidden = model(), torch.randn(2, 6)
+    w = decision.state_dict()
+    known = torch.tensor(
+        [
+            [math.log(top / (1 - top)), entropy, math.log(top / second), lag]
+            for top, second, entropy, lag in LAWS[:2]
+        ]
+    )
+    first = hidden @ w["hidden.weight"].T + w["hidden.bias"] + known @ w["stats.weight"].T
+    logits = first[:, 4:] + first[:, :4].clamp_min(0) @ w["out.weight"].T
+    torch.testing.assert_close(decision.score(hidden, STATS[:2]), 1 / (1 + (-logits).exp()))
+
+
+def test_bfloat16_states_give_float32_chances_even_of_a_certain_law():
+    chances = model().score(torch.randn(3, 6, dtype=torch.bfloat16), STATS)
+    assert chances.dtype == torch.float32 and chances.shape == (3, 2)
+    assert ((chances >= 0) & (chances <= 1)).all()
+
+
+def test_odds_of_a_law_that_leaves_nothing_are_finite():
+    certain = slot_stats((0.0, -math.inf), 0.0, 0)
+    assert all(map(math.isfinite, certain)) and certain[0] > 13
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_which_token_carries_which_probability_has_no_say(temperature):
+    session = Session("s", 1, 1, SamplingParams(temperature=temperature))
+    reader = SlotReader(session, None, model().score)
+    logits, hidden = torch.randn(40) * 3, torch.randn(6)
+    rows = torch.stack([logits, logits[torch.randperm(40)]])
+    readings = [Reading(reader, [5], [2], 1), Reading(reader, [9], [2], 4)]
+    [[first], [second]] = read_slots(Scores(rows, hidden.expand(2, -1)), readings)
+    slots = [first, second]
+    assert slots[0].tokens[0] != slots[1].tokens[0]
+    assert slots[0].score == pytest.approx(slots[1].score, abs=1e-5)
+
+
+def test_greedy_requests_and_sampled_ones_have_a_chance_each():
+    logits, hidden, decision = torch.randn(40) * 3, torch.randn(6), model()
+    log_probs = logits.log_softmax(-1)
+    best = log_probs.sort(descending=True).values[:2].tolist()
+    stats = slot_stats(best, float(-(log_probs.exp() * log_probs).sum()), 3)
+    greedy, sampled = decision.score(hidden[None], torch.tensor([stats]))[0].tolist()
+    assert greedy != pytest.approx(sampled)
+    for temperature, chance in ((0.0, greedy), (0.7, sampled)):
+        session = Session("s", 1, 1, SamplingParams(temperature=temperature))
+        reader = SlotReader(session, None, decision.score)
+        [[slot]] = read_slots(Scores(logits[None], hidden[None]), [Reading(reader, [1], [3], 2)])
+        assert slot.score == pytest.approx(chance, abs=1e-5) and len(slot.probs) == 2
+
+
+def test_saved_and_loaded_it_scores_the_same(folder):
+    decision, hidden = model(), torch.randn(3, 6)
+    save_decision(decision, folder)
+    loaded = load_decision(folder, hidden_size=6)
+    assert torch.equal(loaded.score(hidden, STATS), decision.score(hidden, STATS))
+    assert (folder / DECISION_NAME).stat().st_size < 2**20
+
+
+def test_a_draft_without_a_decision_model_has_none(folder):
+    assert load_decision(folder, hidden_size=6) is None
+
+
+def test_weights_for_a_draft_of_another_width_are_refused(folder):
+    save_decision(model(), folder)
+    with pytest.raises(WeightsError, match=r"width 8: hidden.weight"):
+        load_decision(folder, hidden_size=8)
+
+
+def test_weights_for_other_weights_of_the_draft_are_refused(folder):
+    save_decision(model(), folder)
+    (folder / WEIGHTS_NAME).write_bytes(b"the draft, trained on")
+    with pytest.raises(WeightsError, match="trained for other weights"):
+        load_decision(folder, hidden_size=6)
+
+
+def test_a_decision_model_of_no_draft_is_not_written(tmp_path):
+    with pytest.raises(WeightsError, match="no draft"):
+        save_decision(model(), tmp_path)
+    assert not (tmp_path / DECISION_NAME).exists()
+
+
+@pytest.mark.parametrize("change", ["draft", "out.weight", "hidden.bias", "extra", "all"])
+def test_a_file_that_is_no_decision_model_is_refused(folder, change):
+    save_decision(model(), folder)
+    tensors = load_file(folder / DECISION_NAME)
+    if change == "extra":
+        tensors["extra"] = torch.zeros(1)
+    elif change == "all":
+        tensors = {"x": torch.zeros(1)}
+    else:
+        del tensors[change]
+    save_file(tensors, folder / DECISION_NAME)
+    with pytest.raises(WeightsError, match=DECISION_NAME):
+        load_decision(folder, hidden_size=6)
+
+
+def test_a_file_that_is_broken_is_refused(folder):
+    (folder / DECISION_NAME).write_bytes(b"nonsense")
+    with pytest.raises(WeightsError, match="safetensors"):
+        load_decision(folder, hidden_size=6)
+
+
+def test_a_network_without_width_is_refused():
+    with pytest.raises(WeightsError, match="width 0"):
+        DecisionModel(6, 0)
+
+
+@pytest.mark.parametrize(
+    ("stop", "shape", "is_scored"),
+    [
+        (StopPolicy.DECISION, Shape.CHAIN, True),
+        (StopPolicy.COST, Shape.CAPE, True),
+        (StopPolicy.SVIP, Shape.CHAIN, False),
+        # Ten slots a level, of which `cost` asks about one.
+        (StopPolicy.COST, Shape.DYNAMIC, False),
+        (StopPolicy.DECISION, Shape.DYNAMIC, True),
+    ],
+)
+def test_slots_are_scored_where_the_score_decides(stop, shape, is_scored):
+    scorer = CausalScorer(tiny.causal(numerics="fast"))
+    draft = LocalDraft(scorer, decision=DecisionModel(scorer.hidden_size).score)
+    prompt = tuple(tiny.tokens(9))
+    plan = Plan(3, 12, shape=shape, stop=stop, threshold=1e-9 if stop is StopPolicy.COST else None)
+    proposal = finished(draft.propose(TokenSequence(Session("s", 9, 20), prompt), plan))
+    for stats in proposal.stats:
+        assert stats.score == (pytest.approx(stats.top_prob, abs=1e-5) if is_scored else None)

@@ -1,0 +1,150 @@
+"""A GGUF file in its own blocks: the model that transformers reads from it, but for rounding."""
+
+import struct
+
+import pytest
+import torch
+
+from slipstream.core.errors import WeightsError
+from slipstream.core.tree import TokenTree
+from slipstream.models.loading import load_model
+from slipstream.models.native import library
+from slipstream.models.native.gguf_weights import GgufSource
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
+from support.models import tiny_gguf
+
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+
+MIXTURES = {
+    "Q4_0": lambda name: "Q4_0",
+    "Q4_1": lambda name: "Q8_0" if name == "token_embd" else "Q4_1",
+    "Q8_0": lambda name: "Q8_0",
+    "F16": lambda name: "F16",
+    # As files that are called Q4_K_M have it: more bits for values and the last product.
+    "Q4_K": lambda name: "Q6_K" if name in ("attn_v", "ffn_down", "token_embd") else "Q4_K",
+}
+TREE = TokenTree((4, 5, 6, 7), (-1, 0, -1, 2))
+PATHS = [(4,), (4, 5), (6,), (6, 7)]
+TOKENS = [(at * 37 + 5) % 259 for at in range(40)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(name, "llama") for name in MIXTURES] + [("Q4_1", "qwen2"), ("Q4_K", "qwen3")],
+    ids="-".join,
+)
+def file(request, tmp_path_factory):
+    name, family = request.param
+    folder = tmp_path_factory.mktemp("gguf")
+    return tiny_gguf.write(folder / f"{name}.gguf", MIXTURES[name], family)
+
+
+def in_blocks(file):
+    loaded = load_model(str(file))
+    assert isinstance(loaded.model, GgufSource)
+    model = CausalModel(loaded.model)
+    assert model.is_native
+    return model
+
+
+def logits(model, tokens):
+    cache = model.open(len(tokens))
+    hidden, _ = model.forward([Part(cache, tokens)])
+    return model.logits(hidden)
+
+
+@torch.inference_mode()
+def dense_logits(file):
+    model = load_model(str(file), dtype="float32").model
+    assert not isinstance(model, GgufSource)
+    return model(torch.tensor([TOKENS])).logits[0]
+
+
+def test_the_model_is_the_one_that_transformers_reads(file):
+    expected, found = dense_logits(file), logits(in_blocks(file), TOKENS)
+    assert (found - expected).norm() / expected.norm() < 0.06
+    assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.9
+
+
+def test_a_tree_and_chunks_have_the_bits_of_plain_decoding(file):
+    model = in_blocks(file)
+    cache = model.open(64)
+    model.prefill(cache, TOKENS[:-1])
+    hidden, _ = model.forward([Part(cache, TOKENS[-1:], TREE)])
+    found = model.logits(hidden)
+    for node, path in enumerate(PATHS):
+        assert torch.equal(found[1 + node], logits(model, [*TOKENS, *path])[-1]), path
+
+
+def test_layers_lend_their_weights_to_transformers_and_take_them_back(file):
+    """So that a reference needs memory for one layer, not for all."""
+    model = load_model(str(file)).model.reference()
+    with torch.inference_mode():
+        found = model(torch.tensor([TOKENS])).logits[0].float()
+    expected = dense_logits(file)
+    assert (found - expected).norm() / expected.norm() < 0.05  # it is bfloat16
+    assert {weight.device.type for weight in model.base_model.layers.parameters()} == {"meta"}
+
+
+def test_a_type_without_kernels_is_dequantised_and_the_log_says_so(tmp_path, caplog):
+    caplog.set_level("INFO", "slipstream.models")
+    types = {"ffn_down": "Q5_K"}
+    file = tiny_gguf.write(tmp_path / "q5.gguf", lambda name: types.get(name, "Q4_0"))
+    model = load_model(str(file)).model
+    assert not isinstance(model, GgufSource)
+    assert "q5.gguf is loaded by transformers: " in caplog.text
+    assert "type Q5_K, which have no native kernels" in caplog.text
+
+
+def test_another_family_is_left_to_transformers(tmp_path, caplog):
+    caplog.set_level("INFO", "slipstream.models")
+    file = tiny_gguf.write(tmp_path / "other.gguf", MIXTURES["Q8_0"], "phi2")
+    with pytest.raises(WeightsError):
+        load_model(str(file))
+    assert "GGUF files of phi2 have no native reader" in caplog.text
+
+
+def changed(file, into, old, new):
+    data = file.read_bytes()
+    assert old in data
+    into.write_bytes(data.replace(old, new, 1))
+    return into
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return tiny_gguf.write(tmp_path_factory.mktemp("plain") / "plain.gguf", MIXTURES["Q4_1"])
+
+
+def test_a_missing_tensor_is_named(plain, tmp_path):
+    broken = changed(plain, tmp_path / "b.gguf", b"blk.1.ffn_up.weight", b"blk.1.ffn_uq.weight")
+    with pytest.raises(WeightsError, match=r"in b\.gguf lack model\.layers\.1\.mlp\.up_proj"):
+        load_model(str(broken))
+
+
+def test_a_tensor_of_another_shape_is_named(plain, tmp_path):
+    name = b"blk.0.ffn_down.weight" + struct.pack("<I", 2)
+    shape, other = struct.pack("<QQ", 512, 256), struct.pack("<QQ", 256, 512)
+    broken = changed(plain, tmp_path / "b.gguf", name + shape, name + other)
+    with pytest.raises(WeightsError, match=r"down_proj\.weight has the shape \[512, 256\]"):
+        load_model(str(broken))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b"GGUF\x03", b"GGUF\x07", "its version is 7"),
+        (b"GGUF\x03", b"GGML\x03", "it does not begin with GGUF"),
+        (
+            b"llama.block_count\x04\0\0\0\x02",
+            b"llama.block_count\x04\0\0\0\0",
+            "block_count is 0, but 1 to 1024",
+        ),
+        (b"llama.block_count\x04", b"llama.block_count\x0d", "a field has the type 13"),
+    ],
+)
+def test_a_broken_file_is_refused_in_a_sentence(plain, tmp_path, old, new, said):
+    broken = changed(plain, tmp_path / "b.gguf", old, new)
+    with pytest.raises(WeightsError, match=said):
+        load_model(str(broken))

@@ -1,0 +1,222 @@
+"""A broken or hostile model file gives one sentence: no crash, no hang, no gigantic allocation."""
+
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.models import tiny_checkpoint
+from support.models.tiny_gguf import write_gguf
+
+ROOT = Path(__file__).parents[3]
+MEMORY = 1 << 30
+SECONDS, SECONDS_TO_START = 10, 90
+NUMBERS = (0, 1, 9, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
+
+
+class Loader:
+    """A process with little memory that loads targets; one that dies or hangs fails the test."""
+
+    def __init__(self):
+        path = os.pathsep.join(str(ROOT / name) for name in (".dev", "tests"))
+        self.process = subprocess.Popen(
+            [sys.executable, ROOT / "tests" / "hostile_files.py", str(MEMORY)],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def load(self, path, seconds=SECONDS):
+        self.process.stdin.write(f"{path}\n")
+        self.process.stdin.flush()
+        assert select.select([self.process.stdout], [], [], seconds)[0], "it hangs"
+        line = self.process.stdout.readline()
+        assert line, f"the process died of it ({self.process.wait()})"
+        return json.loads(line)
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Intact files to break: a GGUF file and a directory."""
+    folder = tmp_path_factory.mktemp("good")
+    checkpoint = tiny_checkpoint.save_checkpoint(folder / "checkpoint")
+    return {"gguf": write_gguf(folder / "tiny.gguf"), "safetensors": checkpoint}
+
+
+@pytest.fixture(scope="module")
+def loader(good):
+    process = Loader()
+    assert all(process.load(path, SECONDS_TO_START)["kind"] == "" for path in good.values())
+    yield process
+    process.close()
+
+
+def require_sentence(outcome, *, may_load=False):
+    assert outcome["kind"] in ({"", "ModelError"} if may_load else {"ModelError"}), outcome
+    assert "\n" not in outcome["sentence"] and len(outcome["sentence"]) < 500, outcome
+
+
+edits = st.lists(
+    st.tuples(
+        st.floats(0, 1, exclude_max=True).map(lambda part: part**3),  # most of them at the front
+        st.one_of(
+            st.binary(min_size=1, max_size=4),
+            st.sampled_from(NUMBERS).map(lambda number: struct.pack("<Q", number)),
+            st.sampled_from(NUMBERS[:7]).map(lambda number: struct.pack("<I", number)),
+        ),
+    ),
+    max_size=4,
+)
+"""Places in the header, as a part of it, and what is written there."""
+
+
+def broken(data, header, changes, kept):
+    found = bytearray(data)
+    for place, value in changes:
+        at = int(place * header)
+        found[at : at + len(value)] = value
+    return bytes(found[: int(len(found) * kept)])
+
+
+kinds = st.sampled_from(["gguf", "safetensors"])
+parts = st.one_of(st.just(1.0), st.floats(0, 1))
+
+
+@given(kind=kinds, changes=edits, kept=parts)
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_a_header_changed_anywhere_loads_or_is_refused(loader, good, tmp_path, kind, changes, kept):
+    if kind == "gguf":
+        data, target = good["gguf"].read_bytes(), tmp_path / "broken.gguf"
+        file, size = target, 12_000
+    else:
+        target = tmp_path / "broken"
+        if not target.exists():
+            tiny_checkpoint.save_checkpoint(target)
+        file = target / "model.safetensors"
+        data = (good["safetensors"] / file.name).read_bytes()
+        size = 8 + struct.unpack_from("<Q", data)[0]
+    file.write_bytes(broken(data, size, changes, kept))
+    require_sentence(loader.load(target), may_load=True)
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value
+
+
+def head(num_tensors, num_fields):
+    return b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_fields)
+
+
+ARCHITECTURE = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+TENSOR = head(1, 1) + ARCHITECTURE + text(b"token_embd.weight")
+ROOM = b"\0" * 4096
+GGUFS = {
+    "fields": head(0, 2**63),
+    "tensors": head(2**63, 1) + ARCHITECTURE,
+    "numbers": head(0, 2) + ARCHITECTURE + text(b"x") + struct.pack("<IIQ", 9, 4, 2**60),
+    "strings": head(0, 2) + ARCHITECTURE + text(b"x") + struct.pack("<IIQ", 9, 8, 2**60) + ROOM,
+    "empty strings": head(0, 2)
+    + (ARCHITECTURE + text(b"x") + struct.pack("<IIQ", 9, 8, 2**24) + bytes(2**27)),
+    "nesting": head(0, 2) + ARCHITECTURE + text(b"x") + struct.pack("<IIQ", 9, 9, 1) * 100_000,
+    "a long string": head(0, 1) + struct.pack("<Q", 2**62) + ROOM,
+    "sizes": TENSOR + struct.pack("<I4QIQ", 4, *[2**32] * 4, 0, 0) + ROOM,
+    "dimensions": TENSOR + struct.pack("<I", 2**32 - 1) + ROOM,
+    "an offset": TENSOR + struct.pack("<IQIQ", 1, 32, 0, 2**63) + ROOM,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", GGUFS)
+def test_a_gigantic_number_in_a_gguf_header_is_refused(loader, tmp_path, name):
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(GGUFS[name])
+    require_sentence(loader.load(path))
+
+
+@pytest.mark.parametrize("layers", [0, 2**20, 2**32 - 1])
+def test_layers_that_no_model_has_are_refused_in_gguf(loader, good, tmp_path, layers):
+    data, key = bytearray(good["gguf"].read_bytes()), b"llama.block_count"
+    struct.pack_into("<I", data, data.index(key) + len(key) + 4, layers)
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(data)
+    outcome = loader.load(path)
+    require_sentence(outcome)
+    assert f"block_count is {layers}, but 1 to 1024" in outcome["sentence"]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+names = (f"checkpoint-{number}" for number in count())
+
+
+def folder(tmp_path, files):
+    """A model's directory with some files of another content, or without those of None."""
+    path = tiny_checkpoint.save_checkpoint(tmp_path / next(names))
+    for name, content in files.items():
+        if content is None:
+            (path / name).unlink()
+        else:
+            (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def weights(header):
+    header = header if isinstance(header, str) else json.dumps({"x": header})
+    return struct.pack("<Q", len(header)) + header.encode() + bytes(64)
+
+
+def index(content):
+    return {"model.safetensors": None, "model.safetensors.index.json": content}
+
+
+FOLDERS = {
+    "a header's length": {"model.safetensors": struct.pack("<Q", 2**63) + b"{}"},
+    "a header's nesting": {"model.safetensors": weights(f'{{"x":{DEEP}}}')},
+    "a shape": {
+        "model.safetensors": weights(
+            {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 64]}
+        )
+    },
+    "offsets": {
+        "model.safetensors": weights(
+            {"dtype": "F32", "shape": [16], "data_offsets": [2**62, 2**63]}
+        )
+    },
+    "an index's nesting": index(f'{{"x":{DEEP}}}'),
+    "lists in an index": index('{"weight_map": {"x": ["y"]}}'),
+    "numbers in an index": index('{"weight_map": {"x": 3}}'),
+    "an index of files elsewhere": index('{"weight_map": {"x": "../model.safetensors"}}'),
+    "a configuration's nesting": {"config.json": f'{{"model_type": "llama", "x": {DEEP}}}'},
+    "a tokenizer's nesting": {"tokenizer.json": f'{{"x": {DEEP}}}'},
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_hostile_file_of_a_directory_is_refused(loader, tmp_path, name):
+    require_sentence(loader.load(folder(tmp_path, FOLDERS[name])))
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 10**6, 10**12])
+def test_layers_that_no_model_has_are_refused(loader, good, tmp_path, layers):
+    config = json.loads((good["safetensors"] / "config.json").read_text())
+    path = folder(tmp_path, {"config.json": json.dumps({**config, "num_hidden_layers": layers})})
+    outcome = loader.load(path)
+    require_sentence(outcome)
+    assert f"has {layers} layers, but 1 to 1024" in outcome["sentence"]

@@ -1,0 +1,58 @@
+"""The probe finds which row counts share their bits, and tiling keeps to them."""
+
+import torch
+
+from slipstream.models.numerics.invariance import RowRule, probe_rows, tiled
+from slipstream.models.numerics.linears import PackedLinear
+
+EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
+
+
+def product_with_other_bits(*counts):
+    """x * 2, but a little more when the number of rows is one of `counts`."""
+
+    def product(x):
+        return x * (2.0 + (1e-6 if len(x) in counts else 0.0))
+
+    return product
+
+
+def test_a_product_that_never_differs_allows_every_probed_count():
+    assert probe_rows(product_with_other_bits(), EXAMPLE) == RowRule(1, 128)
+
+
+def test_a_lone_row_that_differs_is_left_out():
+    assert probe_rows(product_with_other_bits(1), EXAMPLE) == RowRule(2, 128)
+
+
+def test_counts_above_a_change_of_kernel_are_left_out():
+    assert probe_rows(product_with_other_bits(48, 64, 96, 128), EXAMPLE) == RowRule(1, 33)
+
+
+def test_a_product_that_differs_between_small_counts_is_padded_to_one_count():
+    assert probe_rows(product_with_other_bits(1, 3, 5), EXAMPLE) == RowRule(16, 16)
+
+
+def test_tiling_only_ever_asks_for_counts_within_the_rule():
+    for rule in (RowRule(1, 32), RowRule(2, 32), RowRule(16, 16)):
+        asked = []
+
+        def product(x, asked=asked):
+            asked.append(len(x))
+            return x * 2
+
+        for count in range(1, 70):
+            x = EXAMPLE[:count]
+            assert torch.equal(tiled(product, x, rule), x * 2)
+        assert rule.min_rows <= min(asked)
+        assert max(asked) <= rule.max_rows
+
+
+def test_a_packed_product_is_the_product():
+    weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    bias = torch.arange(24).bfloat16()
+    x = EXAMPLE[:5].repeat(1, 2).bfloat16()
+    expected = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
+    torch.testing.assert_close(
+        PackedLinear(weight, bias)(x).float(), expected, rtol=2e-2, atol=2e-2
+    )

@@ -1,0 +1,117 @@
+"""A checkpoint loads whole and as asked, or is refused with the reason. No pickles, no code."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.loading import load_target_parts, require_same_tokenizer
+from support.models.tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return save_checkpoint(tmp_path / "tiny")
+
+
+def test_a_checkpoint_loads_with_the_weights_it_was_saved_with(checkpoint):
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    for name, value in tiny_llama().state_dict().items():
+        torch.testing.assert_close(loaded.model.state_dict()[name], value, rtol=0, atol=0)
+    assert (loaded.model_id, loaded.path) == ("tiny", checkpoint)
+    assert not loaded.model.training
+    assert not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_weights_have_the_dtype_asked_for(checkpoint, dtype):
+    assert str(load_target_parts(str(checkpoint), dtype=dtype).model.dtype) == f"torch.{dtype}"
+
+
+def test_an_unknown_dtype_is_refused(checkpoint):
+    with pytest.raises(InvalidRequest, match="'int3'"):
+        load_target_parts(str(checkpoint), dtype="int3")
+
+
+@pytest.mark.parametrize("device", ["", "nowhere", "meta", "cuda:99"])
+def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
+    with pytest.raises(InvalidRequest, match=f"the device (is )?'{device}'"):
+        load_target_parts(str(checkpoint), device=device)
+
+
+def test_a_truncated_weights_file_is_refused(checkpoint):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        load_target_parts(str(checkpoint))
+
+
+def test_a_lost_tensor_is_refused_and_named(checkpoint):
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj"):
+        load_target_parts(str(checkpoint))
+
+
+def test_a_tensor_of_another_shape_is_refused(checkpoint):
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(7)
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightsError):
+        load_target_parts(str(checkpoint))
+
+
+def test_pickled_weights_are_not_loaded(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match="pickled weights are never loaded"):
+        load_target_parts(str(checkpoint))
+
+
+def test_code_in_a_model_directory_does_not_run(checkpoint):
+    (checkpoint / "evil.py").write_text("raise SystemExit('code of the model ran')")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["model_type"] = "evil"
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match="can't be read"):
+        load_target_parts(str(checkpoint))
+
+
+def test_a_model_that_does_not_predict_the_next_token_is_refused(checkpoint):
+    (checkpoint / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ModelMismatch, match="of type t5"):
+        load_target_parts(str(checkpoint))
+
+
+def test_an_unreadable_config_is_refused(checkpoint):
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match=r"config\.json"):
+        load_target_parts(str(checkpoint))
+
+
+def test_an_unreadable_tokenizer_is_refused(checkpoint):
+    (checkpoint / "tokenizer.json").write_text("{}")
+    with pytest.raises(WeightsError, match="tokenizer"):
+        load_target_parts(str(checkpoint))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+    folder = save_checkpoint(tmp_path / "small", vocab_size=200)
+    with pytest.raises(ModelMismatch, match="up to id 258, but the model knows 200 tokens"):
+        load_target_parts(str(folder))
+
+
+def test_a_draft_that_numbers_its_tokens_differently_is_refused(tmp_path):
+    target = load_target_parts(str(save_checkpoint(tmp_path / "target")))
+    other = save_checkpoint(tmp_path / "other")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<|more|>"])
+    tokenizer.save_pretrained(other)
+    tiny_llama(vocab_size=260).save_pretrained(other)
+    draft = load_target_parts(str(other))
+    require_same_tokenizer(target, target)
+    with pytest.raises(ModelMismatch, match="numbers its tokens differently"):
+        require_same_tokenizer(target, draft)

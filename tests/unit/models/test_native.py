@@ -1,0 +1,261 @@
+"""Laws of the native forward: transformers' numbers, and the same bits whatever computes them."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from slipstream.config import NATIVE_VARIABLE
+from slipstream.core.errors import InvalidRequest, ModelError
+from slipstream.core.tree import TokenTree
+from slipstream.models.native import library
+from slipstream.models.native.library import NotNative, kernels
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
+from support.models import tiny
+from support.models.instruction_sets import available
+
+ROOT = Path(__file__).parents[3]
+FAMILIES = ("llama", "qwen2", "qwen3")
+TREE = TokenTree((4, 5, 6, 7, 8, 9, 4), (-1, 0, -1, 2, 1, 2, 4))
+PATHS = [(4,), (4, 5), (6,), (6, 7), (4, 5, 8), (6, 9), (4, 5, 8, 4)]
+
+pytestmark = pytest.mark.skipif(
+    not library.PATH.is_file(),
+    reason="no native kernels were built",
+)
+
+
+def odd_model(dtype=torch.float32):
+    """Sizes that are no multiples of anything, biases everywhere, as many key heads as others."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=83,
+        hidden_size=60,
+        intermediate_size=75,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        head_dim=12,
+        max_position_embeddings=256,
+        attention_bias=True,
+        mlp_bias=True,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+def grouped_model(dtype=torch.float32):
+    """Six query heads for each key head, heads of 80, frequencies that are scaled."""
+    torch.manual_seed(4)
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+    config = MistralConfig(
+        vocab_size=96,
+        hidden_size=96,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=1,
+        head_dim=80,
+        max_position_embeddings=512,
+        rope_parameters=rope,
+        sliding_window=None,
+        initializer_range=0.15,
+    )
+    return MistralForCausalLM(config).to(dtype).eval()
+
+
+MAKERS = {
+    **{family: partial(tiny.hf_model, family) for family in FAMILIES},
+    "odd": odd_model,
+    "grouped": grouped_model,
+}
+
+
+def native(make, dtype=torch.float32):
+    return CausalModel(make(dtype=dtype), engine="native")
+
+
+def whole(model, tokens):
+    """Hidden states and logits of a text, read at once."""
+    cache = model.open(len(tokens))
+    hidden, _ = model.forward([Part(cache, tokens)])
+    return hidden, model.logits(hidden)
+
+
+def words(model, count, seed=0):
+    return [token % model.vocab_size for token in tiny.tokens(count, seed)]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_float32_is_what_transformers_computes(name):
+    model = native(MAKERS[name])
+    tokens = words(model, 150)
+    with torch.inference_mode():
+        expected = MAKERS[name]()(torch.tensor([tokens])).logits[0]
+    _, logits = whole(model, tokens)
+    assert (logits - expected).norm() / expected.norm() < 2e-5
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_bfloat16_weights_are_multiplied_without_rounding_what_they_meet(name):
+    """The result is nearer to float32 than transformers', which rounds after every operation."""
+    model, rounded = native(MAKERS[name], torch.bfloat16), MAKERS[name](dtype=torch.bfloat16)
+    tokens = words(model, 60)
+    with torch.inference_mode():
+        exact = MAKERS[name](dtype=torch.bfloat16).float()(torch.tensor([tokens])).logits[0]
+        theirs = rounded(torch.tensor([tokens])).logits[0].float()
+    _, ours = whole(model, tokens)
+    assert (ours - exact).norm() < (theirs - exact).norm() / 2
+    assert model.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_the_same_bits_in_any_company(name, dtype):
+    model = native(MAKERS[name], dtype)
+    tokens = words(model, 130)
+    together, _ = whole(model, tokens)
+    for size in (1, 2, 3, 5, 6, 7, 8, 13, 64):
+        cache, parts = model.open(130), []
+        for start in range(0, len(tokens), size):
+            hidden, (slots,) = model.forward([Part(cache, tokens[start : start + size])])
+            cache.keep(slots)
+            parts.append(hidden)
+        assert torch.equal(torch.cat(parts), together), size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_node_of_a_tree_has_the_bits_of_plain_decoding_and_so_have_kept_keys(dtype):
+    model = native(MAKERS["llama"], dtype)
+    tokens = tiny.tokens(127)
+    pool = model.pool(8)
+    caches = [model.open_in(pool) for _ in range(2)]
+    for cache in caches:  # the pages of the two lie between each other's
+        model.prefill(cache, tokens)
+    hidden, (slots, _) = model.forward([Part(caches[0], [3], TREE), Part(caches[1], [9], TREE)])
+    for node, path in enumerate(PATHS):
+        expected, _ = whole(model, [*tokens, 3, *path])
+        assert torch.equal(hidden[1 + node], expected[-1]), path
+    caches[0].keep([slots[0], *(slots[1 + node] for node in (0, 1, 4))])
+    after, _ = model.forward([Part(caches[0], [11])])
+    expected, _ = whole(model, [*tokens, 3, 4, 5, 8, 11])
+    assert torch.equal(after[0], expected[-1])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, dtype, monkeypatch):
+    seen = {}
+    before = torch.get_num_threads()
+    try:
+        for kernel in available():
+            for threads in (1, 2, 4) if kernel == kernels() else (1,):
+                monkeypatch.setenv(NATIVE_VARIABLE, kernel)
+                torch.set_num_threads(threads)
+                model = native(MAKERS[name], dtype)
+                cache = model.open(90)
+                model.prefill(cache, words(model, 70))
+                hidden, _ = model.forward([Part(cache, [3], TREE)])
+                seen[kernel, threads] = (
+                    hidden,
+                    model.logits(hidden),
+                    *cache.view([0, 1]).layers[1],
+                )
+    finally:
+        torch.set_num_threads(before)
+    first = next(iter(seen.values()))
+    for key, values in seen.items():
+        assert all(map(torch.equal, values, first)), key
+
+
+def model_of_known_weights():
+    """Weights that no generator of random numbers had a part in."""
+    model = tiny.hf_model()
+    state = 1
+    with torch.no_grad():
+        for weight in model.parameters():
+            values = []
+            for _ in range(weight.numel()):
+                state = state * 1103515245 + 12345 & 0x7FFFFFFF
+                values.append((state >> 12) / 2**19 - 0.5)
+            scale = 1.0 if weight.dim() == 1 else 0.4
+            weight.copy_(torch.tensor(values).view_as(weight) * scale + (weight.dim() == 1))
+    return model
+
+
+def digest_of_known_weights():
+    model = CausalModel(model_of_known_weights(), engine="native")
+    hidden, logits = whole(model, [(at * 7 + 3) % tiny.VOCAB for at in range(200)])
+    return hashlib.sha256(hidden.numpy().tobytes() + logits.numpy().tobytes()).hexdigest()
+
+
+# Recorded on an AMD EPYC with AVX-512; other processors have to give the same.
+KNOWN_DIGEST = "48bb53b3ae4efd24000a90113c8859abbf27ff3caf9bb04c9946d1f153ec0b3f"
+
+
+def test_machines_can_be_compared_by_the_digest_of_an_output():
+    assert digest_of_known_weights() == KNOWN_DIGEST
+
+
+@pytest.mark.parametrize("kernel", ["portable", "avx2"])
+def test_a_lesser_processor_gives_the_same_digest(kernel):
+    if kernel not in available():
+        pytest.skip(f"no {kernel} here")
+    script = "import test_native; print(test_native.digest_of_known_weights())"
+    environment = {
+        **os.environ,
+        NATIVE_VARIABLE: kernel,
+        "ATEN_CPU_CAPABILITY": "avx2" if kernel == "avx2" else "default",
+        "PYTHONPATH": os.pathsep.join(
+            map(str, (ROOT / ".dev", ROOT / "tests", ROOT, Path(__file__).parent))
+        ),
+    }
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == KNOWN_DIGEST
+
+
+def test_weights_that_bfloat16_holds_exactly_are_kept_in_it():
+    exact = tiny.hf_model(dtype=torch.bfloat16).float()
+    narrow, wide = CausalModel(exact, engine="native"), native(MAKERS["llama"])
+    assert narrow.weight_bytes < 0.6 * wide.weight_bytes
+    assert narrow.dtype is wide.dtype is torch.float32
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt-neox"])
+def test_other_architectures_are_torchs_and_the_log_says_why(family, caplog):
+    caplog.set_level("INFO", "slipstream.models")
+    model = tiny.causal(family)
+    assert model.engine == "torch"
+    assert "have no native forward" in caplog.text
+    with pytest.raises(ModelError, match=r"the engine is native, but models of type .* have no"):
+        tiny.causal(family, engine="native")
+
+
+def test_switched_off_torch_computes(monkeypatch):
+    monkeypatch.setenv(NATIVE_VARIABLE, "off")
+    assert tiny.causal().engine == "torch"
+
+
+def test_kernels_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setenv(NATIVE_VARIABLE, "avx9")
+    with pytest.raises(InvalidRequest, match=r"SLIPSTREAM_NATIVE is 'avx9', but this processor"):
+        tiny.causal()
+
+
+def test_without_a_library_torch_computes(monkeypatch):
+    monkeypatch.setattr(library, "PATH", Path("nowhere.so"))
+    library.library.cache_clear()
+    try:
+        with pytest.raises(NotNative, match="no native kernels were built"):
+            library.library()
+        assert tiny.causal().engine == "torch"
+    finally:
+        library.library.cache_clear()

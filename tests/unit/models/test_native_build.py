@@ -1,0 +1,97 @@
+"""A wheel has the native kernels of its platform; without a compiler it is for every platform."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def initialized(hatch_build, root):
+    """What the hook decides about a wheel of a checkout, and its warnings."""
+    warnings = []
+    app = SimpleNamespace(display_warning=warnings.append)
+    hook = hatch_build.NativeKernels(str(root), {}, None, None, "", "wheel", app)
+    data = {"artifacts": []}
+    hook.initialize("standard", data)
+    return data, warnings
+
+
+def test_without_a_compiler_nothing_is_built_and_the_reason_is_told(
+    hatch_build, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(hatch_build.NotCompiled, match="no-such-compiler was not found"):
+        hatch_build.compile_into(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_script_says_in_one_line_that_it_has_no_compiler():
+    done = subprocess.run(
+        [sys.executable, ROOT / "hatch_build.py"],
+        env={**os.environ, "CXX": "no-such-compiler"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert line.startswith("no native kernels: no-such-compiler was not found; install g++")
+
+
+def test_a_wheel_made_without_a_compiler_is_for_every_platform(hatch_build, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    stale = tmp_path / hatch_build.LIBRARY
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"of another machine")
+    data, (warning,) = initialized(hatch_build, tmp_path)
+    assert data == {"artifacts": []}, "the defaults are a pure wheel's"
+    assert warning.startswith("no native CPU kernels, torch will compute: no-such-compiler")
+    assert not stale.exists()
+
+
+def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(
+    hatch_build, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(hatch_build, "compile_into", lambda root: None)
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
+    data, warnings = initialized(hatch_build, tmp_path)
+    assert warnings == []
+    assert data["artifacts"] == [hatch_build.LIBRARY.as_posix()]
+    assert (data["pure_python"], data["tag"]) == (False, "py3-none-linux_x86_64")
+
+
+@pytest.mark.parametrize(
+    ("python", "target", "tag", "flags"),
+    [
+        ("linux-aarch64", None, "linux_aarch64", ()),
+        ("macosx-11.0-arm64", None, "macosx_11_0_arm64", "-arch arm64 -mmacosx-version-min=11.0"),
+        (
+            "macosx-10.9-x86_64",
+            "11.0",
+            "macosx_11_0_x86_64",
+            "-arch x86_64 -mmacosx-version-min=11.0",
+        ),
+        (
+            "macosx-10.9-universal2",
+            "14.0",
+            "macosx_14_0_arm64",
+            "-arch arm64 -mmacosx-version-min=14.0",
+        ),
+    ],
+)
+def test_the_compiler_is_given_the_platform_of_the_tag(
+    hatch_build, monkeypatch, python, target, tag, flags
+):
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: python)
+    monkeypatch.setattr(hatch_build.platform, "machine", lambda: "arm64")
+    monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)
+    if target:
+        monkeypatch.setenv("MACOSX_DEPLOYMENT_TARGET", target)
+    assert hatch_build.platform_tag() == tag
+    assert hatch_build._macos_flags() == (tuple(flags.split()) if flags else ())

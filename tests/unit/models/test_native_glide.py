@@ -1,0 +1,247 @@
+"""Laws of a GliDe draft in native code: the trained module's scores, the same bits in company."""
+
+from dataclasses import replace
+from itertools import chain, product
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.config import NATIVE_VARIABLE
+from slipstream.models.glide.glide_init import GlideShape, config_for_target
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.native import library
+from slipstream.models.native.library import kernels
+from slipstream.models.scorer import Grow, KvView, Sync
+from support.models import tiny, tiny_glide
+from support.models.instruction_sets import available
+
+TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
+LAYERS = [(), (2,), (0, 1, 3), (3, 0, 4, 1, 2)]
+FAMILIES = {
+    "plain": lambda: tiny_glide.llama(num_hidden_layers=5),
+    "biases": tiny_glide.qwen2,
+    "norms of heads": tiny_glide.qwen3,
+}
+# Each matrix is large enough for 8 bits, and its rows are whole blocks of 32.
+LARGE = {
+    "vocab_size": 263,
+    "hidden_size": 288,
+    "intermediate_size": 352,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+}
+TREE = [([4, 5], [-1, -1]), ([6, 7, 8], [0, 0, 1]), ([9], [3])]
+"""Tokens and parents, a generation at a time."""
+
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+
+
+def draft(target, num_layers=1, layers=(1, 3), head_size=40):
+    shape = GlideShape(layers, head_size=head_size, max_lag=8 if layers else 0)
+    config = config_for_target(target, shape, name="tiny", tokenizer_hash="t" * 64)
+    return tiny_glide.draft(replace(config, num_layers=num_layers))
+
+
+def large(num_layers=1):
+    """A target, and a draft whose matrices are kept in 8 bits."""
+    target = tiny_glide.llama(**LARGE)
+    target.get_output_embeddings().weight.data *= 10
+    model = draft(target, num_layers, (0, 1, 3), head_size=250)
+    for value in model.parameters():
+        if value.ndim > 1:
+            value.data *= 0.2
+    return target, model
+
+
+def native(target, model):
+    scorer = tiny_glide.scorer(target, model)
+    assert scorer.engine.startswith("native")
+    return scorer
+
+
+def chain_scores(scorer, view, tokens=TOKENS, num_synced=6, state=None):
+    """Scores behind the last synced token and those that follow, one by one."""
+    state = state or scorer.open(64)
+    found = [scorer.score([Sync(state, tokens[:num_synced], view)])]
+    for parent, token in enumerate(tokens[num_synced:], start=-1):
+        found.append(scorer.score([Grow(state, [token], [parent])]))
+    return torch.cat([scores.logits for scores in found])
+
+
+def near(actual, expected, most=2e-5):
+    assert (actual - expected).norm() / expected.norm() < most
+
+
+def check(target, model, most=2e-5):
+    layers, count = model.config.target_layers, 5
+    view = tiny_glide.view(target, TOKENS, count) if layers else None
+    expected = tiny_glide.reference(target, model, TOKENS, count)
+    near(chain_scores(native(target, model), view), expected[5:], most)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("layers", LAYERS)
+def test_any_number_of_layers_may_be_read_by_any_number(num_layers, layers):
+    target = FAMILIES["plain"]()
+    check(target, draft(target, num_layers, layers))
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_float32_scores_are_those_of_the_trained_module(name, num_layers):
+    target = FAMILIES[name]()
+    check(target, draft(target, num_layers))
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_weights_and_tokens_in_8_bits_change_scores_by_little(num_layers):
+    target, model = large(num_layers)
+    check(target, model, most=0.03)
+    scorer = native(target, model)
+    assert scorer.weight_bytes < 1.5 * sum(at.numel() for at in model.parameters())
+
+
+def test_scores_of_small_weights_are_nearer_to_the_module_than_torchs():
+    target = FAMILIES["plain"]()
+    target, model = target.bfloat16(), draft(target).bfloat16()
+    view = tiny_glide.view(target, TOKENS, 5)
+    vocab = tiny_glide.vocab(model.config)
+    scorers = [
+        GlideScorer(model, vocab, target_parts(target), dtype=torch.bfloat16, native=is_native)
+        for is_native in (True, False)
+    ]
+    ours, theirs = (chain_scores(scorer, view) for scorer in scorers)
+    exact = tiny_glide.reference(target.float(), model.float(), TOKENS, 5)[5:]
+    assert (ours - exact).norm() < (theirs - exact).norm()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_however_a_prefix_is_split_its_scores_have_the_same_bits(num_layers):
+    target, model = large(num_layers)
+    scorer, tokens = native(target, model), tiny.tokens(40)
+    view = tiny_glide.view(target, tokens, 39)
+    at_once = scorer.score([Sync(scorer.open(64), tokens, view)])
+    for size in (1, 2, 3, 7, 12, 13, 39):
+        state = scorer.open(64)
+        for end in range(size, len(tokens), size):
+            scorer.score([Sync(state, tokens[:end], view, is_scored=False)])
+        last = scorer.score([Sync(state, tokens, view)])
+        assert torch.equal(last.logits, at_once.logits), size
+        assert torch.equal(last.hidden, at_once.hidden), size
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_every_path_of_a_tree_has_the_bits_of_a_chain(num_layers):
+    target, model = large(num_layers)
+    scorer, view = native(target, model), tiny_glide.view(target, TOKENS, 5)
+    state = scorer.open(64)
+    scorer.score([Sync(state, TOKENS, view)])
+    rows = torch.cat([scorer.score([Grow(state, *nodes)]).logits for nodes in TREE])
+    tokens, parents = (list(chain.from_iterable(parts)) for parts in zip(*TREE, strict=True))
+    for node, row in enumerate(rows):
+        path = [node]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        text = [*TOKENS, *(tokens[at] for at in path)]
+        assert torch.equal(row, chain_scores(scorer, view, text, len(TOKENS))[-1]), path
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_sessions_of_a_pass_have_the_bits_that_each_has_alone(num_layers):
+    target, model = large(num_layers)
+    scorer = native(target, model)
+    pool = scorer.pool(8)
+    texts = [tiny.tokens(length, seed=length) for length in (150, 3, 40, 1)]
+    views = [None, *(tiny_glide.view(target, text, len(text) - 1) for text in texts[1:3]), None]
+
+    def asks(states, step):
+        if step == 0:
+            return [Sync(state, text[:1], None) for state, text in zip(states, texts, strict=True)]
+        if step == 1:
+            every = zip(states, texts, views, (True, True, False, True), strict=True)
+            return [Sync(state, text, view, scored) for state, text, view, scored in every]
+        return [
+            Grow(states[0], *TREE[step - 2]),
+            Sync(states[1], [*texts[1], *range(step)], views[1]),
+            Grow(states[2], [5], [step - 3]),
+            Grow(states[3], [5, 6], [-1, -1]),
+        ]
+
+    alone = [scorer.open(200) for _ in texts]
+    # Pages of the sessions in company lie between each other's.
+    beside = [scorer.open(100, pool) for _ in texts]
+    for state in beside:
+        state.cache.limit = state.capacity = 200
+        state.cache.reserve(200)
+    for step in range(5):
+        together = scorer.score(asks(beside, step)).logits
+        apart = [scorer.score([ask]).logits for ask in asks(alone, step)]
+        assert torch.equal(together, torch.cat(apart)), step
+
+
+def test_keys_of_the_target_may_lie_anyhow_in_memory():
+    target, model = large()
+    scorer, view = native(target, model), tiny_glide.view(target, TOKENS, 5)
+    expected = chain_scores(scorer, view)
+    for own in (
+        lambda keys: keys.transpose(0, 1).clone().transpose(0, 1),
+        lambda keys: keys[:, :5],
+    ):
+        layers = {at: (own(keys), values.clone()) for at, (keys, values) in view.layers.items()}
+        assert torch.equal(chain_scores(scorer, KvView(5, layers)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_kernels_and_any_number_of_threads_give_the_same_bits(dtype, monkeypatch):
+    target, model = large(2)
+    target, seen, before = target.to(dtype), {}, torch.get_num_threads()
+    view, vocab = tiny_glide.view(target, TOKENS, 5), tiny_glide.vocab(model.config)
+    try:
+        for key in product(available(), (1, 2, 4)):
+            monkeypatch.setenv(NATIVE_VARIABLE, key[0])
+            torch.set_num_threads(key[1])
+            scorer = GlideScorer(model, vocab, target_parts(target), dtype=dtype)
+            state = scorer.open(64)
+            rows = chain_scores(scorer, view, state=state)
+            scorer.score([Sync(state, TOKENS, view)])
+            tree = [scorer.score([Grow(state, *nodes)]) for nodes in TREE]
+            seen[key] = (rows, *(part.hidden for part in tree), tree[-1].logits)
+    finally:
+        torch.set_num_threads(before)
+    first = next(iter(seen.values()))
+    for key, values in seen.items():
+        assert all(map(torch.equal, values, first)), key
+
+
+def test_switched_off_or_in_another_dtype_torch_computes(monkeypatch, caplog):
+    caplog.set_level("INFO", "slipstream.models")
+    assert tiny.glide().engine == f"native {kernels()}"
+    assert tiny.glide(native=False).engine == "torch"
+    assert tiny.glide(dtype=torch.float16).engine == "torch"
+    assert "torch computes the draft: torch.float16 on cpu has no native kernels" in caplog.text
+    monkeypatch.setenv(NATIVE_VARIABLE, "off")
+    assert tiny.glide().engine == "torch"
+
+
+def test_without_a_library_torch_computes(monkeypatch):
+    target, model = large()
+    view = tiny_glide.view(target, TOKENS, 5)
+    expected = chain_scores(native(target, model), view)
+    monkeypatch.setattr(library, "PATH", Path("nowhere.so"))
+    library.library.cache_clear()
+    try:
+        scorer = tiny_glide.scorer(target, model)
+        assert scorer.engine == "torch"
+        near(chain_scores(scorer, view), expected, 0.05)
+    finally:
+        library.library.cache_clear()
+
+
+def test_heads_that_are_rotated_in_part_are_torchs():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    target = tiny_glide.llama(rope_parameters=rope)
+    target.model.rotary_emb.inv_freq = target.model.rotary_emb.inv_freq[:2]
+    assert tiny_glide.scorer(target, draft(target)).engine == "torch"

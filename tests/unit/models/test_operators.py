@@ -1,0 +1,99 @@
+"""Private operators of torch are used where they work here, and public ones everywhere else."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from slipstream.models.numerics import operators
+from slipstream.models.numerics.linears import PackedLinear
+from slipstream.models.target.attention import together
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
+PROBES = (operators.has_packed_linear, operators.has_int8_linear, operators.has_flash_attention)
+
+
+@pytest.fixture(autouse=True)
+def probed_anew():
+    """No test sees what another one has found, or leaves what it has found."""
+    for probe in PROBES:
+        probe.cache_clear()
+    yield
+    for probe in PROBES:
+        probe.cache_clear()
+
+
+def raises(*_):
+    raise RuntimeError("unsupported on this processor")
+
+
+def random(*size, dtype):
+    return torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def assert_close(found, expected, dtype):
+    difference = (found.float() - expected.float()).norm()
+    assert difference <= TOLERANCE[dtype] * expected.float().norm()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, AttributeError, TypeError])
+@pytest.mark.parametrize("name", ["pack_weight", "packed_linear"])
+def test_a_packed_product_that_raises_is_not_used(monkeypatch, name, error):
+    def broken(*_):
+        raise error("not here")
+
+    monkeypatch.setattr(operators, name, broken)
+    assert not operators.has_packed_linear(torch.float32)
+    weight, x = random(48, 64, dtype=torch.float32), random(5, 64, dtype=torch.float32)
+    linear = PackedLinear(weight)
+    assert not linear.is_packed
+    assert torch.equal(linear(x), F.linear(x, weight))
+
+
+def test_an_operator_with_other_numbers_is_not_used(monkeypatch):
+    monkeypatch.setattr(operators, "packed_linear", lambda x, weight, bias: x[:, :32] * 0.0)
+    assert not operators.has_packed_linear(torch.float32)
+
+
+def test_8_bit_products_and_attention_that_raise_are_not_used(monkeypatch):
+    monkeypatch.setattr(operators, "int8_linear", raises)
+    monkeypatch.setattr(operators, "flash_attention", raises)
+    assert not operators.has_int8_linear()
+    assert not any(map(operators.has_flash_attention, DTYPES))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_has_the_same_numbers_packed_and_not(monkeypatch, dtype):
+    weight, x, bias = (random(*at, dtype=dtype) for at in ((96, 64), (7, 64), (96,)))
+    here = PackedLinear(weight, bias)(x)
+    operators.has_packed_linear.cache_clear()
+    monkeypatch.setattr(operators, "pack_weight", raises)
+    fallback = PackedLinear(weight, bias)
+    assert not fallback.is_packed
+    assert_close(fallback(x), here, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_has_the_same_numbers_by_either_operator(monkeypatch, dtype):
+    query = random(6, 2, 3, 64, dtype=dtype)
+    keys, values = random(1, 2, 128, 64, dtype=dtype), random(1, 2, 128, 64, dtype=dtype).flip(2)
+    mask = torch.zeros(1, 1, 18, 128, dtype=dtype)
+    mask[..., 100:] = -torch.inf
+    here = together(query, keys, values, mask, 0.125)
+    operators.has_flash_attention.cache_clear()
+    monkeypatch.setattr(operators, "flash_attention", raises)
+    fallback = together(query, keys, values, mask, 0.125)
+    for found, expected in zip(fallback, here, strict=True):
+        assert found.shape == expected.shape
+        assert_close(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_attention_is_the_softmax_of_scores_and_the_log_of_its_denominator(dtype):
+    query, keys, values = (random(1, 2, rows, 16, dtype=dtype) for rows in (4, 9, 9))
+    mask = torch.zeros(1, 1, 4, 9)
+    mask[..., 0, 5:] = -torch.inf
+    out, mass = operators.plain_attention(query, keys, values, mask, 0.25)
+    scores = 0.25 * query.double() @ keys.double().mT + mask.double()
+    assert_close(out, torch.softmax(scores, -1) @ values.double(), torch.float32)
+    assert_close(mass, torch.logsumexp(scores, -1), torch.float32)

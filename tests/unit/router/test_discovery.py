@@ -1,0 +1,189 @@
+"""Laws of discovery: every change is told once, and what can't be read changes nothing."""
+
+import asyncio
+import logging
+import socket
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.router.replicas.discovery import LINGER_S, Lingering, parse_source
+
+
+class Steps:
+    """A pause that ends when it is told to, once for every step."""
+
+    def __init__(self):
+        self.reached = asyncio.Semaphore(0)
+        self.may_go = asyncio.Semaphore(0)
+
+    async def pause(self, seconds):
+        assert seconds > 0
+        self.reached.release()
+        await self.may_go.acquire()
+
+    async def step(self):
+        """Let the source ask once more, and wait until it has."""
+        await asyncio.wait_for(self.reached.acquire(), 5)
+        self.may_go.release()
+
+
+async def following(source):
+    """Everything the source says, in a list that grows, and the task that makes it grow."""
+    said = []
+    heard = asyncio.Event()
+
+    async def listen():
+        async for addresses in source.changes():
+            said.append(sorted(addresses))
+            heard.set()
+
+    return said, heard, asyncio.get_running_loop().create_task(listen())
+
+
+async def ended(task):
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_a_list_of_addresses_is_said_once():
+    source = parse_source(["10.0.0.2:7", "10.0.0.1:7", "10.0.0.2:7"])
+    said = [sorted(addresses) async for addresses in source.changes()]
+    assert said == [["10.0.0.1:7", "10.0.0.2:7"]]
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["nohost"],
+        ["host:0"],
+        ["host:65536"],
+        ["http://host:1"],
+        ["dns:///name"],
+        ["dns:///:5"],
+        ["dns:///name:x"],
+        ["file:here", "10.0.0.1:7"],
+        ["registry:"],
+        ["registry:here"],
+        ["10.0.0.1:7", "dns:///name:5"],
+    ],
+)
+def test_what_names_no_replicas_is_refused(items):
+    with pytest.raises(InvalidRequest):
+        parse_source(items)
+
+
+async def test_a_file_is_read_again_and_only_changes_are_told(tmp_path):
+    listing = tmp_path / "targets"
+    listing.write_text("# ours\n10.0.0.1:7  # the first\n\n10.0.0.2:7\n")
+    steps = Steps()
+    said, _, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
+    await steps.step()
+    listing.write_text("10.0.0.2:7\n10.0.0.1:7\n")  # the same, in another order
+    await steps.step()
+    listing.write_text("10.0.0.2:7\n")
+    await steps.step()
+    await steps.step()
+    await ended(task)
+    assert said == [["10.0.0.1:7", "10.0.0.2:7"], ["10.0.0.2:7"]]
+
+
+@pytest.mark.parametrize("broken", [b"10.0.0.1:7\nnonsense\n", b"\xff\xfe"])
+async def test_a_broken_or_lost_file_leaves_the_last_list_and_says_so_once(
+    tmp_path, caplog, broken
+):
+    listing = tmp_path / "targets"
+    listing.write_text("10.0.0.1:7\n")
+    steps = Steps()
+    said, _, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
+    with caplog.at_level(logging.WARNING, "slipstream.router"):
+        await steps.step()
+        listing.write_bytes(broken)
+        await steps.step()
+        await steps.step()
+        listing.unlink()
+        await steps.step()
+        listing.write_text("10.0.0.1:7\n10.0.0.3:7\n")
+        await steps.step()
+        await steps.step()
+    await ended(task)
+    assert said == [["10.0.0.1:7"], ["10.0.0.1:7", "10.0.0.3:7"]]
+    assert len(caplog.records) == 2  # broken, then lost
+
+
+async def test_an_empty_file_means_that_there_are_none(tmp_path):
+    listing = tmp_path / "targets"
+    listing.write_text("10.0.0.1:7\n")
+    steps = Steps()
+    said, _, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
+    await steps.step()
+    listing.write_text("# gone\n")
+    await steps.step()
+    await steps.step()
+    await ended(task)
+    assert said == [["10.0.0.1:7"], []]
+
+
+async def test_a_name_is_resolved_again_and_outages_of_dns_change_nothing():
+    answers = [["10.0.0.1", "fd00::1"], socket.gaierror("no such name"), ["10.0.0.2"]]
+    steps = Steps()
+
+    async def resolve(host, port):
+        assert (host, port) == ("targets.svc", 7)
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    source = parse_source(["dns:///targets.svc:7"], pause=steps.pause, resolve=resolve)
+    said, _, task = await following(source)
+    await steps.step()
+    await steps.step()
+    await asyncio.wait_for(steps.reached.acquire(), 5)
+    await ended(task)
+    assert said == [["10.0.0.1:7", "[fd00::1]:7"], ["10.0.0.2:7"]]
+
+
+async def test_a_name_of_this_machine_resolves_by_the_system_itself():
+    steps = Steps()
+    source = parse_source(["dns:///localhost:7"], pause=steps.pause)
+    said, heard, task = await following(source)
+    await asyncio.wait_for(heard.wait(), 5)
+    await ended(task)
+    assert set(said[0]) & {"127.0.0.1:7", "[::1]:7"}
+
+
+async def test_a_registry_that_fails_changes_nothing_and_says_so_once(caplog):
+    answers = [{"10.0.0.1:7"}, Unavailable("Redis is away"), Unavailable("Redis is away")]
+    steps = Steps()
+
+    async def registered():
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return frozenset(answer)
+
+    source = parse_source(["registry:"], registered=registered, pause=steps.pause)
+    said, _, task = await following(source)
+    with caplog.at_level(logging.WARNING, "slipstream.router"):
+        await steps.step()
+        await steps.step()
+        await asyncio.wait_for(steps.reached.acquire(), 5)
+    await ended(task)
+    assert said == [["10.0.0.1:7"]]
+    assert len(caplog.records) == 1
+
+
+async def test_whoever_is_not_registered_for_a_moment_stays_and_goes_after_a_while():
+    now, found = [0.0], {"10.0.0.1:7", "10.0.0.2:7"}
+
+    async def registered():
+        return frozenset(found)
+
+    lingering = Lingering(registered, lambda: now[0])
+    await lingering()
+    found.discard("10.0.0.1:7")
+    now[0] += LINGER_S
+    assert await lingering() == {"10.0.0.1:7", "10.0.0.2:7"}
+    now[0] += 0.1
+    assert await lingering() == {"10.0.0.2:7"}

@@ -1,0 +1,203 @@
+"""Laws of a failover draft: a lost draft costs speculation, never tokens, and it is asked again."""
+
+import asyncio
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from slipstream.core import errors
+from slipstream.core.policy.planner import Planner
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.request.settings import resolve
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    Plan,
+    Proposal,
+    Session,
+    Shape,
+    StopPolicy,
+    Verdict,
+    Verification,
+)
+from slipstream.router.replicas.failover_draft import reason_of
+from support.models.rounds import round_of
+from support.services.failover_drafts import Guesser, World
+
+
+async def test_without_a_draft_rounds_are_plain_and_say_so():
+    proposal = await World().round(0, 1, 2, 3)
+    assert proposal == Proposal(fallback="no draft")
+
+
+async def test_a_draft_that_lacks_the_targets_keys_makes_a_plain_round_that_says_so():
+    world = World(Guesser("a", Proposal(stopped_by="lag")))
+    proposal = await world.round(0, 1, 2, 3)
+    assert proposal.fallback == "no keys"
+    assert world.draft.used == "a"
+
+
+async def test_a_request_beyond_a_drafts_context_frees_it_and_sends_it_nothing_more():
+    guesser = Guesser("a", Proposal(stopped_by="context"))
+    world = World(guesser, Guesser("b"))
+    for at in range(3):
+        assert (await world.round(at, 1)).fallback == "context"
+    assert guesser.is_released
+    assert len(guesser.texts) == len(world.excluded) == 1
+
+
+async def test_a_draft_that_keeps_failing_says_why_in_every_round_and_in_the_log_once(caplog):
+    world = World(*(Guesser("a", errors.InternalError("bug 24")) for _ in range(9)))
+    for at in range(9):
+        assert (await world.round(at, 1)).fallback == "failed"
+        world.now += 10.0
+    assert world.waiting == []
+    assert [at.getMessage() for at in caplog.records] == [
+        "a request goes on without the draft a: bug 24"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (errors.Unavailable("gone"), "unavailable"),
+        (errors.DeadlineExceeded("slow"), "timeout"),
+        (errors.HandshakeError("another"), "mismatch"),
+        (errors.ModelMismatch("another"), "mismatch"),
+        (errors.CapacityError("full"), "full"),
+        (errors.InvalidRequest("no"), "invalid"),
+        (errors.SessionTaken("taken"), "session"),
+        (errors.SessionOutOfSync("gap"), "session"),
+        (errors.InternalError("bug"), "failed"),
+        (ValueError("-inf + inf in fsum"), "failed"),
+        (OverflowError("intermediate overflow in fsum"), "failed"),
+        (DecodeError("no status"), "failed"),
+    ],
+)
+async def test_whatever_a_draft_raises_makes_a_plain_round_that_says_why(error, word):
+    guesser = Guesser("a", error)
+    world = World(guesser)
+    assert await world.round(0, 1, 2, 3) == Proposal(fallback=word)
+    assert guesser.is_released
+    assert reason_of(error) == word
+
+
+async def test_a_draft_that_comes_back_is_told_everything_from_the_start():
+    before, after = Guesser("a", Proposal(), errors.Unavailable("gone")), Guesser("a")
+    world = World(before, after)
+    await world.round(0, 1, 2, 3)
+    assert (await world.round(3, 4)).fallback == "unavailable"
+    assert (await world.round(4, 5)).fallback == "unavailable"  # it rests
+    world.now += 0.5
+    assert (await world.round(5, 6)).fallback is None
+    assert after.texts == [[1, 2, 3, 4, 5, 6]]
+
+
+async def test_another_draft_takes_over_in_the_next_round():
+    first, second = Guesser("a", errors.Unavailable("gone")), Guesser("b")
+    world = World(first, second)
+    assert (await world.round(0, 1, 2, 3)).fallback == "unavailable"
+    assert (await world.round(3, 4)).fallback is None
+    assert world.excluded[-1] == {"a"}
+    assert world.draft.used == "b"
+    assert second.texts == [[1, 2, 3, 4]]
+
+
+async def test_others_hear_of_a_draft_that_does_not_answer_not_of_a_bad_proposal():
+    silent = World(Guesser("a", errors.DeadlineExceeded("slow")))
+    await silent.round(0, 1, 2, 3)
+    assert silent.shared.resting() == {"a"}
+    rude = World(Guesser("a", Proposal(TokenTree.chain([50]))))
+    await rude.round(0, 1, 2, 3)
+    assert rude.shared.resting() == frozenset()
+
+
+async def test_tokens_that_were_taken_back_are_told_anew():
+    guesser = Guesser("a")
+    world = World(guesser)
+    await world.round(0, 1, 2, 3, 4, 5)
+    await world.round(3, 9, 8)
+    assert guesser.texts[-1] == [1, 2, 3, 9, 8]
+
+
+async def test_under_roots_the_roots_alone_stand_in_for_a_lost_draft():
+    session = Session("s", 3, 20, verification=Verification.TARGET_INIT, num_roots=2)
+    plan = Plan(max_depth=3, max_nodes=6, shape=Shape.FORK, roots=(7, 9))
+    world = World(Guesser("a", errors.Unavailable("gone"), Proposal(stopped_by="lag")))
+    lost = await world.round(0, 1, 2, 3, plan=plan, session=session)
+    assert lost == Proposal(TokenTree((7, 9), (-1, -1)), fallback="unavailable")
+    behind = World(Guesser("a", Proposal(stopped_by="lag")))
+    empty = await behind.round(0, 1, 2, 3, plan=plan, session=session)
+    roots = TokenTree((7, 9), (-1, -1))
+    assert empty == Proposal(roots, stopped_by="lag", fallback="no keys")
+
+
+async def test_a_cancelled_round_is_no_failure_of_the_draft():
+    guesser = Guesser("a", asyncio.CancelledError())
+    world = World(guesser)
+    with pytest.raises(asyncio.CancelledError):
+        await world.round(0, 1, 2, 3)
+    assert world.shared.resting() == frozenset()
+    await world.draft.release("s")
+    assert guesser.is_released
+
+
+@pytest.mark.parametrize("error", [errors.DeadlineExceeded("late"), errors.Unavailable("gone")])
+async def test_a_request_whose_own_time_is_up_blames_no_draft(error, caplog):
+    guesser = Guesser("a", error)
+    world = World(guesser)
+    world.remaining = 0.0
+    assert (await world.round(0, 1, 2, 3)).fallback == reason_of(error)
+    assert world.shared.resting() == frozenset()
+    assert guesser.is_released
+    assert caplog.records == []
+
+
+async def test_a_request_with_time_left_does_blame_its_draft(caplog):
+    world = World(Guesser("a", errors.DeadlineExceeded("late")))
+    world.remaining = 0.1
+    await world.round(0, 1, 2, 3)
+    assert world.shared.resting() == {"a"}
+    assert "a request goes on without the draft a: late" in caplog.text
+
+
+async def test_a_draft_that_was_freed_meanwhile_blames_no_draft(caplog):
+    class Leaving(Guesser):
+        async def propose(self, sequence, plan):
+            await world.draft.release("s")
+            raise errors.Cancelled("it was ended")
+
+    world = World(Leaving("a"))
+    await world.round(0, 1, 2, 3)
+    assert world.shared.resting() == frozenset()
+    assert caplog.records == []
+
+
+async def test_parking_says_where_the_keys_are_and_frees_the_seat():
+    guesser = Guesser("a")
+    world = World(guesser)
+    await world.round(0, 1, 2, 3)
+    assert await world.draft.park(30.0) == "a"
+    assert guesser.parked_for == 30.0
+    assert guesser.is_released
+    assert await world.draft.park(30.0) is None
+
+
+async def test_a_draft_that_can_not_park_keeps_nothing():
+    guesser = Guesser("a", Proposal(), errors.Unavailable("gone"))
+    world = World(guesser)
+    await world.round(0, 1, 2, 3)
+    assert await world.draft.park(30.0) is None
+    assert guesser.is_released
+
+
+def test_a_round_without_a_draft_teaches_the_planner_nothing():
+    options = SpeculationOptions(verification=Verification.TARGET_INIT, stop=StopPolicy.HEURISTIC)
+    settings = resolve(options, Profile(), drafter="glide", has_decision_model=False)
+    planner = Planner(settings)
+    verdict = Verdict((7,), 1, roots=(3, 4))
+    before = planner.plan(50, verdict)
+    roots_alone = Proposal(TokenTree((7, 9), (-1, -1)), fallback="no draft")
+    for _ in range(4):
+        planner.record(round_of(roots_alone, verdict))
+    assert planner.plan(50, verdict) == before

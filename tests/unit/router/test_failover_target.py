@@ -1,0 +1,240 @@
+"""Laws of a failover target: a lost target costs time, never tokens, and another one goes on."""
+
+import pytest
+
+from slipstream.core import errors
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, Session, Verdict, Verification
+from slipstream.engine.thread import MAX_FAILED_STEPS
+from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.router.replicas.failover_target import (
+    MAX_INTERNAL_ERRORS,
+    MAX_LOSSES,
+    FailoverTarget,
+    Search,
+)
+
+SESSION = Session("s", num_prompt_tokens=3, max_tokens=100)
+LOST = errors.Unavailable("it is gone")
+GUESS = Proposal(TokenTree.chain([7, 8]))
+
+
+class Counter:
+    """A target that says how many tokens it was told, until it is lost."""
+
+    def __init__(self, name, lasts=None, error=LOST):
+        self.name = name
+        self.lasts = lasts
+        self.error = error
+        self.asked = []
+        self.is_released = False
+
+    async def verify(self, sequence, proposal):
+        if self.lasts == len(self.asked):
+            raise self.error
+        self.asked.append(([*sequence.tokens], proposal))
+        return Verdict((len(sequence),), 0)
+
+    async def park(self, ttl_s):
+        if self.error is not LOST:
+            raise self.error
+
+    async def release(self, session_id):
+        self.is_released = True
+
+
+class World:
+    """A failover target, the replicas that it may use one after the other, and a clock."""
+
+    def __init__(self, *targets, wait_s=5.0, remaining=None, shared=None):
+        self.now = 0.0
+        self.remaining = remaining
+        self.first, *self.waiting = targets
+        self.num_losses = self.num_pauses = 0
+        limits = BreakerLimits(failures=1)
+        self.shared = shared or Breakers(lambda: self.now, BreakerLimits())
+        failures = Failures(Breakers(lambda: self.now, limits), self.shared)
+        search = Search(self.choose, self.pause, lambda: self.remaining, wait_s)
+        self.target = FailoverTarget(_used(self.first), search, failures, on_loss=self.lost)
+        self.sequence = TokenSequence(SESSION, [0, 1, 2])
+
+    def choose(self, excluded):
+        fitting = [at for at in self.waiting if at.name not in excluded]
+        if not fitting:
+            return None
+        self.waiting.remove(fitting[0])
+        return _used(fitting[0])
+
+    async def pause(self):
+        self.num_pauses += 1
+        self.now += 1.0
+
+    def lost(self):
+        self.num_losses += 1
+
+    async def round(self, proposal=GUESS, session=SESSION):
+        self.sequence.session = session
+        verdict = await self.target.verify(self.sequence, proposal)
+        self.sequence.append(verdict.tokens)
+        return verdict
+
+
+def _used(target):
+    return InUse(target.name, target, target.park)
+
+
+@pytest.mark.parametrize("lasts", range(6))
+async def test_whenever_a_target_is_lost_the_tokens_are_those_of_one_that_never_was(lasts):
+    world = World(Counter("a", lasts), Counter("b"))
+    for _ in range(6):
+        await world.round()
+    assert world.sequence.tokens == list(range(9))
+
+
+async def test_the_next_target_gets_every_final_token():
+    other = Counter("b")
+    world = World(Counter("a", 2), other)
+    for _ in range(4):
+        await world.round()
+    told = [tokens for tokens, _ in other.asked]
+    assert told == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
+
+
+async def test_the_lost_round_is_asked_again_with_what_was_drafted_for_it():
+    other = Counter("b")
+    world = World(Counter("a", 0), other)
+    await world.round()
+    assert other.asked[0][1] == GUESS
+
+
+async def test_roots_that_a_lost_target_drew_are_not_those_of_the_next_one():
+    other = Counter("b")
+    world = World(Counter("a", 0), other)
+    session = Session("s", 3, 100, verification=Verification.TARGET_INIT, num_roots=2)
+    await world.round(session=session)
+    assert other.asked[0][1] == Proposal()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.Unavailable("x"),
+        errors.DeadlineExceeded("x"),
+        errors.HandshakeError("x"),
+        errors.InternalError("x"),
+        errors.SessionOutOfSync("x"),
+    ],
+)
+async def test_what_a_target_dies_of_is_counted_and_it_is_released(error):
+    first = Counter("a", 1, error)
+    world = World(first, Counter("b"))
+    await world.round()
+    await world.round()
+    assert (world.num_losses, first.is_released) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [errors.InvalidRequest("x"), errors.SessionTaken("x"), errors.PermissionDenied("x")],
+)
+async def test_what_is_the_request_s_own_fault_is_not_tried_elsewhere(error):
+    other = Counter("b")
+    world = World(Counter("a", 0, error), other)
+    with pytest.raises(type(error)):
+        await world.round()
+    assert not other.asked
+
+
+async def test_a_full_target_is_left_for_another_one_but_not_waited_for():
+    full = errors.CapacityError("full")
+    world = World(Counter("a", 0, full), Counter("b"))
+    await world.round()
+    assert world.num_losses == 0
+    alone = World(Counter("a", 0, full))
+    with pytest.raises(errors.CapacityError):
+        await alone.round()
+    assert alone.num_pauses == 0
+
+
+async def test_each_full_target_is_asked_once_a_round_however_long_its_queue_was():
+    class Busy(Counter):
+        async def verify(self, sequence, proposal):
+            world.now += 60.0
+            world.waiting.append(self)
+            self.asked.append(sequence)
+            raise errors.CapacityError("the request waited 60 s for memory, the limit")
+
+    targets = [Busy(name) for name in ("a", "b", "c")]
+    world = World(*targets)
+    with pytest.raises(errors.CapacityError):
+        await world.round()
+    assert [len(target.asked) for target in targets] == [1, 1, 1]
+    assert world.num_losses == 0
+    assert not world.shared.resting()
+
+
+async def test_a_request_waits_for_a_target_to_come_back():
+    world = World(Counter("a", 0), Counter("a"))
+    await world.round()
+    assert world.num_pauses == 1
+    assert world.sequence.tokens == [0, 1, 2, 3]
+
+
+async def test_a_request_whose_time_is_up_looks_for_no_other_target():
+    other = Counter("b")
+    world = World(Counter("a", 0), other, remaining=0.0)
+    with pytest.raises(errors.Unavailable):
+        await world.round()
+    assert not other.asked
+
+
+async def test_a_request_that_kills_every_target_is_given_up():
+    world = World(*(Counter(f"t{index}", 0) for index in range(MAX_LOSSES + 2)))
+    with pytest.raises(errors.Unavailable):
+        await world.round()
+    assert len(world.waiting) == 1
+
+
+async def test_a_request_that_fails_the_steps_of_targets_is_given_up_before_they_are():
+    error = errors.InternalError("a step of the target failed")
+    world = World(*(Counter(f"t{index}", 0, error) for index in range(MAX_FAILED_STEPS)))
+    with pytest.raises(errors.InternalError):
+        await world.round()
+    assert len(world.waiting) == MAX_FAILED_STEPS - MAX_INTERNAL_ERRORS > 0
+
+
+async def test_a_released_seat_holds_nobody_and_takes_nobody():
+    first, other = Counter("a", 1), Counter("b")
+    world = World(first, other)
+    await world.round()
+    await world.target.release("s")
+    assert first.is_released
+    assert world.waiting == [other]
+    assert await world.target.park(1.0) is None
+
+
+async def test_parking_names_who_keeps_the_session_and_nobody_where_that_failed():
+    kept, lost = Counter("a"), Counter("b", error=errors.Unavailable("x"))
+    assert await World(kept).target.park(1.0) == "a"
+    assert await World(lost).target.park(1.0) is None
+    assert kept.is_released and lost.is_released
+
+
+async def test_all_requests_learn_of_a_target_that_does_not_answer():
+    world = World(*(Counter(name, 0) for name in ("a", "b", "c")), Counter("d"))
+    await world.round()
+    limits = BreakerLimits()
+    for _ in range(limits.failures - 1):
+        world.shared.begin("a").failed()
+    assert world.shared.resting() == {"a"}
+
+
+async def test_a_target_whose_every_step_fails_is_not_the_first_that_others_ask():
+    shared = Breakers(lambda: 0.0, BreakerLimits())
+    error = errors.InternalError("a step of the target failed")
+    for _ in range(BreakerLimits().failures):
+        assert not shared.resting()
+        world = World(Counter("a", 0, error), Counter("b"), shared=shared)
+        await world.round()
+    assert shared.resting() == {"a"}

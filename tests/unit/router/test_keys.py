@@ -1,0 +1,212 @@
+"""Laws of keys: whose token opens the API, what a file may say, and how it is followed."""
+
+import hmac
+import logging
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest, Unauthenticated
+from slipstream.router.access import Access, Entry, Key, parse_keys, render
+from slipstream.state.quotas import QuotaLimits
+from support.network.key_files import digest, key, write_keys
+
+ALICE, BOB = "slip_alice-token", "slip_bob-token"
+
+
+class Now:
+    """Time that passes when told."""
+
+    def __init__(self):
+        self.now_s, self.day = 100.0, date(2026, 11, 21)
+
+
+@pytest.fixture
+def now():
+    return Now()
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_keys(tmp_path / "keys.toml", key("alice", ALICE, max_concurrent=8))
+
+
+@pytest.fixture
+def access(file, now):
+    return Access(file, clock=lambda: now.now_s, today=lambda: now.day)
+
+
+def shown(token):
+    return (("user-agent", "x"), ("authorization", f"Bearer {token}"))
+
+
+def is_let_in(access, token):
+    try:
+        access.check(shown(token))
+    except Unauthenticated:
+        return False
+    return True
+
+
+def test_without_a_file_everybody_comes_in_and_nobody_has_a_name():
+    assert Access(None).check(()) == Key("", QuotaLimits())
+
+
+def test_a_token_of_the_file_opens_as_its_key_and_no_other_does(tmp_path):
+    bob = key("bob", BOB, requests_per_minute=60, tokens_per_minute=1000)
+    access = Access(write_keys(tmp_path / "keys.toml", key("alice", ALICE), bob))
+    assert access.check(shown(ALICE)) == Key("alice")
+    assert access.check(shown(BOB)) == Key("bob", QuotaLimits(60, 1000))
+    for wrong in (ALICE[:-1], ALICE + "x", "", digest(ALICE), f" {ALICE}"):
+        with pytest.raises(Unauthenticated) as refused:
+            access.check(shown(wrong))
+        assert "alice" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        (),
+        (("authorization", ALICE),),
+        (("authorization", f"bearer {ALICE}"),),
+        (("authorization", f"Basic {ALICE}"),),
+        (*shown(ALICE), *shown(ALICE)),
+        (("authorization-bin", f"Bearer {ALICE}".encode()),),
+    ],
+)
+def test_a_token_is_shown_once_and_as_a_bearer_token_or_not_at_all(access, metadata):
+    with pytest.raises(Unauthenticated, match="shows no bearer token"):
+        access.check(metadata)
+
+
+def test_every_wrong_token_is_compared_with_every_key(tmp_path, monkeypatch):
+    keys = [key(f"k{number}", f"token-{number}") for number in range(5)]
+    access, compared = Access(write_keys(tmp_path / "keys.toml", *keys)), []
+
+    def counting(one, other):
+        compared.append(other)
+        return hmac_compare(one, other)
+
+    hmac_compare = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", counting)
+    for token in ("token-", "x", "token-0", "token-4", "t" * 1000):
+        is_let_in(access, token)
+        assert compared == [digest(f"token-{number}") for number in range(5)]
+        compared.clear()
+
+
+def test_a_key_opens_until_the_day_on_which_it_expires(tmp_path, now):
+    file = write_keys(tmp_path / "keys.toml", key("alice", ALICE, expires="2027-01-31"))
+    access = Access(file, today=lambda: now.day)
+    now.day = date(2027, 1, 30)
+    assert is_let_in(access, ALICE)
+    now.day = date(2027, 1, 31)
+    with pytest.raises(Unauthenticated, match="the token of the key 'alice' has expired"):
+        access.check(shown(ALICE))
+
+
+def test_a_file_that_has_changed_is_read_again_and_looked_at_once_a_second(file, access, now):
+    write_keys(file, key("bob", BOB))
+    assert is_let_in(access, ALICE)
+    now.now_s += 1
+    assert not is_let_in(access, ALICE)
+    assert is_let_in(access, BOB)
+
+
+def test_a_file_that_is_rewritten_in_place_is_read_again(file, access, now):
+    file.write_text(key("bob", BOB, max_concurrent=10))
+    now.now_s += 1
+    assert [is_let_in(access, token) for token in (ALICE, BOB)] == [False, True]
+
+
+@pytest.mark.parametrize("broken", ["[keys", "", "[keys.alice]\nsha256 = 'x'\n", None])
+def test_a_broken_file_changes_nothing_and_is_told_of_once(file, access, now, broken, caplog):
+    if broken is None:
+        file.unlink()
+    else:
+        file.write_text(broken)
+    for _ in range(3):
+        now.now_s += 1
+        assert is_let_in(access, ALICE)
+    (said,) = caplog.messages
+    assert said.startswith("the keys stay as they were: ")
+    assert str(file) in said
+    write_keys(file, key("bob", BOB))
+    now.now_s += 1
+    assert [is_let_in(access, token) for token in (ALICE, BOB)] == [False, True]
+
+
+def test_the_last_key_can_be_taken_away_while_a_router_runs(file, access, now):
+    write_keys(file)
+    now.now_s += 1
+    assert not is_let_in(access, ALICE)
+    with pytest.raises(InvalidRequest, match="nobody could be let in"):
+        Access(file)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_file_that_everybody_can_read_is_warned_of(file, mode, caplog):
+    caplog.set_level(logging.WARNING)
+    file.chmod(mode)
+    Access(file)
+    assert [str(file) in said for said in caplog.messages] == ([True] if mode & 0o4 else [])
+
+
+GOOD = f'sha256 = "{digest(ALICE)}"'
+BROKEN = [
+    ("", "has no key in it"),
+    ("keys = 3", "has no key in it"),
+    ("[keys", "is not TOML"),
+    (f"[key.alice]\n{GOOD}", "keys.toml has 'key', but all there may be is"),
+    (f"x = 1\n[keys.alice]\n{GOOD}", "keys.toml has 'x'"),
+    ("[keys]\nalice = 'x'", "has the key 'alice' as a value"),
+    (f"[keys.'a b']\n{GOOD}", "name is 'a b', but must be 1 to 64"),
+    (f"[keys.{'a' * 65}]\n{GOOD}", "but must be 1 to 64"),
+    (f"[keys.alice]\n{GOOD}\nburst = 3", r"\[keys.alice\] of keys.toml has 'burst', but known are"),
+    (f"[keys.alice]\n{GOOD}\nmax_concurrent = 0", "max_concurrent is 0, but must be a whole"),
+    (f"[keys.alice]\n{GOOD}\ntokens_per_minute = '9'", "tokens_per_minute is '9'"),
+    (f"[keys.alice]\n{GOOD}\nexpires = '2027-01-31'", "expires in .* is '2027-01-31', but must"),
+    (f"[keys.alice]\n{GOOD}\nexpires = 2027-01-31T00:00:00Z", "expires in "),
+    ("[keys.alice]", "sha256 in .* is no text"),
+    (f"[keys.alice]\nsha256 = '{ALICE}'", r"sha256 in \[keys.alice\] of keys.toml is a text of 16"),
+    (f"[keys.alice]\n{GOOD}\n[keys.bob]\n{GOOD}", "has one sha256 for the keys 'alice' and 'bob'"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BROKEN)
+def test_a_file_that_is_not_understood_is_refused_in_a_sentence_without_secrets(text, reason):
+    with pytest.raises(InvalidRequest, match=reason) as refused:
+        parse_keys(text, "keys.toml")
+    assert "keys.toml" in str(refused.value)
+    assert ALICE not in str(refused.value)
+    assert digest(ALICE) not in str(refused.value)
+
+
+def test_a_file_that_can_not_be_read_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match="missing can't be read"):
+        Access(tmp_path / "missing")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidRequest, match="is not UTF-8 text"):
+        Access(tmp_path / "binary")
+
+
+def test_what_is_written_is_read_back():
+    entries = (
+        Entry("alice", digest(ALICE), QuotaLimits(60, 100_000, 8), date(2027, 1, 31)),
+        Entry("bob-2_x", digest(BOB)),
+    )
+    assert parse_keys("\n".join(map(render, entries)), "keys.toml") == entries
+    assert parse_keys(render(entries[1]).replace(digest(BOB), digest(BOB).upper()), "f") == (
+        entries[1],
+    )
+
+
+def test_the_example_of_the_page_is_a_file_that_is_understood():
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    (example,) = re.findall(r"^```toml\n(\[keys.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (entry,) = parse_keys(example, "keys.toml")
+    assert entry.limits == QuotaLimits(60, 100_000, 8)
+    assert entry.expires == date(2027, 1, 31)

@@ -1,0 +1,214 @@
+"""Laws of replicas as a router sees them: when one is lost, when it is back, and how busy it is."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.request.server_info import ReplicaState
+from slipstream.router.replicas.heartbeat import Heartbeat
+from slipstream.router.replicas.pool import Pool
+from slipstream.router.replicas.probes import DraftProbe
+from slipstream.router.replicas.replica import Hooks, Replica
+from slipstream.rpc.channel import ChannelOptions, Dialer
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+
+LIMIT_S = 20
+PATIENT, IMPATIENT = Heartbeat(0.02, 60.0), Heartbeat(0.02, 0.5)
+
+
+class Draft(draft_pb2_grpc.DraftServiceServicer):
+    """The other end: says what it is, and what it holds, while it is not silent."""
+
+    def __init__(self, incarnation="one"):
+        self.incarnation = incarnation
+        self.num_sessions = 0
+        self.num_asked = 0
+        self.refusal = None
+        self.speaks = asyncio.Event()
+        self.speaks.set()
+
+    async def DescribeDraft(self, request, context):
+        identity = common_pb2.ModelIdentity(
+            protocol_version=PROTOCOL_VERSION, incarnation=self.incarnation
+        )
+        return draft_pb2.DescribeDraftResponse(identity=identity, kind="vanilla", dtype="float32")
+
+    async def GetDraftLoad(self, request, context):
+        self.num_asked += 1
+        await self.speaks.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        load = common_pb2.Load(num_sessions=self.num_sessions)
+        return draft_pb2.GetDraftLoadResponse(load=load)
+
+
+@asynccontextmanager
+async def served(draft, address="127.0.0.1:0"):
+    """The draft behind a server: the server, and its address."""
+    register = draft_pb2_grpc.add_DraftServiceServicer_to_server
+    services = {DraftProbe.service: lambda server: register(draft, server)}
+    server = Server(ServerOptions(address), services)
+    port = await server.start()
+    try:
+        yield server, f"127.0.0.1:{port}"
+    finally:
+        draft.speaks.set()
+        await server.stop(0)
+
+
+@dataclass
+class Watched:
+    """A replica, or those of a pool, that is followed; and a way to wait for what becomes of it."""
+
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    forgotten: list[str] = field(default_factory=list)
+
+    def hooks(self):
+        return Hooks(self.changed.set, self.forgotten.append)
+
+    async def until(self, holds):
+        async with asyncio.timeout(LIMIT_S):
+            while not holds():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+dial = Dialer(ChannelOptions())
+
+
+@asynccontextmanager
+async def followed(address, heartbeat=PATIENT):
+    """A replica that is ready, and its watch."""
+    watched = Watched()
+    replica = Replica(address, dial, DraftProbe(), heartbeat=heartbeat, hooks=watched.hooks())
+    following = asyncio.get_running_loop().create_task(replica.follow())
+    try:
+        await watched.until(lambda: replica.state is ReplicaState.READY)
+        yield replica, watched
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+        await replica.close()
+
+
+async def asked_again(draft):
+    """Wait for two more questions: the first one may have been on its way."""
+    before = draft.num_asked
+    async with asyncio.timeout(LIMIT_S):
+        while draft.num_asked < before + 2:
+            await asyncio.sleep(0)
+
+
+async def test_a_silent_replica_is_lost_while_its_connection_stands_and_back_when_it_answers():
+    draft = Draft()
+    async with served(draft) as (_, address), followed(address, IMPATIENT) as (replica, watched):
+        before = replica.epoch
+        draft.speaks.clear()
+        assert await asyncio.wait_for(before.lost(), LIMIT_S) == "it has not answered for 0.5 s"
+        assert before.is_lost
+        await watched.until(lambda: replica.state is ReplicaState.CONNECTING)
+        draft.speaks.set()
+        await watched.until(lambda: replica.state is ReplicaState.READY)
+        assert before.is_lost
+        assert not replica.epoch.is_lost
+
+
+async def test_a_replica_that_drains_is_asked_on_and_not_lost():
+    draft = Draft()
+    async with served(draft) as (server, address), followed(address) as pair:
+        replica, watched = pair
+        await server.drain()
+        await watched.until(lambda: replica.state is ReplicaState.DRAINING)
+        await asked_again(draft)
+        assert not replica.epoch.is_lost
+        assert replica.state is ReplicaState.DRAINING
+
+
+async def test_another_process_at_the_address_is_another_epoch_without_a_past():
+    async with AsyncExitStack() as first_life:
+        _, address = await first_life.enter_async_context(served(Draft("one")))
+        async with followed(address) as (replica, watched):
+            before = replica.epoch
+            assert (replica.info.incarnation, replica.info.dtype) == ("one", "float32")
+            watched.forgotten.clear()
+            await first_life.aclose()
+            await asyncio.wait_for(before.lost(), LIMIT_S)
+            async with served(Draft("two"), address):
+                await watched.until(lambda: replica.state is ReplicaState.READY)
+                assert not replica.epoch.is_lost
+                assert replica.info.incarnation == "two"
+                assert watched.forgotten == [address]
+
+
+async def test_a_refusal_is_an_answer():
+    draft = Draft()
+    async with served(draft) as (_, address), followed(address) as (replica, _):
+        draft.refusal = CapacityError("not now")
+        await asked_again(draft)
+        await asked_again(draft)
+        assert not replica.epoch.is_lost
+
+
+async def test_requests_of_other_routers_count_and_own_ones_at_once():
+    draft = Draft()
+    draft.num_sessions = 5
+    async with served(draft) as (_, address), followed(address) as (replica, _):
+        assert replica.num_busy == 5
+        with replica.used(), replica.used():
+            assert replica.num_busy == 7  # they began after it was asked
+            draft.num_sessions = 7
+            await asked_again(draft)
+            await asked_again(draft)
+            assert replica.num_busy == 7
+            assert replica.load.num_sessions == 7
+            draft.num_sessions = 0
+            await asked_again(draft)
+            await asked_again(draft)
+            assert replica.num_busy == 2
+        assert replica.info.num_requests == 0
+
+
+class Listing:
+    """A source that lists what it is told."""
+
+    def __init__(self, *addresses):
+        self.queue = asyncio.Queue()
+        self.say(*addresses)
+
+    def say(self, *addresses):
+        self.queue.put_nowait(frozenset(addresses))
+
+    async def changes(self):
+        while True:
+            yield await self.queue.get()
+
+
+async def test_who_runs_on_a_replica_that_is_not_listed_any_more_still_hears_of_its_loss():
+    draft, watched = Draft(), Watched()
+    async with served(draft) as (_, address):
+        source = Listing(address)
+        pool = Pool(source, DraftProbe(), dial, heartbeat=IMPATIENT, hooks=watched.hooks())
+        running = asyncio.get_running_loop().create_task(pool.run())
+        await watched.until(pool.ready)
+        (replica,) = pool
+        with replica.used():
+            source.say()
+            await watched.until(lambda: replica.state is ReplicaState.DRAINING)
+            assert not replica.epoch.is_lost
+            draft.speaks.clear()
+            await asyncio.wait_for(replica.epoch.lost(), LIMIT_S)
+            assert replica.state is ReplicaState.DRAINING
+            assert list(pool) == [replica]
+        running.cancel()
+        await asyncio.wait({running})
+
+
+@pytest.mark.parametrize(("every_s", "limit_s"), [(0.0, 5.0), (2.0, 1.0)])
+def test_a_heartbeat_slower_than_the_patience_with_it_is_refused(every_s, limit_s):
+    with pytest.raises(InvalidRequest):
+        Heartbeat(every_s, limit_s)

@@ -1,0 +1,197 @@
+"""Laws of connections that age: nothing that runs is cut off, and callers look names up again."""
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.draft.config import DraftConfig
+from slipstream.options import build
+from slipstream.router.config import RouterConfig
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
+from slipstream.target.config import TargetConfig
+from support.network.dns_server import name_server
+
+NAME = "slipstream.rpc.v1.DraftService"
+LIMIT_S = 30
+BALANCED = ChannelOptions(balances=True)
+
+
+class Named(draft_pb2_grpc.DraftServiceServicer):
+    """Says its name, and echoes for as long as it is spoken to."""
+
+    def __init__(self, name):
+        self._name = name
+
+    async def DescribeDraft(self, request, context):
+        return draft_pb2.DescribeDraftResponse(kind=self._name)
+
+    async def Speculate(self, requests, context):
+        async for _ in requests:
+            yield draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
+
+
+@asynccontextmanager
+async def serving(name, address="127.0.0.1:0", *, age_s=1.0, age_grace_s=60.0, **options):
+    """A service whose connections age; its port. More `options` are those of `ServerOptions`."""
+    options = ServerOptions(
+        address,
+        grace_s=0.1,
+        max_connection_age_s=age_s,
+        max_connection_age_grace_s=age_grace_s,
+        **options,
+    )
+    servicer = Named(name)
+    register = draft_pb2_grpc.add_DraftServiceServicer_to_server
+    server = Server(options, {NAME: lambda at: register(servicer, at)})
+    port = await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+async def asked(call):
+    """One message there and back on an open stream."""
+    await call.write(draft_pb2.SpeculateRequest())
+    return await call.read()
+
+
+async def who_answers(stub):
+    """The name of the service that a new call comes to."""
+    return (await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())).kind
+
+
+async def until_aged(channel):
+    """Until its connection takes no new calls."""
+    async with asyncio.timeout(LIMIT_S):
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+
+async def test_a_stream_that_is_older_than_its_connection_may_get_ends_as_if_nothing_was():
+    async with serving("old") as port, connect(f"127.0.0.1:{port}", ChannelOptions()) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        call = stub.Speculate()
+        await asked(call)
+        await until_aged(channel)
+        new = await stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), timeout=LIMIT_S)
+        assert (await asked(call)).HasField("parked")
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert (new.kind, await call.code()) == ("old", grpc.StatusCode.OK)
+
+
+async def test_a_stream_that_outlasts_the_grace_is_cut_off():
+    async with (
+        serving("old", age_grace_s=0.2) as port,
+        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
+    ):
+        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate()
+        await asked(call)
+        async with asyncio.timeout(LIMIT_S):
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs more than one loopback address")
+async def test_a_name_that_got_another_address_is_looked_up_when_a_connection_has_aged():
+    async with (
+        name_server() as names,
+        serving("first", "127.0.0.2:0") as port,
+        serving("later", f"127.0.0.3:{port}"),
+        connect(names.target(port), BALANCED) as channel,
+    ):
+        names.addresses = ["127.0.0.2"]
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        call = stub.Speculate()
+        await asked(call)
+        assert await who_answers(stub) == "first"
+        names.addresses = ["127.0.0.2", "127.0.0.3"]
+        async with asyncio.timeout(LIMIT_S):
+            while await who_answers(stub) != "later":
+                await asyncio.sleep(0.01)
+        await asked(call)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_connection_without_a_call_is_closed_and_the_next_call_dials_anew():
+    async with (
+        serving("idle", age_s=0, max_connection_idle_s=1.0) as port,
+        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
+    ):
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        assert await who_answers(stub) == "idle"
+        await until_aged(channel)
+        assert await who_answers(stub) == "idle"
+
+
+async def test_a_connection_with_a_call_is_not_idle():
+    async with (
+        serving("busy", age_s=0, max_connection_idle_s=1.0) as port,
+        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
+        connect(f"127.0.0.1:{port}", ChannelOptions()) as other,
+    ):
+        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate()
+        await asked(call)
+        assert await who_answers(draft_pb2_grpc.DraftServiceStub(other)) == "busy"
+        await until_aged(other)
+        assert (await asked(call)).HasField("parked")
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+        await call.done_writing()
+
+
+async def test_one_connection_too_many_is_closed_and_room_is_given_back():
+    async with serving("full", age_s=0, max_connections=1) as port:
+        one, another = (connect(f"127.0.0.1:{port}", ChannelOptions()) for _ in range(2))
+        assert await who_answers(draft_pb2_grpc.DraftServiceStub(one)) == "full"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await who_answers(draft_pb2_grpc.DraftServiceStub(another))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await who_answers(draft_pb2_grpc.DraftServiceStub(one)) == "full"
+        await one.close()
+        stub = draft_pb2_grpc.DraftServiceStub(another)
+        call = stub.DescribeDraft(
+            draft_pb2.DescribeDraftRequest(), wait_for_ready=True, timeout=LIMIT_S
+        )
+        assert (await call).kind == "full"
+        await another.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_connections": -1}, "max_connections is -1, but must be 0 for no limit"),
+        ({"max_connection_idle_s": 0.5}, "max_connection_idle_s is 0.5, but must be 0 for never"),
+        ({"max_connection_age_s": -1}, "max_connection_age_s is -1"),
+        ({"max_connection_age_s": 0.5}, "must be 0 for never, or 1 to"),
+        ({"max_connection_age_s": 1e9}, "max_connection_age_s is 1000000000.0"),
+        ({"max_connection_age_s": float("nan")}, "max_connection_age_s is nan"),
+        ({"max_connection_age_grace_s": -1}, "max_connection_age_grace_s is -1"),
+        ({"max_connection_age_grace_s": float("inf")}, "max_connection_age_grace_s is inf"),
+        ({"max_connection_age_grace_s": 20}, "less than the 30.0 of grace_s"),
+    ],
+)
+def test_an_age_that_makes_no_sense_is_refused(given, says):
+    with pytest.raises(InvalidRequest, match=says):
+        build(RouterConfig, targets=("127.0.0.1:1",), **given)
+
+
+def test_where_nothing_ages_the_grace_binds_nobody():
+    build(
+        RouterConfig, targets=("127.0.0.1:1",), max_connection_age_s=0, max_connection_age_grace_s=0
+    )
+
+
+def test_connections_to_routers_age_and_those_to_engines_do_not():
+    router = build(RouterConfig, targets=("127.0.0.1:1",)).server_options()
+    assert 0 < router.max_connection_age_s < router.max_connection_age_grace_s
+    assert router.max_connection_idle_s > 0 < router.max_connections
+    for engine in (TargetConfig(), DraftConfig()):
+        served = engine.server_options()
+        assert not (served.max_connection_age_s or served.max_connection_idle_s)

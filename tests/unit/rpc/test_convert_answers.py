@@ -1,0 +1,230 @@
+"""Answers, models and routers survive the wire, and nothing that is no such value gets in."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
+from slipstream.core.request.origins import TokenOrigin
+from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result, Timings
+from slipstream.core.request.server_info import (
+    ReplicaInfo,
+    ReplicaRole,
+    ReplicaState,
+    ServerInfo,
+    ShadowInfo,
+)
+from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    FinishReason,
+    Proposal,
+    Shape,
+    SparseLaw,
+    StopPolicy,
+    Verification,
+)
+from slipstream.rpc.conversion import convert_info as info
+from slipstream.rpc.conversion import convert_results as answered
+from slipstream.rpc.conversion.convert import proposal_to_pb
+from slipstream.rpc.v1 import generation_pb2 as pb
+
+UINT32 = st.integers(0, 2**32 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SAID = TEXT.filter(bool)
+SECONDS = st.floats(0, 1e6)
+COUNTS = st.lists(UINT32, max_size=4).map(tuple)
+REASONS = st.dictionaries(SAID, UINT32, max_size=3)
+SPECULATION_STATS = st.builds(
+    SpeculationStats,
+    **dict.fromkeys(answered._COUNTS, UINT32),
+    **dict.fromkeys(answered._PER_STEP, COUNTS),
+    acceptance_histogram=st.dictionaries(UINT32, UINT32, max_size=4),
+    stop_reasons=REASONS,
+    lossless=st.booleans(),
+    fallbacks=REASONS,
+)
+TIMINGS = st.builds(Timings, *[SECONDS for _ in fields(Timings)])
+STATS = st.builds(RequestStats, UINT32, UINT32, UINT32, TIMINGS, SPECULATION_STATS)
+PROMPT_INFOS = st.builds(PromptInfo, TEXT, TEXT, st.integers(0, 2**64 - 1), UINT32)
+REASON = st.sampled_from(FinishReason)
+
+
+def maybe(values):
+    return st.none() | values
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+def members(kind):
+    return st.lists(st.sampled_from(kind), unique=True).map(tuple)
+
+
+UNLIKELY = st.floats(max_value=0, allow_nan=False)
+TOP = st.builds(TopLogprob, st.integers(0, 2**32 - 1), UNLIKELY, st.binary(max_size=8))
+LOGPROBS = st.builds(
+    TokenLogprob, UNLIKELY, st.lists(TOP, max_size=3).map(tuple), st.binary(max_size=8)
+)
+
+
+@st.composite
+def told_of(draw, answers):
+    answer = draw(answers)
+    size = len(answer.token_ids) if draw(st.booleans()) else 0
+    origins = st.lists(maybe(st.sampled_from(TokenOrigin)), min_size=size, max_size=size)
+    told = len(answer.token_ids) if draw(st.booleans()) else 0
+    logprobs = draw(st.lists(maybe(LOGPROBS), min_size=told, max_size=told))
+    return replace(answer, origins=tuple(draw(origins)), logprobs=tuple(logprobs))
+
+
+@given(
+    told_of(
+        st.builds(Chunk, TEXT, COUNTS, prompt=maybe(PROMPT_INFOS))
+        | st.builds(Chunk, TEXT, COUNTS, REASON, STATS, maybe(PROMPT_INFOS))
+    )
+)
+def test_a_chunk_is_the_same_on_the_other_side(chunk):
+    assert answered.chunk_from_pb(over_the_wire(answered.chunk_to_pb(chunk))) == chunk
+
+
+@given(told_of(st.builds(Result, TEXT, COUNTS, REASON, STATS, PROMPT_INFOS)))
+def test_a_result_is_the_same_on_the_other_side(result):
+    message = over_the_wire(answered.result_to_pb(result))
+    assert answered.result_from_pb(message) == result
+    speculation = result.stats.speculation
+    assert message.finish.speculation.mean_acceptance_length == speculation.mean_acceptance_length
+    assert message.finish.speculation.draft_acceptance_rate == speculation.draft_acceptance_rate
+
+
+@pytest.mark.parametrize(
+    ("origins", "reason"), [([1, 2], "3 tokens have 2 origins"), ([1, 2, 9], "token origin is 9")]
+)
+def test_origins_that_are_none_or_not_those_of_the_tokens_are_refused(origins, reason):
+    message = pb.GenerateStreamResponse(token_ids=[5, 6, 7], origins=origins)
+    with pytest.raises(InvalidRequest, match=reason):
+        answered.chunk_from_pb(message)
+    finish = pb.FinishInfo(reason=1)
+    with pytest.raises(InvalidRequest, match=reason):
+        answered.result_from_pb(
+            pb.GenerateResponse(token_ids=[5, 6, 7], origins=origins, finish=finish)
+        )
+
+
+@given(
+    st.builds(
+        ModelInfo,
+        model=TEXT,
+        vocab_size=UINT32,
+        tokenizer_hash=TEXT,
+        stop_token_ids=COUNTS,
+        has_chat_template=st.booleans(),
+        numerics=TEXT,
+        dtype=TEXT,
+        limits=st.builds(Limits, *[UINT32 for _ in fields(Limits)]),
+        verifications=st.lists(
+            st.builds(
+                VerificationInfo,
+                st.sampled_from(Verification),
+                members(Shape),
+                st.lists(TEXT, max_size=2).map(tuple),
+                st.booleans(),
+                TEXT,
+            ),
+            max_size=2,
+        ).map(tuple),
+        drafters=st.lists(
+            st.builds(
+                DrafterInfo,
+                TEXT,
+                members(Shape),
+                members(StopPolicy),
+                maybe(UINT32),
+                UINT32,
+                st.booleans(),
+            ),
+            max_size=2,
+        ).map(tuple),
+        num_targets=UINT32,
+    )
+)
+def test_a_model_is_the_same_on_the_other_side(model):
+    assert info.model_info_from_pb(over_the_wire(info.model_info_to_pb(model))) == model
+
+
+@given(
+    st.builds(
+        ServerInfo,
+        version=TEXT,
+        protocol_version=UINT32,
+        uptime_s=SECONDS,
+        num_requests=UINT32,
+        num_sessions=UINT32,
+        replicas=st.lists(
+            st.builds(
+                ReplicaInfo,
+                st.sampled_from(ReplicaRole),
+                TEXT,
+                st.sampled_from(ReplicaState),
+                TEXT,
+                TEXT,
+                UINT32,
+                TEXT,
+                TEXT,
+            ),
+            max_size=3,
+        ).map(tuple),
+        shadow=st.builds(
+            ShadowInfo,
+            SECONDS,
+            *[UINT32] * 8,
+            st.none() | st.floats(allow_nan=False),
+            st.none() | st.floats(allow_nan=False),
+        ),
+    )
+)
+def test_a_router_is_the_same_on_the_other_side(server):
+    assert info.server_info_from_pb(over_the_wire(info.server_info_to_pb(server))) == server
+
+
+def test_an_answer_that_ends_without_a_reason_is_none():
+    with pytest.raises(InvalidRequest, match="without a reason"):
+        answered.chunk_from_pb(pb.GenerateStreamResponse(finish=pb.FinishInfo()))
+    with pytest.raises(InvalidRequest, match="finish reason is 9"):
+        answered.result_from_pb(pb.GenerateResponse(finish=pb.FinishInfo(reason=9)))
+
+
+def test_a_model_that_does_not_say_what_it_can_do_is_refused():
+    verification = pb.ModelInfo(verifications=[pb.VerificationCapability()])
+    with pytest.raises(InvalidRequest, match="verification is not said"):
+        info.model_info_from_pb(verification)
+    drafter = pb.ModelInfo(drafters=[pb.DrafterCapability(kind="glide", shapes=[77])])
+    with pytest.raises(InvalidRequest, match="shape is 77"):
+        info.model_info_from_pb(drafter)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1])
+def test_what_is_no_time_is_refused(value):
+    for at in fields(Timings):
+        with pytest.raises(InvalidRequest, match=at.name):
+            answered.timings_from_pb(pb.RequestTimings(**{at.name: value}))
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        Proposal(TokenTree.chain([5, -1])),
+        Proposal(TokenTree.chain([2**32])),
+        Proposal(TokenTree.chain([5]), laws=(SparseLaw((-3,), (1.0,)), None)),
+    ],
+    ids=["negative", "too large", "in a law"],
+)
+def test_a_proposal_with_an_id_that_is_none_is_refused_before_it_is_sent(proposal):
+    with pytest.raises(InvalidRequest, match="the proposal can't be told: "):
+        proposal_to_pb(proposal)

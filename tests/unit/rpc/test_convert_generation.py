@@ -1,0 +1,242 @@
+"""Requests survive the wire: what went in comes out, and nothing else gets in."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
+from slipstream.core.request.options import MAX_NODES, Mode, SpeculationOptions
+from slipstream.core.request.request import Ask, Generation, SessionRef
+from slipstream.core.text.logprobs import MAX_LOGPROBS
+from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
+from slipstream.core.verify.grammar import Grammar, GrammarKind
+from slipstream.rpc.conversion import convert_generation as asked
+from slipstream.rpc.v1 import common_pb2
+from slipstream.rpc.v1 import generation_pb2 as pb
+
+UINT32 = st.integers(0, 2**32 - 1)
+IDS = st.integers(0, 2**31 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+SAID = TEXT.filter(bool)
+NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
+
+
+def maybe(values):
+    return st.none() | values
+
+
+SAMPLING = st.builds(
+    SamplingParams,
+    temperature=st.just(0.0) | st.floats(1e-30, 100),
+    top_k=maybe(st.integers(1, 2**32 - 1)),
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.01, 100),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(IDS, st.floats(-100, 100), max_size=4).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
+    seed=st.integers(0, 2**64 - 1),
+)
+DEPTH = maybe(st.integers(1, MAX_DRAFT_TOKENS))
+NODES = maybe(st.integers(1, MAX_NODES))
+STOPS = st.sampled_from([(None, None), *((stop, None) for stop in StopPolicy if stop != "cost")])
+STOPS |= st.tuples(
+    st.sampled_from([StopPolicy.SVIP, StopPolicy.DECISION, StopPolicy.COST]), st.floats(0.1, 0.9)
+)
+DRAFTERS = maybe(st.sampled_from(["glide", "vanilla", "ngram"]))
+ACTIVE = st.sampled_from([Mode.AUTO, Mode.FORCED])
+VERIFICATIONS = maybe(st.sampled_from(Verification))
+
+
+@st.composite
+def speculating(draw):
+    verification = draw(VERIFICATIONS)
+    is_product = draw(st.booleans())
+    shapes = maybe(st.sampled_from([shape for shape in Shape if shape is not Shape.PRODUCT]))
+    stop, threshold = draw(STOPS)
+    return SpeculationOptions(
+        mode=draw(ACTIVE),
+        max_draft_tokens=draw(DEPTH),
+        max_nodes=MAX_NODES if is_product else draw(NODES),
+        shape=Shape.PRODUCT if is_product else draw(shapes),
+        stop=stop,
+        threshold=threshold,
+        widths=draw(st.sampled_from([(1,), (3, 2, 1), (2,) * 5])) if is_product else None,
+        verification=verification,
+        num_roots=draw(NODES) if verification is Verification.TARGET_INIT else None,
+        drafter=draw(DRAFTERS),
+        lookup=draw(maybe(st.booleans())),
+    )
+
+
+MESSAGES = st.lists(st.fixed_dictionaries({"role": SAID, "content": SAID}), min_size=1, max_size=3)
+IDS_PROMPT = st.lists(IDS, min_size=1, max_size=6).map(tuple)
+ASKS = st.builds(
+    Ask,
+    sampling=SAMPLING,
+    max_tokens=st.integers(1, 2**31 - 1),
+    stop=st.lists(SAID, max_size=3).map(tuple),
+    speculation=speculating() | st.just(SpeculationOptions(mode=Mode.OFF)),
+    request_id=NAMES,
+    with_origins=st.booleans(),
+    num_logprobs=maybe(st.integers(0, MAX_LOGPROBS)),
+    grammar=maybe(st.builds(Grammar, st.sampled_from(GrammarKind), SAID)),
+)
+REFS = st.builds(SessionRef, st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), st.booleans())
+GENERATIONS = st.builds(
+    Generation,
+    prompt=SAID | IDS_PROMPT | MESSAGES.map(tuple),
+    ask=ASKS,
+    model=NAMES,
+    session=maybe(REFS),
+)
+
+
+def over_the_wire(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+@given(GENERATIONS)
+def test_a_request_is_the_same_on_the_other_side(generation):
+    message = over_the_wire(asked.generation_to_pb(generation))
+    assert asked.generation_from_pb(message) == generation
+
+
+@given(SAID | IDS_PROMPT)
+def test_a_raw_prompt_stays_raw(prompt):
+    message = over_the_wire(asked.prompt_to_pb(prompt, raw=True))
+    assert asked.prompt_from_pb(message) == (prompt, True)
+
+
+def generation(**changes):
+    return pb.Generation(**{"prompt": pb.Prompt(text="hello"), **changes})
+
+
+def test_what_is_unset_takes_the_default():
+    assert asked.generation_from_pb(generation()) == Generation("hello")
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (generation(stopping=pb.StoppingCriteria(max_new_tokens=0)), "max_tokens is 0"),
+        (generation(sampling=common_pb2.SamplingParams(top_k=0)), "top_k is 0"),
+        (generation(sampling=common_pb2.SamplingParams(top_p=0)), "top_p is 0"),
+        (generation(speculation=pb.SpeculationOptions(max_draft_tokens=0)), "is 0"),
+        (generation(speculation=pb.SpeculationOptions(num_roots=0)), "num_roots is 0"),
+        (generation(speculation=pb.SpeculationOptions(drafter="")), "drafter is ''"),
+        (generation(n=0), "n is 0"),
+    ],
+)
+def test_zero_is_not_the_same_as_unset(message, reason):
+    with pytest.raises(InvalidRequest, match=reason):
+        asked.generation_from_pb(message)
+
+
+def test_a_temperature_of_zero_is_said_and_heard():
+    message = asked.generation_to_pb(Generation("hello"))
+    assert message.sampling.HasField("temperature")
+    assert message.stopping.HasField("max_new_tokens")
+    assert not message.sampling.HasField("top_k")
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        pb.SpeculationOptions(mode=9),
+        pb.SpeculationOptions(shape=77),
+        pb.SpeculationOptions(stop=-1),
+        pb.SpeculationOptions(verification=5),
+    ],
+)
+def test_an_unknown_number_of_an_enumeration_is_refused(speculation):
+    with pytest.raises(InvalidRequest, match="must be one of 1, 2"):
+        asked.generation_from_pb(generation(speculation=speculation))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_refused(value):
+    sampling = ["temperature", "top_p", "min_p", "repetition_penalty"]
+    sampling += ["presence_penalty", "frequency_penalty"]
+    for name in sampling:
+        message = generation(sampling=common_pb2.SamplingParams(**{name: value}))
+        with pytest.raises(InvalidRequest, match=name):
+            asked.generation_from_pb(message)
+    for stop in (pb.SpeculationOptions(stop=3, threshold=value), pb.SpeculationOptions()):
+        stop.threshold = value
+        with pytest.raises(InvalidRequest, match="threshold"):
+            asked.generation_from_pb(generation(speculation=stop))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.Generation(),
+        generation(prompt=pb.Prompt()),
+        generation(prompt=pb.Prompt(text="")),
+        generation(prompt=pb.Prompt(token_ids=pb.TokenIds())),
+        generation(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=[2**31]))),
+        generation(prompt=pb.Prompt(chat=pb.ChatMessages())),
+        generation(prompt=pb.Prompt(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user")]))),
+        generation(stopping=pb.StoppingCriteria(stop=[""])),
+        generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),
+        generation(session=pb.SessionRef()),
+        generation(session=pb.SessionRef(session_id="a" * 65)),
+        generation(session=pb.SessionRef(session_id="a\n")),
+        generation(request_id="two\nlines"),
+        generation(request_id="x" * 129),
+        generation(model="é"),
+    ],
+)
+def test_an_ill_formed_request_is_refused(message):
+    with pytest.raises(InvalidRequest):
+        asked.generation_from_pb(message)
+
+
+def test_raw_messages_are_refused():
+    said = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
+    with pytest.raises(UnsupportedCombination, match="not messages"):
+        asked.generation_from_pb(generation(prompt=pb.Prompt(chat=said, raw=True)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"adapter_id": "a"}, {"n": 2}],
+)
+def test_what_is_not_built_is_not_ignored(changes):
+    with pytest.raises(NotBuilt, match=next(iter(changes))):
+        asked.generation_from_pb(generation(**changes))
+
+
+def test_a_text_follows_one_grammar():
+    with pytest.raises(UnsupportedCombination, match="json_schema and regex"):
+        asked.generation_from_pb(generation(json_schema="{}", regex="a*"))
+
+
+def test_one_text_is_built():
+    assert asked.generation_from_pb(generation(n=1)) == Generation("hello")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Ask(sampling=SamplingParams(top_k=2**32)),
+        Ask(sampling=SamplingParams(logit_bias=((2**32, 1.0),))),
+    ],
+)
+def test_what_has_no_place_on_the_wire_is_refused_before_it_is_sent(ask):
+    with pytest.raises(InvalidRequest, match=str(2**32 - 1)):
+        asked.generation_to_pb(Generation("hello", ask))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "half \udc00 a pair"])
+def test_text_without_bytes_is_refused_before_it_is_sent(text):
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        asked.prompt_to_pb(text)
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        Ask(stop=(text,))

@@ -1,0 +1,174 @@
+"""Keys and values as bytes: what goes in comes out, and nothing that is broken gets through."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.rpc.kv import (
+    MAX_PAYLOAD_BYTES,
+    KvDtype,
+    KvEncoding,
+    KvFormat,
+    KvFrame,
+    KvStreamSource,
+    frame_from_pb,
+    frame_to_pb,
+)
+from slipstream.rpc.tensors import dtype_of, pack, torch_dtype, unpack
+
+SOURCE = KvStreamSource("a session", "a process")
+FORM = KvFormat((7, 2), num_kv_heads=3, head_dim=16, dtype=KvDtype.BFLOAT16)
+DTYPES = list(KvDtype)
+
+
+def values(form=FORM, count=5, seed=0):
+    noise = torch.Generator().manual_seed(seed)
+    shape = (len(form.layers), 2 * form.num_kv_heads, count, form.head_dim)
+    return torch.randn(shape, generator=noise).to(torch_dtype(form.dtype))
+
+
+def buffers(form=FORM, slots=12):
+    shape = (2 * form.num_kv_heads, slots, form.head_dim)
+    return [torch.full(shape, 9.0, dtype=torch_dtype(form.dtype)) for _ in form.layers]
+
+
+def frame(form=FORM, start=4, count=5):
+    return KvFrame(start, count, pack(values(form, count), form.encoding))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_raw_keys_and_values_arrive_bit_for_bit_and_nowhere_else(dtype):
+    form = replace(FORM, dtype=dtype)
+    into, untouched = buffers(form), buffers(form)
+    unpack(frame(form), form, into)
+    for layer, sent, before in zip(into, values(form), untouched, strict=True):
+        assert torch.equal(layer[:, 4:9], sent)
+        assert torch.equal(layer[:, :4], before[:, :4])
+        assert torch.equal(layer[:, 9:], before[:, 9:])
+
+
+def test_raw_bits_survive_that_are_no_numbers():
+    sent = values().view(torch.int16)
+    sent[0, 0, 0, :3] = torch.tensor([0x7FC1, -128, 1], dtype=torch.int16)  # NaN, -inf, tiny
+    into = buffers()
+    unpack(KvFrame(0, 5, pack(sent.view(torch.bfloat16), KvEncoding.RAW)), FORM, into)
+    assert torch.equal(into[0][:, :5].view(torch.int16), sent[0])
+
+
+def test_the_raw_payload_is_little_endian_and_in_the_order_of_the_axes():
+    form = KvFormat((0,), num_kv_heads=1, head_dim=2, dtype=KvDtype.FLOAT32)
+    sent = torch.tensor([[[[1.0, 2.0]], [[3.0, -0.5]]]])
+    assert pack(sent, form.encoding).hex() == "0000803f00000040" + "00004040000000bf"
+
+
+def test_a_part_of_a_slice_is_packed_as_if_it_were_alone():
+    whole = values(count=9)
+    part = whole[:, :, 3:6]
+    for encoding in KvEncoding:
+        assert pack(part, encoding) == pack(part.clone(), encoding)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_8_bit_values_are_within_half_a_step_of_what_was_sent(dtype):
+    form = replace(FORM, dtype=dtype, encoding=KvEncoding.INT8)
+    sent, into = values(form), buffers(form)
+    unpack(frame(form), form, into)
+    got = torch.stack([layer[:, 4:9] for layer in into]).float()
+    step = sent.float().abs().amax(-1, keepdim=True) / 127
+    rounding = torch.finfo(sent.dtype).eps * sent.float().abs()  # of the cache's own type
+    assert ((got - sent.float()).abs() <= step * 0.501 + rounding).all()
+
+
+def test_8_bit_zeros_stay_zeros():
+    form = replace(FORM, encoding=KvEncoding.INT8)
+    sent, into = values(form), buffers(form)
+    sent[1, 2] = 0
+    unpack(KvFrame(0, 5, pack(sent, form.encoding)), form, into)
+    assert (into[1][2, :5] == 0).all()
+
+
+@pytest.mark.parametrize("encoding", list(KvEncoding))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_payload_has_the_size_that_its_format_says(encoding, dtype):
+    form = replace(FORM, dtype=dtype, encoding=encoding)
+    assert len(frame(form).payload) == 5 * form.bytes_per_position
+
+
+@pytest.mark.parametrize("encoding", list(KvEncoding))
+def test_the_largest_payload_is_as_large_as_the_bound_allows(encoding):
+    form = KvFormat((0, 1), num_kv_heads=8, head_dim=128, dtype=KvDtype.BFLOAT16, encoding=encoding)
+    size = form.max_positions * form.bytes_per_position
+    assert size <= MAX_PAYLOAD_BYTES < size + form.bytes_per_position
+
+
+def test_a_position_that_is_larger_than_the_bound_travels_alone():
+    form = KvFormat(tuple(range(80)), num_kv_heads=8, head_dim=128, dtype=KvDtype.FLOAT32)
+    assert form.bytes_per_position > MAX_PAYLOAD_BYTES
+    assert form.max_positions == 1
+
+
+def test_a_message_carries_a_frame_there_and_back():
+    for encoding in KvEncoding:
+        form = replace(FORM, encoding=encoding)
+        wire = frame_to_pb(SOURCE, form, frame(form)).SerializeToString()
+        message = type(frame_to_pb(SOURCE, form, frame(form))).FromString(wire)
+        assert frame_from_pb(message, SOURCE, form) == frame(form)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("session_id", "x", "session x, but a session was expected"),
+        ("incarnation", "x", "incarnation x, but a process was expected"),
+        ("num_kv_heads", 4, "num_kv_heads 4, but 3 was expected"),
+        ("head_dim", 8, "head_dim 8, but 16 was expected"),
+        ("dtype", 2, "dtype float16, but bfloat16 was expected"),
+        ("dtype", 0, "dtype None, but bfloat16 was expected"),
+        ("dtype", 77, "is 77, but must be one of"),
+        ("encoding", 2, "encoding int8, but raw was expected"),
+        ("encoding", 77, "is 77, but must be one of"),
+        ("count", 0, "0 positions"),
+        ("count", 6, "payload bytes 1920, but 2304 was expected"),
+        ("count", 2**32 - 1, "payload bytes 1920, but"),
+        ("payload", b"", "payload bytes 0, but 1920 was expected"),
+        ("payload", bytes(1920), "CRC-32C"),
+        ("crc32c", 1, "CRC-32C 1, but"),
+    ],
+)
+def test_a_message_that_is_not_as_agreed_is_refused_naming_both_values(field, value, sentence):
+    message = frame_to_pb(SOURCE, FORM, frame())
+    setattr(message, field, value)
+    with pytest.raises(InvalidRequest, match=sentence):
+        frame_from_pb(message, SOURCE, FORM)
+
+
+def test_layers_in_another_order_are_refused():
+    message = frame_to_pb(SOURCE, replace(FORM, layers=(2, 7)), frame())
+    with pytest.raises(InvalidRequest, match=r"layers \(2, 7\), but \(7, 2\) was expected"):
+        frame_from_pb(message, SOURCE, FORM)
+
+
+def test_positions_past_the_buffers_are_refused_and_nothing_is_written():
+    into = buffers(slots=8)
+    with pytest.raises(InvalidRequest, match="up to 9 were sent, but there is room for 8"):
+        unpack(frame(), FORM, into)
+    assert all(torch.equal(a, b) for a, b in zip(into, buffers(slots=8), strict=True))
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 3e38])
+def test_a_scale_that_is_none_is_refused_and_nothing_is_written(scale):
+    form = replace(FORM, encoding=KvEncoding.INT8)
+    good = frame(form)
+    bad = torch.tensor([scale]).numpy().tobytes() + good.payload[4:]
+    into = buffers()
+    with pytest.raises(InvalidRequest, match="scale"):
+        unpack(replace(good, payload=bad), form, into)
+    assert all(torch.equal(a, b) for a, b in zip(into, buffers(), strict=True))
+
+
+def test_element_types_are_named_both_ways_and_others_are_refused():
+    assert [dtype_of(torch_dtype(dtype)) for dtype in KvDtype] == list(KvDtype)
+    with pytest.raises(InvalidRequest, match="float64"):
+        dtype_of(torch.float64)

@@ -1,0 +1,263 @@
+"""Prompt lookup beside a draft: copies are added, sure ones spare the draft, nothing is lost."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
+from slipstream.core.draft.ngram_sources import Copying, NgramSources
+from slipstream.core.errors import SessionOutOfSync
+from slipstream.core.round import Round
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import (
+    NodeStats,
+    Plan,
+    Proposal,
+    Session,
+    Verdict,
+)
+from slipstream.rpc.delta import Delta
+from support.models.deltas import ByDeltas
+
+BESIDE = Plan(8, 15, lookup=Copying(1, 4))
+ALONE = Plan(8, 15, lookup=Copying(1, 4, alone=0.5))
+NEVER = Plan(8, 15, lookup=Copying(1, 4, alone=0.0))
+GUESS = Proposal(TokenTree.chain([70, 71]), stats=(NodeStats(1, 1, 0),) * 2, stopped_by="policy")
+
+
+class Guesser:
+    """A draft that makes one guess always, and remembers what it was told and asked."""
+
+    def __init__(self, proposal=GUESS):
+        self.proposal = proposal
+        self.texts = []
+        self.plans = []
+        self.released = []
+
+    async def propose(self, sequence, plan):
+        self.texts.append([*sequence.tokens])
+        self.plans.append(plan)
+        if isinstance(self.proposal, Exception):
+            raise self.proposal
+        return self.proposal
+
+    async def release(self, session_id):
+        self.released.append(session_id)
+
+
+def session_of(*stop_ids, name="s"):
+    return Session(name, 1, 1000, stop_token_ids=frozenset(stop_ids))
+
+
+async def test_a_copy_stands_beside_what_the_draft_proposes():
+    draft = ByDeltas(LookupDraft(Guesser()))
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 3, 1, 2)), BESIDE)
+    assert proposal.tree == TokenTree((70, 71, 3, 1, 2, 3), (-1, 0, -1, 2, 3, 4))
+    assert (proposal.num_copied, proposal.stopped_by) == (4, "policy")
+    assert proposal.drafted == GUESS.tree
+
+
+async def test_a_copy_that_makes_a_second_path_has_to_be_worth_that_as_well():
+    told = Delta(0, (1, 2, 3, 1, 2))
+    prices = (0.01,) * 15
+    free = await ByDeltas(LookupDraft(Guesser())).propose(
+        session_of(), told, replace(BESIDE, row_prices=prices)
+    )
+    dear = replace(BESIDE, lookup=Copying(1, 4, branch_price=9.0), row_prices=prices)
+    beside = await ByDeltas(LookupDraft(Guesser())).propose(session_of(), told, dear)
+    assert (free.num_copied, beside.num_copied) == (4, 1)
+    assert beside.tree.tokens == (70, 71, 3)
+    agreeing = Guesser(Proposal(TokenTree.chain([3]), stopped_by="policy"))
+    behind = await ByDeltas(LookupDraft(agreeing)).propose(session_of(), told, dear)
+    assert behind.tree == TokenTree.chain([3, 1, 2, 3])
+
+
+async def test_a_sure_copy_spares_the_draft():
+    guesser = Guesser()
+    proposal = await ByDeltas(LookupDraft(guesser)).propose(
+        session_of(), Delta(0, (1, 2, 3, 1, 2)), ALONE
+    )
+    assert proposal.tree == TokenTree.chain([3, 1, 2, 3])
+    assert (proposal.num_copied, proposal.stopped_by) == (4, LOOKUP)
+    assert guesser.texts == []
+
+
+async def test_a_draft_that_was_spared_is_told_what_it_missed():
+    guesser = Guesser()
+    draft = ByDeltas(LookupDraft(guesser))
+    await draft.propose(session_of(), Delta(0, (1, 2, 3)), ALONE)
+    for start in range(3, 30):
+        await draft.propose(session_of(), Delta(start, (1 + start % 3,)), ALONE)
+    assert len(guesser.texts) == 1
+    await draft.propose(session_of(), Delta(30, (99,)), ALONE)
+    assert guesser.texts[-1] == [1 + at % 3 for at in range(30)] + [99]
+
+
+async def test_history_that_is_replaced_while_the_draft_is_spared_is_replaced_there_too():
+    guesser = Guesser()
+    draft = ByDeltas(LookupDraft(guesser))
+    await draft.propose(session_of(), Delta(0, (1, 2, 3, 4)), ALONE)
+    await draft.propose(session_of(), Delta(2, (1, 2)), ALONE)
+    await draft.propose(session_of(), Delta(4, (50,)), ALONE)
+    assert len(guesser.texts) == 2
+    assert guesser.texts[-1] == [1, 2, 1, 2, 50]
+
+
+async def test_a_draft_that_failed_is_told_everything_once_more():
+    guesser = Guesser(RuntimeError("lost"))
+    draft = ByDeltas(LookupDraft(guesser))
+    with pytest.raises(RuntimeError):
+        await draft.propose(session_of(), Delta(0, (1, 2)), BESIDE)
+    guesser.proposal = GUESS
+    await draft.propose(session_of(), Delta(2, (3,)), BESIDE)
+    assert guesser.texts == [[1, 2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("plan", [BESIDE, Plan(8, 15)])
+async def test_no_draft_sees_what_a_plan_says_of_lookup(plan):
+    guesser = Guesser()
+    await ByDeltas(LookupDraft(guesser)).propose(session_of(), Delta(0, (1, 2, 1)), plan)
+    assert guesser.plans == [Plan(8, 15)]
+
+
+async def test_without_lookup_in_the_plan_the_draft_has_its_way():
+    draft = ByDeltas(LookupDraft(Guesser()))
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 1, 2)), Plan(8, 15))
+    assert proposal is GUESS
+
+
+async def test_matches_shorter_than_the_shortest_are_not_copied():
+    plan = Plan(8, 15, lookup=Copying(3, 4, alone=0.1))
+    draft = ByDeltas(LookupDraft(Guesser()))
+    assert await draft.propose(session_of(), Delta(0, (1, 2, 3, 4, 2, 3)), plan) == GUESS
+    longer = await draft.propose(session_of(), Delta(6, (4,)), plan)
+    assert longer.tree.tokens == (2, 3, 4, 2)
+
+
+async def test_a_draft_that_is_not_to_be_asked_is_not_even_where_nothing_repeats():
+    guesser = Guesser()
+    proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), Delta(0, (1, 2)), NEVER)
+    assert proposal == Proposal()
+    assert guesser.texts == []
+
+
+async def test_copies_that_keep_failing_give_the_draft_its_turn_back():
+    guesser = Guesser()
+    draft = ByDeltas(LookupDraft(guesser))
+    tokens = [7, 7, 7]
+    await draft.propose(session_of(), Delta(0, tuple(tokens)), ALONE)
+    assert guesser.texts == []
+    for fresh in range(100, 140):  # 7 7 never goes on as it did before
+        news = (fresh, 7, 7)
+        await draft.propose(session_of(), Delta(len(tokens), news), ALONE)
+        tokens += news
+    assert len(guesser.texts) > 20
+    assert guesser.texts[-1] == tokens
+
+
+async def test_a_copy_ends_with_a_stop_token():
+    proposal = await ByDeltas(LookupDraft(Guesser())).propose(
+        session_of(3), Delta(0, (1, 2, 3, 1, 2)), ALONE
+    )
+    assert proposal.tree == TokenTree.chain([3])
+
+
+async def test_a_fallback_is_told_though_something_was_copied():
+    lost = Proposal(fallback="timeout")
+    proposal = await ByDeltas(LookupDraft(Guesser(lost))).propose(
+        session_of(), Delta(0, (1, 2, 1)), BESIDE
+    )
+    assert proposal.fallback == "timeout"
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((2, 1, 2, 1), LOOKUP)
+
+
+@pytest.mark.parametrize("plan", [BESIDE, ALONE])
+async def test_repeating_a_call_changes_nothing(plan):
+    guesser = Guesser()
+    draft = ByDeltas(LookupDraft(guesser))
+    await draft.propose(session_of(), Delta(0, (1, 2, 3)), plan)
+    first = await draft.propose(session_of(), Delta(3, (1, 9)), plan)
+    for _ in range(20):
+        assert await draft.propose(session_of(), Delta(3, (1, 9)), plan) == first
+    assert guesser.texts[-1] == [1, 2, 3, 1, 9]
+    after = await draft.propose(session_of(), Delta(5, (1,)), plan)
+    fresh = ByDeltas(LookupDraft(Guesser()))
+    for delta in (Delta(0, (1, 2, 3)), Delta(3, (1, 9))):
+        await fresh.propose(session_of(), delta, plan)
+    assert await fresh.propose(session_of(), Delta(5, (1,)), plan) == after
+
+
+async def test_a_gap_in_the_final_tokens_is_refused_and_leaves_nothing_behind():
+    draft = ByDeltas(LookupDraft(Guesser()))
+    with pytest.raises(SessionOutOfSync, match="position 3, but 0 tokens"):
+        await draft.propose(session_of(), Delta(3, (1,)), BESIDE)
+    await draft.propose(session_of(), Delta(0, (1,)), BESIDE)
+
+
+async def test_a_released_session_is_forgotten_on_both_sides():
+    guesser = Guesser()
+    draft = ByDeltas(LookupDraft(guesser))
+    await draft.propose(session_of(), Delta(0, (1, 2, 1)), ALONE)
+    await draft.release("s")
+    await draft.release("never opened")
+    assert guesser.released == ["s", "never opened"]
+    with pytest.raises(SessionOutOfSync):
+        await draft.propose(session_of(), Delta(3, (2,)), ALONE)
+
+
+@st.composite
+def trees(draw):
+    tokens, parents, seen = [], [], set()
+    for _ in range(draw(st.integers(0, 8))):
+        parent = draw(st.integers(-1, len(tokens) - 1))
+        token = draw(st.integers(0, 3))
+        if (parent, token) not in seen:
+            seen.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+@settings(deadline=None)
+@given(trees(), st.lists(st.integers(0, 3), max_size=8).map(tuple))
+def test_a_forced_path_shares_what_the_draft_has_and_comes_last(tree, forced):
+    whole = with_forced(Proposal(tree), forced)
+    assert whole.drafted == tree
+    assert len(set(zip(whole.tree.tokens, whole.tree.parents, strict=True))) == len(whole.tree)
+    assert len(whole.tree.matching(forced)) == len(forced)
+    assert whole.stopped_by == (GRAMMAR if forced and not len(tree) else "none")
+    kept = Round(
+        1, 0.0, proposal=whole, verdict=Verdict((*forced, 9), len(forced))
+    ).accepted_sources
+    assert len(kept) == len(forced) - len(tree.matching(forced))
+
+
+class Store:
+    """An n-gram store that knows what follows 70 and 71, the guess of the draft."""
+
+    def after(self, latest):
+        return {70: [(71, 0.5), (72, 0.4)], 71: [(73, 0.9)]}.get(latest[0], [])
+
+
+async def test_the_store_goes_on_where_the_draft_ends_and_beside_it_where_it_is_unsure():
+    sources, plan = NgramSources(Store()), replace(BESIDE, row_prices=(0.1,) * 15)
+    unsure = (NodeStats(0.9, 0.9, 0.1), NodeStats(0.4, 0.4, 2.0))
+    draft = ByDeltas(LookupDraft(Guesser(replace(GUESS, stats=unsure)), sources))
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2)), plan)
+    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
+    assert paths >= {(70,), (70, 71), (70, 72), (70, 71, 73)}
+    sure = (NodeStats(0.9, 0.9, 0.1), NodeStats(1.0, 1.0, 0.0))
+    draft = ByDeltas(LookupDraft(Guesser(replace(GUESS, stats=sure)), sources))
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2)), plan)
+    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
+    assert (70, 71, 73) in paths
+    assert (70, 72) not in paths
+
+
+async def test_a_proposal_says_what_it_would_have_been_without_the_draft():
+    draft = ByDeltas(LookupDraft(Guesser()))
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 3, 1, 2)), BESIDE)
+    assert proposal.instead == TokenTree.chain([3, 1, 2, 3])
+    assert len(proposal.tree) == 6

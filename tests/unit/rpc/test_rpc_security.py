@@ -1,0 +1,255 @@
+"""Laws of certificates: replaced while a server runs, half written, taken away, and by name."""
+
+import shutil
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from slipstream.core.errors import InvalidRequest, PermissionDenied, Unavailable
+from slipstream.draft.channels import Channels
+from slipstream.draft.config import DraftConfig
+from slipstream.options import build
+from slipstream.router.config import RouterConfig
+from slipstream.rpc.channel import ChannelOptions, Dialer, connect
+from slipstream.rpc.security import ClientTls, ServerTls, named_callers
+from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.status import error_from
+from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
+from support.network.certificates import certificates
+
+NAME = "slipstream.rpc.v1.TargetService"
+
+
+class Answering(target_pb2_grpc.TargetServiceServicer):
+    """Says something, so that one knows who came through."""
+
+    async def GetTargetLoad(self, request, context):
+        return target_pb2.GetTargetLoadResponse()
+
+    async def StreamKv(self, request, context):
+        yield target_pb2.StreamKvResponse()
+
+    async def Verify(self, requests, context):
+        async for _ in requests:
+            yield target_pb2.VerifyResponse()
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    return certificates(tmp_path_factory.mktemp("origin"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Of another authority."""
+    return certificates(tmp_path_factory.mktemp("other"))
+
+
+@pytest.fixture
+def mine(tmp_path, origin):
+    """Files that a test may replace."""
+    folder = tmp_path / "mine"
+    shutil.copytree(origin.folder, folder)
+    return type(origin)(folder)
+
+
+async def serving(tls, **options):
+    server = Server(
+        ServerOptions(tls=tls, **options),
+        {NAME: lambda at: target_pb2_grpc.add_TargetServiceServicer_to_server(Answering(), at)},
+    )
+    return server, f"localhost:{await server.start()}"
+
+
+async def ask(address, tls):
+    """A call over a connection of its own; the error that stands for its status."""
+    async with connect(address, ChannelOptions(tls=tls)) as channel:
+        try:
+            stub = target_pb2_grpc.TargetServiceStub(channel)
+            await stub.GetTargetLoad(target_pb2.GetTargetLoadRequest())
+        except grpc.aio.AioRpcError as error:
+            return error_from(error)
+
+
+async def test_the_next_handshake_shows_the_new_certificate_and_open_streams_go_on(mine, other):
+    server, address = await serving(mine.server("target", is_mutual=False))
+    trusting_old = ClientTls(mine.folder / "old.pem")
+    shutil.copy(mine.ca, trusting_old.ca)
+    async with connect(address, ChannelOptions(tls=trusting_old)) as channel:
+        stream = target_pb2_grpc.TargetServiceStub(channel).Verify()
+        await stream.write(target_pb2.VerifyRequest())
+        assert await stream.read()
+        mine.replace(other, "target.key", "target.pem")
+        assert await ask(address, other.stranger()) is None
+        assert type(await ask(address, trusting_old)) is Unavailable
+        await stream.write(target_pb2.VerifyRequest())
+        assert await stream.read()
+        await stream.done_writing()
+    await server.stop(0)
+
+
+async def test_an_authority_taken_away_lets_its_callers_in_no_more(mine, origin, other):
+    server, address = await serving(mine.server("target"))
+    assert await ask(address, origin.client("router")) is None
+    mine.replace(other, "ca.pem")
+    refused = await ask(address, origin.client("router"))
+    let_in = await ask(address, ClientTls(origin.ca, other.cert("router"), other.key("router")))
+    await server.stop(0)
+    assert type(refused) is Unavailable
+    assert let_in is None
+
+
+@pytest.mark.parametrize("broken", ["target.pem", "target.key", "ca.pem"])
+async def test_half_written_files_change_nothing_and_are_logged_once(mine, origin, broken, caplog):
+    server, address = await serving(mine.server("target"))
+    path = mine.folder / broken
+    path.write_bytes(path.read_bytes()[:-40])
+    answers = [await ask(address, origin.client("router")) for _ in range(3)]
+    await server.stop(0)
+    assert answers == [None] * 3
+    (record,) = [at for at in caplog.records if at.levelname == "WARNING"]
+    assert "certificates stay as they were" in record.getMessage()
+    assert broken in record.getMessage()
+
+
+async def test_a_pair_is_taken_once_its_second_half_is_there(mine, other):
+    server, address = await serving(mine.server("target", is_mutual=False))
+    mine.replace(other, "target.pem")
+    first = await ask(address, mine.stranger())
+    mine.replace(other, "target.key")
+    second = await ask(address, other.stranger())
+    await server.stop(0)
+    assert (first, second) == (None, None)
+
+
+async def test_a_caller_without_a_certificate_or_with_a_strange_one_is_refused(origin, other):
+    server, address = await serving(origin.server("target"))
+    strange = ClientTls(origin.ca, other.cert("router"), other.key("router"))
+    for tls in (origin.stranger(), strange, other.client("router"), None):
+        refused = await ask(address, tls)
+        assert type(refused) is Unavailable
+        assert len(str(refused)) > 20
+    await server.stop(0)
+
+
+@pytest.mark.parametrize("config", [RouterConfig, DraftConfig])
+async def test_whoever_asks_for_a_name_takes_no_other_certificate(origin, config):
+    """Though all of them are good for the address: one role can't stand in for another."""
+    files = {
+        "peer_ca": origin.ca,
+        "peer_cert": origin.cert("draft"),
+        "peer_key": origin.key("draft"),
+    }
+    needed = {"targets": ("a:1",)} if config is RouterConfig else {}
+    dials = build(config, **files, **needed, peer_target_name="target").to_targets().tls
+    answers = {}
+    for role in ("target", "draft"):
+        server, address = await serving(origin.server(role))
+        answers[role] = type(await ask(address, dials))
+        await server.stop(0)
+    assert answers == {"target": type(None), "draft": Unavailable}
+
+
+def test_a_router_asks_targets_and_drafts_for_names_of_their_own(origin):
+    names = {"peer_target_name": "target", "peer_draft_name": "draft"}
+    config = build(RouterConfig, targets=("a:1",), peer_ca=origin.ca, **names)
+    assert (config.to_targets().tls.name, config.to_drafts().tls.name) == ("target", "draft")
+    for name in names:
+        with pytest.raises(InvalidRequest, match="needs peer_ca"):
+            build(RouterConfig, targets=("a:1",), **{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "ca", "sentence"),
+    [
+        ("target.pem", "router.key", "ca.pem", "not a certificate and its private key"),
+        ("target.key", "target.key", "ca.pem", "not a certificate and its private key"),
+        ("target.pem", "target.key", "ca.key", "holds no certificates to trust"),
+        ("target.pem", "target.key", "none.pem", "none.pem can't be read"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused_at_the_start(
+    origin, cert, key, ca, sentence
+):
+    at = origin.folder
+    with pytest.raises(InvalidRequest, match=sentence):
+        ServerTls(at / cert, at / key, at / ca).credentials()
+    with pytest.raises(InvalidRequest, match=sentence):
+        ClientTls(at / ca, at / cert, at / key).credentials()
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "router.pem", "router.key"])
+def test_a_caller_s_stamp_tells_that_any_of_its_files_has_changed(mine, other, name):
+    tls = mine.client("router")
+    before = tls.stamp()
+    assert tls.stamp() == before
+    mine.replace(other, name)
+    assert hash(tls.stamp()) != hash(before)
+    mine.replace(other, "ca.pem", "router.pem", "router.key")
+    assert len({before, tls.stamp(), other.client("router").stamp()}) == 3
+
+
+def test_a_dialer_waits_for_files_that_are_whole(mine, other, caplog):
+    dial = Dialer(ChannelOptions(tls=mine.client("draft")))
+    before = dial.stamp()
+    mine.replace(other, "draft.pem")
+    assert dial.stamp() == before
+    mine.replace(other, "draft.key")
+    assert dial.stamp() != before
+    assert caplog.text.count("stay as they were") == 1
+
+
+async def test_who_comes_after_a_change_has_a_channel_with_the_new_certificates(mine, other):
+    server, address = await serving(other.server("target"))
+    channels = Channels(ChannelOptions(tls=mine.client("draft")))
+    async with channels.to(address) as old:
+        mine.replace(other, "ca.pem", "draft.key", "draft.pem")
+        async with channels.to(address) as new:
+            assert new is not old
+            stub = target_pb2_grpc.TargetServiceStub(new)
+            assert [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
+    assert channels.num_open == 1
+    async with channels.to(address) as again:
+        assert again is new
+    await channels.close()
+    await server.stop(0)
+
+
+async def test_a_draft_s_certificate_reads_keys_and_does_nothing_that_routers_do(origin):
+    callers = named_callers(origin.ca, ("router",), StreamKv=("draft",))
+    server, address = await serving(origin.server("target"), callers=callers)
+    draft, router = origin.client("draft"), origin.client("router")
+    assert await ask(address, router) is None
+    refused = await ask(address, draft)
+    async with connect(address, ChannelOptions(tls=draft)) as channel:
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        read = [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
+        with pytest.raises(grpc.aio.AioRpcError) as verify:
+            await stub.Verify().read()  # a write would fail by itself where the stream has ended
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    await server.stop(0)
+    assert type(refused) is PermissionDenied
+    assert "is for certificates of router, but the caller's is of draft" in str(refused)
+    assert verify.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert len(read) == 1
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_certificate_of_neither_name_reads_no_keys(origin):
+    callers = named_callers(origin.ca, ("router",), StreamKv=("draft",))
+    server, address = await serving(origin.server("target"), callers=callers)
+    async with connect(address, ChannelOptions(tls=origin.client("client"))) as channel:
+        stub = target_pb2_grpc.TargetServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in stub.StreamKv(target_pb2.StreamKvRequest()):
+                pass
+    await server.stop(0)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_names_that_nobody_could_check_are_refused(origin):
+    with pytest.raises(InvalidRequest, match="tls_client_names needs tls_client_ca"):
+        named_callers(None, ("router",))
+    with pytest.raises(InvalidRequest, match="tls_client_names"):
+        named_callers(origin.ca, (), StreamKv=("draft",))

@@ -1,0 +1,231 @@
+"""Laws of a request's journal: kept before it is told, and kept later when the store was silent."""
+
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core.errors import SessionTaken, Unavailable
+from slipstream.core.journal import Ending
+from slipstream.core.request.stats import Outcomes
+from slipstream.core.types import FinishReason
+from slipstream.state.journal import StoreJournal
+from support.models.rounds import outcome
+from support.state.store_line import CLAIM, ENDING, OPENING, PROMPT, STATS, Line, kept, opened
+
+
+@pytest.fixture
+def line():
+    return Line(lambda: 1000.0)
+
+
+async def test_what_was_told_is_kept_with_the_prompt_before_it(line):
+    journal = await opened(line)
+    await journal.keep([4, 5], None)
+    record = await kept(line)
+    assert (record.tokens, record.output) == ((1, 2, 3, 4, 5), (4, 5))
+    assert journal.continuity().is_kept
+
+
+async def test_the_ending_is_kept_with_the_last_tokens(line):
+    journal = await opened(line)
+    await journal.keep([4], ENDING)
+    record = await kept(line)
+    found = Ending.from_json(record.turn.ending)
+    assert found.reason is FinishReason.STOP
+    assert found.stats.continuity.is_kept
+
+
+async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_statistics(line):
+    outcomes = Outcomes()
+    for accepted in range(200_000):
+        outcomes.record(outcome(1000, 1000, accepted % 1000))
+    speculation = outcomes.summary(num_spec_tokens=1000, lossless=True)
+    journal = await opened(line)
+    await journal.keep([4], replace(ENDING, stats=replace(STATS, speculation=speculation)))
+    found = Ending.from_json((await kept(line)).turn.ending)
+    assert found.stats.speculation == speculation
+
+
+async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line):
+    journal = await opened(line)
+    await journal.keep([4], None)
+    line.is_up = False
+    await journal.keep([5, 6], None)
+    continuity = journal.continuity()
+    assert (continuity.is_kept, continuity.num_unkept_tokens) == (False, 2)
+    with pytest.raises(Unavailable):
+        await journal.tend()
+
+
+async def test_what_could_not_be_kept_is_kept_when_the_store_is_back(line):
+    journal = await opened(line)
+    line.is_up = False
+    await journal.keep([4, 5], None)
+    line.is_up = True
+    await journal.tend()
+    assert journal.continuity().is_kept
+    await journal.keep([6], None)
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_a_write_whose_answer_was_lost_is_not_doubled(line):
+    journal = await opened(line)
+    line.loses_answers = True
+    await journal.keep([4, 5], None)
+    line.loses_answers = False
+    await journal.tend()
+    await journal.keep([6], ENDING)
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_a_store_that_lost_everything_is_told_everything_again(line):
+    journal = await opened(line)
+    await journal.keep([4, 5], None)
+    line.lose_everything()
+    await journal.keep([6], None)
+    assert (await kept(line)).tokens == (1, 2, 3, 4, 5, 6)
+
+
+async def test_a_later_turn_that_names_no_model_is_kept_in_a_store_that_lost_everything(line):
+    first = await opened(line)
+    await first.keep([4], ENDING)
+    await first.close(target=None, draft=None)
+    turn = replace(CLAIM, request_id="r2", digest="2", model="", create=False)
+    grant = await line.acquire(turn)
+    journal = StoreJournal(line, turn, grant)
+    line.lose_everything()
+    journal.open((*grant.record.tokens, 5), replace(OPENING, num_prompt_tokens=5))
+    await journal.keep([6], None)
+    line.lose_everything()
+    await journal.keep([7], ENDING)
+    assert await journal.close(target=None, draft=None)
+    record = (await line.store.acquire(turn)).record
+    assert (record.tokens, record.output, record.model) == ((1, 2, 3, 4, 5, 6, 7), (6, 7), "model")
+
+
+async def test_a_request_that_began_without_the_store_is_kept_later(line):
+    journal = StoreJournal(line, CLAIM, None)
+    journal.open(PROMPT, OPENING)
+    line.is_up = False
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    assert (await kept(line)).output == (4,)
+
+
+async def test_whoever_lost_the_session_says_nothing_more(line):
+    journal = await opened(line)
+    await journal.keep([4], None)
+    await line.acquire(CLAIM)
+    with pytest.raises(SessionTaken):
+        await journal.keep([5], None)
+    assert (await kept(line)).output == (4,)
+
+
+async def test_whoever_lost_the_session_in_the_dark_learns_of_it_and_writes_nothing(line):
+    journal = await opened(line)
+    await journal.keep([4], None)
+    line.is_up = False
+    await journal.keep([5], None)
+    await line.store.acquire(CLAIM)
+    line.is_up = True
+    await journal.tend()
+    with pytest.raises(SessionTaken):
+        await journal.keep([6], None)
+    assert await journal.close(target=None, draft=None)
+    assert (await kept(line)).output == (4,)
+
+
+async def test_a_session_is_given_back_once_its_last_words_are_kept(line):
+    journal = await opened(line)
+    line.is_up = False
+    await journal.keep([4], ENDING)
+    assert not await journal.close(target="t", draft=None)
+    line.is_up = True
+    assert await journal.close(target="t", draft=None)
+    record = await kept(line)
+    assert (record.output, record.target) == ((4,), "t")
+    assert record.turn.ending is not None
+
+
+async def test_a_request_that_said_nothing_leaves_nothing(line):
+    journal = await opened(line)
+    assert await journal.close(target=None, draft=None)
+    assert await line.count() == 0
+
+
+async def begun_again_without_the_store(line, *output, ending=None):
+    """A journal of a request that another router kept so much of, and that begins anew."""
+    before = await opened(line)
+    await before.keep(output, ending)
+    line.is_up = False
+    journal = StoreJournal(line, CLAIM, None)
+    journal.open(PROMPT, OPENING)
+    return journal
+
+
+async def test_a_request_that_begins_anew_writes_only_what_was_not_kept_before(line):
+    journal = await begun_again_without_the_store(line, 4, 5, 6)
+    await journal.keep([4, 5], None)
+    line.is_up = True
+    await journal.tend()
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_a_request_that_begins_anew_passes_what_was_kept_before(line):
+    journal = await begun_again_without_the_store(line, 4, 5, 6)
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    await journal.keep([5, 6, 7], None)
+    await journal.keep([8], ENDING)
+    assert (await kept(line)).output == (4, 5, 6, 7, 8)
+
+
+async def test_an_answer_that_was_kept_whole_is_not_written_again(line):
+    journal = await begun_again_without_the_store(line, 4, 5, ending=ENDING)
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    await journal.keep([5], ENDING)
+    assert await journal.close(target=None, draft=None)
+    assert (await line.store.acquire(CLAIM)).lease is None
+
+
+async def test_a_request_that_comes_out_otherwise_than_before_says_no_more(line):
+    journal = await begun_again_without_the_store(line, 4, 5, 6)
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    with pytest.raises(SessionTaken):
+        await journal.keep([9], None)
+
+
+async def test_a_session_stays_to_be_given_back_until_the_store_answers(line):
+    journal = await opened(line)
+    await journal.keep([4], ENDING)
+    line.is_up = False
+    assert not await journal.close(target=None, draft=None)
+    line.is_up = True
+    assert await journal.close(target=None, draft=None)
+    grant = await line.acquire(replace(CLAIM, request_id="next", digest="next", create=False))
+    assert grant.lease is not None
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whatever_the_line_does_all_that_was_told_is_kept_once_and_in_order(line, seed):
+    rng = random.Random(seed)
+    journal = await opened(line)
+    told = []
+    for token in range(10, 40):
+        line.is_up, line.loses_answers = rng.random() < 0.6, rng.random() < 0.2
+        told.append(token)
+        await journal.keep([token], None)
+        if rng.random() < 0.3:
+            with suppress(Unavailable):
+                await journal.tend()
+    line.is_up, line.loses_answers = True, False
+    assert await journal.close(target=None, draft=None)
+    assert (await kept(line)).output == tuple(told)

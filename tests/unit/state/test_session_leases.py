@@ -1,0 +1,170 @@
+"""Laws of claims: whose records requests get to, and when they may run without a store."""
+
+import asyncio
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from slipstream.core.errors import (
+    InvalidRequest,
+    RequestExists,
+    SessionNotFound,
+    SessionOutOfSync,
+    Unavailable,
+)
+from slipstream.core.request.fingerprint import fingerprint
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.request.request import Ask, Generation, SessionRef
+from slipstream.core.types import SamplingParams, Verification
+from slipstream.router.lease_keeper import LeaseKeeper
+from slipstream.state.memory import MemoryStore
+from slipstream.state.record import Bounds, Opening
+from slipstream.state.session_leases import KeepRules, SessionLeases, check_received, session_of
+
+ASKED = Generation("hello", Ask(request_id="r1"))
+IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
+
+
+class Silent:
+    """A store that does not answer."""
+
+    async def acquire(self, claim):
+        raise Unavailable("the store does not answer")
+
+
+def claims(store=None, **rules):
+    store = store or MemoryStore(Bounds(), lambda: 1000.0, next_fence=count(1).__next__)
+    return SessionLeases(store, KeepRules(**rules), next_fence=lambda: 7)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(ASKED, prompt="other"),
+        replace(ASKED, prompt=(104, 101)),
+        replace(ASKED, prompt=({"role": "user", "content": "hello"},)),
+        replace(ASKED, model="other"),
+        replace(ASKED, session=SessionRef("chat")),
+        replace(ASKED, ask=replace(ASKED.ask, max_tokens=5)),
+        replace(ASKED, ask=replace(ASKED.ask, stop=("x",))),
+        replace(ASKED, ask=replace(ASKED.ask, raw=True)),
+        replace(ASKED, ask=replace(ASKED.ask, sampling=SamplingParams(seed=1))),
+        replace(ASKED, ask=replace(ASKED.ask, speculation=SpeculationOptions(lookup=True))),
+    ],
+)
+def test_whatever_a_request_asks_for_makes_it_another_request(changed):
+    assert fingerprint(changed) != fingerprint(ASKED)
+
+
+def test_messages_are_others_where_only_their_borders_are():
+    def chat(*contents):
+        messages = tuple({"role": "user", "content": content} for content in contents)
+        return fingerprint(replace(ASKED, prompt=messages))
+
+    assert len({chat("ab", "c"), chat("a", "bc"), chat("abc"), chat("abuserc")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (ASKED, replace(ASKED, ask=replace(ASKED.ask, request_id="r2"))),
+        (ASKED, replace(ASKED, num_received=3)),
+        (ASKED, replace(ASKED, ask=replace(ASKED.ask, with_origins=True))),
+        (IN_SESSION, replace(IN_SESSION, session=SessionRef("chat"))),
+    ],
+)
+def test_its_id_and_what_its_caller_holds_or_is_told_beside_make_it_no_other(one, same):
+    assert fingerprint(one) == fingerprint(same)
+
+
+def test_requests_on_their_own_are_kept_by_owner_and_id():
+    places = {session_of(ASKED, owner) for owner in ("", "alice", "bob")}
+    other = replace(ASKED, ask=replace(ASKED.ask, request_id="r2"))
+    assert len(places | {session_of(other, "alice")}) == 4
+    assert session_of(IN_SESSION, "alice") == "chat"
+
+
+async def test_nobody_comes_to_a_request_on_its_own_by_the_name_of_a_session():
+    place = session_of(ASKED, "alice")
+    with pytest.raises(InvalidRequest, match="of this form"):
+        await claims().acquire(replace(ASKED, session=SessionRef(place)), "alice", "m")
+
+
+async def test_another_request_under_the_id_is_refused_and_another_owner_s_is_none():
+    door = claims()
+    taken = await door.acquire(ASKED, "alice", "m")
+    taken.journal.open((1, 2), Opening(2, "{}", "hash"))
+    await taken.journal.keep([3], None)
+    with pytest.raises(RequestExists):
+        await door.acquire(replace(ASKED, prompt="other"), "alice", "m")
+    assert (await door.acquire(replace(ASKED, prompt="other"), "bob", "m")).record.tokens == ()
+
+
+async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidden():
+    for asked in (ASKED, IN_SESSION):
+        taken = await claims(Silent()).acquire(asked, "", "m")
+        assert taken.journal.is_behind
+        assert taken.record.fence == 7
+        with pytest.raises(Unavailable):
+            await claims(Silent(), allows_unkept=False).acquire(asked, "", "m")
+
+
+class Slow(MemoryStore):
+    """A store whose answers to claims are on their way until they are let through."""
+
+    def __init__(self):
+        super().__init__(Bounds(), lambda: 1000.0, next_fence=count(1).__next__)
+        self.is_claimed, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def acquire(self, claim):
+        grant = await super().acquire(claim)
+        self.is_claimed.set()
+        await self.answers.wait()
+        return grant
+
+
+async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_session_idle():
+    store = Slow()
+    door, keeper = claims(store), LeaseKeeper(lease_s=15.0)
+    store.answers.set()
+    first = (await door.acquire(IN_SESSION, "", "m")).journal
+    first.open((1, 2), Opening(2, "{}", "hash"))
+    await first.keep([3], None)
+    await first.close(target="t", draft="d")
+    store.answers.clear()
+    turn = replace(IN_SESSION, session=SessionRef("chat"), ask=Ask(request_id="r2"))
+    store.is_claimed.clear()
+    leaves = asyncio.create_task(keeper.acquired(door.acquire(turn, "", "m")))
+    await store.is_claimed.wait()
+    leaves.cancel()
+    await asyncio.wait({leaves})
+    assert leaves.cancelled()
+    store.answers.set()
+    await keeper.aclose()
+    other = replace(turn, ask=Ask(request_id="r3"))
+    record = (await keeper.acquired(door.acquire(other, "", "m"))).record
+    assert (record.tokens, record.target, record.draft) == ((1, 2, 3), "t", "d")
+    assert (await door.acquire(replace(other), "", "m")).journal is not None
+
+
+async def test_a_session_that_goes_on_needs_the_store():
+    asked = replace(ASKED, session=SessionRef("chat"))
+    with pytest.raises(Unavailable, match="session chat can't be looked up"):
+        await claims(Silent()).acquire(asked, "", "m")
+    with pytest.raises(SessionNotFound):
+        await claims().acquire(asked, "", "m")
+
+
+async def test_tokens_that_were_not_kept_are_made_again_only_where_they_come_out_the_same():
+    record = (await claims().acquire(ASKED, "", "m")).record
+    held = replace(ASKED, num_received=3)
+    check_received(held, record, is_repeatable=True)
+    with pytest.raises(SessionOutOfSync, match="these numerics"):
+        check_received(held, record, is_repeatable=False)
+    for verification in set(Verification) - {Verification.EXACT}:
+        options = SpeculationOptions(verification=verification)
+        other = replace(held, ask=replace(held.ask, speculation=options))
+        with pytest.raises(SessionOutOfSync, match=verification):
+            check_received(other, record, is_repeatable=True)
+        check_received(replace(other, num_received=0), record, is_repeatable=False)

@@ -1,0 +1,142 @@
+"""Laws of the options of a store, and of what is imported for it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.state.options import Address, StoreOptions, Topology, parse_address
+
+SECRET = "nobody must see this"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://a", Address(Topology.SINGLE, nodes=(("a", 6379),))),
+        ("redis://a:1/2", Address(Topology.SINGLE, nodes=(("a", 1),), db=2)),
+        ("rediss://[::1]:1/", Address(Topology.SINGLE, True, (("::1", 1),))),
+        ("unix:///a/b.sock?db=3", Address(Topology.UNIX, path="/a/b.sock", db=3)),
+        (
+            "redis+sentinel://a,b:2/main/1",
+            Address(Topology.SENTINEL, nodes=(("a", 26379), ("b", 2)), master="main", db=1),
+        ),
+        (
+            "rediss+sentinel://a/main",
+            Address(Topology.SENTINEL, True, (("a", 26379),), master="main"),
+        ),
+        ("redis+cluster://a,b:2", Address(Topology.CLUSTER, nodes=(("a", 6379), ("b", 2)))),
+        ("rediss+cluster://a/", Address(Topology.CLUSTER, True, (("a", 6379),))),
+    ],
+)
+def test_a_url_names_servers(url, address):
+    assert parse_address(url) == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "a:1",
+        "http://a",
+        "redis://",
+        "redis://a,b",
+        "redis://a:0",
+        "redis://a:99999",
+        "redis://a:b",
+        "redis://a/main",
+        "redis://a/1/2",
+        "redis://[::1",
+        f"redis://a?password={SECRET}",
+        f"redis://a#{SECRET}",
+        "unix://a",
+        "unix://",
+        f"unix:///a?password={SECRET}",
+        "redis+sentinel://a",
+        "redis+sentinel://a/main/x",
+        "redis+sentinel://a/main/1/2",
+        "redis+cluster://a/1",
+        "redis+cluster://a,,b",
+    ],
+)
+def test_what_names_none_is_refused_in_a_sentence(url):
+    with pytest.raises(InvalidRequest, match="store_url") as refused:
+        StoreOptions(url)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", [f"redis://:{SECRET}@a", "redis://u@a", "redis+cluster://a,u:p@b"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(url):
+    with pytest.raises(InvalidRequest, match="store_password_file") as refused:
+        StoreOptions(url)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prefix": ""}, "store_prefix"),
+        ({"prefix": "a{b}"}, "store_prefix"),
+        ({"timeout_s": 0.0}, "store_timeout_s"),
+        ({"timeout_s": float("nan")}, "store_timeout_s"),
+        ({"cert": Path("a")}, "store_cert and store_key"),
+        ({"ca": Path("a")}, "rediss"),
+        ({"url": None, "user": "u"}, "store_user is given, but there is no store_url"),
+        ({"url": None, "password": SECRET}, "store_password is given"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(given, said):
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        StoreOptions(**{"url": "redis://a", **given})
+    assert SECRET not in str(refused.value)
+
+
+def test_a_password_is_in_no_text_of_the_options():
+    options = StoreOptions("redis://a", password=SECRET)
+    assert SECRET not in repr(options) + str(options) + str(options.address())
+
+
+def test_a_password_comes_from_one_place(tmp_path):
+    file = tmp_path / "password"
+    file.write_text(f"{SECRET}\n")
+    options = StoreOptions("redis://a", password_file=file)
+    assert options.secret() == SECRET
+    assert StoreOptions("redis://a", password=SECRET).secret() == SECRET
+    assert StoreOptions().secret() is None
+    with pytest.raises(InvalidRequest, match="given twice"):
+        replace(options, password=SECRET)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff", None])
+def test_a_password_file_that_says_nothing_is_refused(tmp_path, content):
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InvalidRequest, match=f"store_password_file {file}"):
+        StoreOptions("redis://a", password_file=file)
+
+
+_WITHOUT_REDIS = """
+import sys, time
+sys.modules["redis"] = None  # as if it were not installed
+from slipstream.core.errors import InvalidRequest
+from slipstream.state.factory import open_store
+from slipstream.state.options import StoreOptions
+from slipstream.state.record import Bounds
+open_store(StoreOptions(), Bounds(), time.monotonic, next_fence=int)
+try:
+    open_store(StoreOptions("redis://a"), Bounds(), time.monotonic, next_fence=int)
+except InvalidRequest as error:
+    sys.exit(str(error))
+"""
+
+
+def test_redis_is_needed_only_where_it_is_named():
+    env = {"PYTHONPATH": str(Path(__file__).parents[3] / ".dev")}
+    command = [sys.executable, "-c", _WITHOUT_REDIS]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    said = "store_url needs the package redis: pip install 'slipstream[serve]'"
+    assert ran.stderr.strip() == said

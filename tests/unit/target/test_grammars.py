@@ -1,0 +1,273 @@
+"""What may follow an output is a function of its tokens, and the texts are those of the grammar."""
+
+import itertools
+import json
+import random
+import re
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Session
+from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
+from slipstream.target.grammars import MAX_COMPILED, Grammars, constraint_of
+from support.models.grammar_texts import (
+    EOS,
+    NUM_SPECIAL,
+    STOPS,
+    TEXT,
+    VOCAB,
+    drawn,
+    grammars,
+    ids,
+    regex,
+    schema,
+)
+from support.models.random_schemas import draw_schemas
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "kind": {"enum": ["alpha", "alphabet", None]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+
+WIDE = {"type": "object", "properties": {f"p{at}": {"type": "integer"} for at in range(1900)}}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return grammars()
+
+
+def constraint_for(made, grammar, stops):
+    return made.constraint(made.compile(grammar).result(), stops)
+
+
+def texts_of(constraint, limit):
+    """Every text that may end within so many tokens, by going all the ways that are allowed."""
+    found, open_ = set(), [[]]
+    while open_:
+        output = open_.pop()
+        for token in constraint.allowed(output).tolist():
+            if token == EOS:
+                found.add(TEXT.decode(output))
+            elif len(output) < limit:
+                open_.append([*output, token])
+    return found
+
+
+@pytest.mark.parametrize("expression", ["(ab|a)c{1,2}", "[ab]*c?", "a(b|bc)c?", "(a|b)(a|c)?(b)?"])
+def test_the_texts_that_may_end_are_those_that_match(made, expression):
+    found = texts_of(constraint_for(made, regex(expression), STOPS), 4)
+    words = ("".join(word) for size in range(5) for word in itertools.product("abc", repeat=size))
+    assert found == {word for word in words if re.fullmatch(expression, word)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([schema(PERSON), regex("(foo|fo{2,4}d)+(, x)*")]))
+def test_masks_do_not_depend_on_how_an_output_was_come_to(seed, grammar):
+    made, rng = grammars(), random.Random(seed)
+    output = drawn(constraint_for(made, grammar, STOPS), seed, 60)
+    fresh = [
+        constraint_for(made, grammar, STOPS).allowed(output[:count]).tolist()
+        for count in range(len(output) + 1)
+    ]
+    wanderer = constraint_for(made, grammar, STOPS)
+    for _ in range(40):
+        count = rng.randrange(len(output) + 1)
+        if rng.random() < 0.3:
+            wanderer.forced(output[:count])
+        if rng.random() < 0.3:  # what is not allowed leaves no trace
+            with pytest.raises(InvalidRequest, match=r"does not follow|nothing follows"):
+                wanderer.check([*output[:count], 1])
+        assert wanderer.allowed(output[:count]).tolist() == fresh[count]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_forced_tokens_may_follow_one_after_the_other(seed):
+    constraint = constraint_for(grammars(), schema(PERSON), STOPS)
+    output = drawn(constraint, seed, 60)
+    at = random.Random(seed).randrange(len(output) + 1)
+    forced = constraint.forced(output[:at])
+    for count, token in enumerate(forced):
+        assert token in constraint.allowed([*output[:at], *forced[:count]]).tolist()
+
+
+def test_what_can_be_nothing_else_is_forced(made):
+    constraint = constraint_for(made, regex("hello (world|moon)"), STOPS)
+    assert TEXT.decode(constraint.forced([])) == "hello "
+    assert TEXT.decode(constraint.forced(ids("hello m"))) == "oon"
+    assert constraint.forced(ids("hello moon")) == ()
+    assert constraint.forced([*ids("hello moon"), EOS]) == ()
+    assert constraint.forced(ids("goodbye")) == ()
+
+
+def test_a_text_ends_where_the_grammar_accepts_it_and_only_there(made):
+    constraint = constraint_for(made, regex("ab?"), STOPS)
+    assert EOS not in constraint.allowed([])
+    assert sorted(constraint.allowed(ids("a")).tolist()) == sorted([EOS, *ids("b")])
+    assert constraint.allowed(ids("ab")).tolist() == [EOS]
+    assert constraint.allowed([*ids("ab"), EOS]).tolist() == [EOS]
+
+
+def test_stop_tokens_are_those_of_the_session(made):
+    other = ids("z")[0]
+    constraint = constraint_for(made, regex("az?"), frozenset({other, 2}))
+    assert other not in constraint.allowed([]).tolist()
+    assert constraint.allowed(ids("a")).tolist() == sorted([2, other])
+    assert constraint.allowed([*ids("a"), other]).tolist() == sorted([2, other])
+    with pytest.raises(InvalidRequest, match="no stop token"):
+        constraint_for(made, regex("a"), frozenset())
+
+
+def test_special_tokens_are_in_no_text(made):
+    for grammar in (regex("(.|\n)*"), regex("<[|](end|user)[|]>"), schema({"type": "string"})):
+        constraint = constraint_for(made, grammar, STOPS)
+        for output in ([], ids('"a'), ids("<|e")):
+            try:
+                allowed = constraint.allowed(output).tolist()
+            except InvalidRequest:
+                continue
+            assert not {token for token in allowed if token < NUM_SPECIAL} - {EOS}
+
+
+def test_ids_behind_the_tokenizers_own_are_never_allowed():
+    padded = Grammars(TEXT, vocab_size=VOCAB + 61, stop_token_ids=STOPS)
+    allowed = constraint_for(padded, regex("(.|\n)*"), STOPS).allowed([]).tolist()
+    assert max(allowed) < VOCAB
+
+
+@pytest.mark.parametrize("number", range(0, 60, 3))
+def test_every_text_by_a_schema_is_valid_and_ends_by_itself(made, number):
+    case = draw_schemas(60, 5)[number]
+    constraint = constraint_for(made, schema(case.schema), STOPS)
+    for seed in range(4):
+        output = drawn(constraint, seed, case.longest + 1)
+        assert output[-1] == EOS
+        value = json.loads(TEXT.decode(output))
+        jsonschema.validate(value, case.schema, jsonschema.Draft202012Validator)
+
+
+def test_schemas_drawn_are_those_of_the_seed():
+    assert draw_schemas(3, 1) == draw_schemas(9, 1)[:3]
+    assert draw_schemas(3, 1) != draw_schemas(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (regex("[a"), "unclosed character class"),
+        (regex("a(?=b)"), "look-around"),
+        (regex("(" * 400 + "a" + ")" * 400), "nested"),
+        (regex(r"[^\s\S]"), "allows no text at all"),
+        (regex("\ud800"), "surrogates"),
+        (schema("{"), "EOF"),
+        (schema("[]"), "object"),
+        (schema({"not": {"type": "string"}}), "Unimplemented keys"),
+        (schema({"type": "array", "uniqueItems": True}), "Unimplemented keys"),
+        (schema({"not": {}, "x-guidance": {"lenient": True}}), "Unimplemented keys"),
+        (schema({"type": "banana\x07\x1b[31m"}), "Invalid type"),
+        (schema({"type": "integer", "minimum": 5, "maximum": 1}), "minimum"),
+        (schema({"$ref": "http://example.com/schema"}), "Resource"),
+        (schema({"$ref": "#"}), "allows no text at all"),
+        (schema('{"items":' * 3000 + "{}" + "}" * 3000), "recursion"),
+        (schema({"type": "x" * 60_000}), "Invalid type"),
+        (schema(WIDE), "too complex: .*max is 2000"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_one_short_printable_sentence(made, grammar, reason):
+    with pytest.raises(InvalidRequest, match=reason) as refused:
+        constraint_for(made, grammar, STOPS)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+    assert made.find(grammar) is None
+
+
+@pytest.mark.parametrize("size", [0, MAX_GRAMMAR_BYTES + 1])
+def test_grammars_have_bounds(size):
+    with pytest.raises(InvalidRequest, match=f"{size} bytes"):
+        regex("a" * size)
+
+
+def test_the_longest_grammar_is_followed(made):
+    text = "ab" * (MAX_GRAMMAR_BYTES // 2)
+    constraint = constraint_for(made, regex(text), STOPS)
+    assert constraint.allowed([]).tolist() == ids("a")
+    assert 0 < len(constraint.forced([])) < 200
+
+
+def wait_for_spare(made):
+    """Until the matcher that takes the place of one that is used up has been made."""
+    made._thread.submit(lambda: None).result()
+
+
+def test_a_grammar_that_becomes_too_complex_ends_with_an_error_every_time(made):
+    constraint = constraint_for(made, regex("(.*a.{300}){200}b"), STOPS)
+    output = ids("a" * 4000)
+    for _ in range(2):
+        wait_for_spare(made)
+        with pytest.raises(InvalidRequest, match="can't be followed beyond"):
+            for count in range(0, len(output), 40):
+                constraint.allowed(output[:count])
+    wait_for_spare(made)
+    assert len(constraint.allowed([]))
+
+
+def test_what_others_have_used_up_of_a_grammar_is_taken_from_nobody(made):
+    grammar = regex("(.*a.{300}){200}b")
+    hungry, modest = constraint_for(made, grammar, STOPS), constraint_for(made, grammar, STOPS)
+    expected = modest.allowed([]).tolist()
+    with pytest.raises(InvalidRequest, match="beyond"):
+        for count in range(0, 4000, 40):
+            hungry.allowed(ids("a" * count))
+    wait_for_spare(made)
+    assert modest.allowed(ids("a")).tolist() == expected
+    assert modest.allowed([]).tolist() == expected
+    assert constraint_for(made, grammar, STOPS).allowed([]).tolist() == expected
+
+
+def test_a_schema_that_allows_anything_is_true(made):
+    constraint = constraint_for(made, schema("true"), STOPS)
+    for text in ('{"a":[1,null]}', '"x"', "-1.5e3"):
+        assert EOS in constraint.allowed(ids(text)).tolist()
+
+
+def test_only_so_many_grammars_are_kept(made):
+    own = grammars()
+    several = [regex(f"a{{{count}}}") for count in range(1, MAX_COMPILED + 2)]
+    for grammar in several[:-1]:
+        own.compile(grammar).result()
+    own.compile(several[0]).result()
+    own.compile(several[-1]).result()
+    assert own.find(several[0]) is not None
+    assert own.find(several[1]) is None
+
+
+def test_a_session_keeps_its_constraint_while_its_grammar_stays_the_same(made):
+    held = [made.compile(regex(text)).result() for text in ("ab*", "c")]
+    session = Session("s", 2, 9, stop_token_ids=STOPS, grammar=held[0].grammar)
+    first = constraint_of(made, TokenSequence(session, [9, 9, *ids("a")]), None)
+    assert constraint_of(made, TokenSequence(session, [9, 9, *ids("ab")]), first) is first
+    other = Session("s", 2, 9, stop_token_ids=STOPS, grammar=regex("c"))
+    assert constraint_of(made, TokenSequence(other, [9, 9]), first) is not first
+    plain = Session("s", 2, 9, stop_token_ids=STOPS)
+    assert constraint_of(made, TokenSequence(plain, [9, 9]), first) is None
+    with pytest.raises(InvalidRequest, match="token 1 of the output"):
+        constraint_of(made, TokenSequence(session, [9, 9, *ids("ac")]), first)
+    with pytest.raises(NotBuilt):
+        constraint_of(None, TokenSequence(session, [9, 9]), None)
+
+
+def test_a_model_without_a_stop_token_follows_no_grammar():
+    with pytest.raises(ModelMismatch, match="stop token"):
+        Grammars(TEXT, vocab_size=VOCAB, stop_token_ids=frozenset())

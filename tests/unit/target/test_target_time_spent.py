@@ -1,0 +1,79 @@
+"""What the time of a target goes to: exact accounts by a clock that shows what it is told."""
+
+import pytest
+
+from slipstream.target.time_spent import Activity, TimeSpent
+from support.models.hand_clock import HandClock
+
+BUSY, WAITING, IDLE = Activity.BUSY, Activity.WAITING, Activity.IDLE
+
+
+@pytest.fixture
+def clock():
+    return HandClock(1000.0)
+
+
+@pytest.fixture
+def spent(clock):
+    return TimeSpent(clock)
+
+
+def spend(clock, spent, *turns):
+    for what, seconds in turns:
+        spent.turn(what)
+        clock.now += seconds
+
+
+def test_before_any_turn_all_time_is_idle(clock, spent):
+    clock.now += 5
+    assert spent.totals() == {BUSY: 0, WAITING: 0, IDLE: 5}
+
+
+def test_busy_waiting_and_idle_are_told_apart_and_add_up(clock, spent):
+    spend(clock, spent, (IDLE, 3), (BUSY, 2), (WAITING, 1), (BUSY, 4), (WAITING, 0.5), (IDLE, 7))
+    assert spent.totals() == {BUSY: 6, WAITING: 1.5, IDLE: 10}
+    assert sum(spent.totals().values()) == clock.now - 1000
+
+
+def test_a_turn_to_the_same_changes_nothing(clock, spent):
+    spend(clock, spent, (BUSY, 2), (BUSY, 2), (BUSY, 2))
+    assert spent.totals() == {BUSY: 6, WAITING: 0, IDLE: 0}
+
+
+def test_what_is_under_way_counts_as_far_as_it_has_come(clock, spent):
+    spend(clock, spent, (BUSY, 2))
+    assert spent.totals()[BUSY] == 2
+    clock.now += 3
+    assert spent.totals()[BUSY] == 5
+
+
+def test_totals_are_a_copy(clock, spent):
+    before = spent.totals()
+    spend(clock, spent, (BUSY, 2))
+    spent.totals()
+    assert before[BUSY] == 0
+
+
+def test_no_time_has_no_share(spent):
+    assert spent.waiting_share() == 0
+
+
+def test_the_share_is_of_all_time_while_there_is_less_than_a_window(clock, spent):
+    spend(clock, spent, (WAITING, 2), (BUSY, 6))
+    assert spent.waiting_share() == 0.25
+
+
+def test_the_share_is_of_the_last_window_only(clock, spent):
+    shares = []
+    for second in range(90):
+        spend(clock, spent, (WAITING if second < 30 else BUSY, 1))
+        shares.append(spent.waiting_share())
+    assert shares[:30] == [1.0] * 30
+    assert shares[30:] == [(30 - past) / 30 for past in range(1, 31)] + [0.0] * 30
+
+
+def test_who_asks_seldom_gets_the_share_since_the_last_time(clock, spent):
+    spend(clock, spent, (WAITING, 100))
+    assert spent.waiting_share() == 1
+    spend(clock, spent, (BUSY, 75), (WAITING, 25))
+    assert spent.waiting_share() == 0.25

@@ -1,0 +1,97 @@
+"""Learning what forwards cost leaves nothing behind, and captures what an engine will need."""
+
+import itertools
+
+import pytest
+
+from slipstream.models.machine import Measurements
+from slipstream.target import trial
+from slipstream.target.trial import learn_cost
+from support.models import tiny
+from support.models.scattered import shaped
+
+NAN, INF = float("nan"), float("inf")
+NAME = "costs of a tiny model"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Measurements of a machine on which nothing has run."""
+    machine = Measurements(None)
+    monkeypatch.setattr(trial, "this_machine", lambda: machine)
+    return machine
+
+
+class Clock:
+    """Every other look at it is so many ticks later, by the turn."""
+
+    def __init__(self, *ticks):
+        self._ticks = itertools.cycle(ticks)
+        self._now = 0.0
+
+    def __call__(self):
+        self._now += next(self._ticks)
+        return self._now
+
+
+def learnt(clock):
+    model = tiny.causal()
+    return learn_cost(model, model.pool(64), max_tokens=16, seconds=1e9, name=NAME, clock=clock)
+
+
+def test_what_an_earlier_start_has_found_is_kept_while_forwards_confirm_it(machine):
+    first = learnt(Clock(1.0))
+    kept = machine.get(NAME)
+    again = learnt(Clock(1.5))
+    assert machine.get(NAME)[:3] == kept[:3]
+    assert again.seconds(8) == first.seconds(8)
+
+
+def test_costs_of_a_busy_machine_are_measured_again(machine):
+    learnt(Clock(3.0))
+    assert learnt(Clock(1.0)).seconds(8) == pytest.approx(1.0)
+
+
+def test_costs_are_measured_twice_at_most_where_no_two_starts_agree(machine):
+    learnt(Clock(1.0))
+    learnt(Clock(1.0, 1.0, 1.0, 5.0))
+    kept = machine.get(NAME)
+    learnt(Clock(10.0, 500.0, 10.0, 10.0))
+    assert machine.get(NAME) == kept
+
+
+BAD_POINTS = [[[1, 0.1]], [[1, -1.0], [8, 1.0]], [[1, 1.0], [INF, 2.0]], [[1, 1.0], [8, NAN]]]
+SOUND = [[1, 1.0], [8, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *(7, [], None),
+        *([points, 0.0, 0.0] for points in BAD_POINTS),
+        *([SOUND, bad, 0.0] for bad in (NAN, INF, -1.0)),
+        *([SOUND, 0.0, bad] for bad in (NAN, INF, -1.0)),
+    ],
+)
+def test_what_is_no_record_of_costs_is_measured_again(machine, kept):
+    machine.keep(NAME, kept)
+    assert learnt(Clock(1.0)).seconds(8) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("num_pages", [4, 64])
+@pytest.mark.parametrize("make", [tiny.causal, shaped])
+def test_the_engines_memory_is_as_it_was(make, num_pages):
+    model = make()
+    pool = model.pool(num_pages)
+    ticks = itertools.count()
+    learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
+    assert pool.num_free == num_pages
+
+
+def test_forwards_are_captured_over_the_engines_own_pool():
+    model = shaped()
+    pool = model.pool(64)
+    ticks = itertools.count()
+    learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
+    assert {key[0] for key in model._shaped._replay._entries} == {id(pool)}
+    assert {key[1].rows for key in model._shaped._replay._entries} >= {1, 16}

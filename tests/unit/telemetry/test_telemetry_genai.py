@@ -1,0 +1,182 @@
+"""A request in the conventions' words: what it is and what it took, and of its text nothing."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.request import Ask, Generation, SessionRef
+from slipstream.core.request.results import Continuity, PromptInfo, RequestStats, Timings
+from slipstream.core.request.stats import Outcomes
+from slipstream.core.types import MAX_SEED, FinishReason, SamplingParams, Verification
+from slipstream.telemetry.genai import (
+    MAX_CONTENT,
+    input_content,
+    operation_attributes,
+    output_content,
+    prompt_attributes,
+    request_attributes,
+    stats_attributes,
+)
+from support.models.rounds import outcome
+from support.telemetry.listening import Listener
+
+MARKER = "do-not-quote-me"
+MESSAGES = ({"role": "user", "content": f"say {MARKER}"},)
+PROMPTS = [f"say {MARKER}", MESSAGES, (5, 6, 7)]
+INFO = PromptInfo("r1", "small", 3, 12)
+
+
+def stats():
+    outcomes = Outcomes()
+    outcomes.record(outcome(4, 3, 2, stopped_by="policy"))
+    outcomes.record(outcome(3, 3, 0, stopped_by="policy"))
+    outcomes.record(outcome(0, 0, 0, fallback="draft lost"))
+    speculation = outcomes.summary(num_spec_tokens=4, lossless=True)
+    timings = Timings(1.0, 2.0, 0.5, 1.0)
+    return RequestStats(12, 4, 5, timings, speculation, Continuity(True, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "raw", "operation"),
+    [
+        (MESSAGES, False, "chat"),
+        ("text", False, "chat"),
+        ("text", True, "text_completion"),
+        ((5, 6, 7), False, "text_completion"),
+        ((5, 6, 7), True, "text_completion"),
+    ],
+)
+def test_messages_are_a_chat_and_raw_text_and_token_ids_are_completed(prompt, raw, operation):
+    asked = Generation(prompt, Ask(raw=raw))
+    about = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "slipstream"}
+    assert operation_attributes(asked, "") == about
+    assert operation_attributes(asked, "small") == about | {"gen_ai.request.model": "small"}
+
+
+def test_a_request_says_what_it_asks_for():
+    sampling = SamplingParams(0.5, top_k=7, top_p=0.75, presence_penalty=1.0, seed=3)
+    options = SpeculationOptions(mode=Mode.AUTO, verification=Verification.MCSD)
+    ask = Ask(sampling, 9, speculation=options, request_id="r1")
+    asked = Generation("hello", ask, "small", SessionRef("talk"), num_received=2)
+    assert request_attributes(asked, is_stream=True) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "slipstream",
+        "gen_ai.request.model": "small",
+        "gen_ai.request.max_tokens": 9,
+        "gen_ai.request.stream": True,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_k": 7,
+        "gen_ai.request.top_p": 0.75,
+        "gen_ai.request.frequency_penalty": 0,
+        "gen_ai.request.presence_penalty": 1,
+        "gen_ai.request.seed": 3,
+        "gen_ai.conversation.id": "talk",
+        "slipstream.request.mode": "auto",
+        "slipstream.request.verification": "mcsd",
+        "slipstream.request.num_received": 2,
+    }
+
+
+def test_what_was_not_asked_for_is_not_said():
+    said = request_attributes(Generation("hello"), is_stream=False)
+    unsaid = {"request.model", "request.top_k", "conversation.id"}
+    assert not {f"gen_ai.{name}" for name in unsaid} & set(said)
+    assert not {name for name in said if name.endswith(("verification", "num_received"))}
+
+
+@given(st.integers(0, MAX_SEED))
+def test_a_seed_is_a_number_as_long_as_an_attribute_can_be_one(seed):
+    asked = Generation("hello", Ask(SamplingParams(seed=seed)))
+    said = request_attributes(asked, is_stream=False)["gen_ai.request.seed"]
+    assert said == (seed if seed < 2**63 else str(seed))
+
+
+def test_the_end_says_what_it_took_and_what_speculation_brought():
+    said = {**prompt_attributes(INFO), **stats_attributes(FinishReason.STOP, stats())}
+    assert said["gen_ai.response.finish_reasons"] == ("stop",)
+    assert {name: value for name, value in said.items() if "finish" not in name} == {
+        "gen_ai.response.id": "r1",
+        "gen_ai.response.model": "small",
+        "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 4,
+        "slipstream.speculation.lossless": True,
+        "slipstream.speculation.steps": 2,
+        "slipstream.speculation.plain_steps": 1,
+        "slipstream.speculation.rejected_steps": 1,
+        "slipstream.speculation.draft_tokens": 7,
+        "slipstream.speculation.accepted_tokens": 2,
+        "slipstream.speculation.lookup_tokens": 0,
+        "slipstream.speculation.accepted_lookup_tokens": 0,
+        "slipstream.speculation.store_tokens": 0,
+        "slipstream.speculation.accepted_store_tokens": 0,
+        "slipstream.speculation.learned_tokens": 0,
+        "slipstream.speculation.accepted_learned_tokens": 0,
+        "slipstream.speculation.acceptance_length": 2,
+        "slipstream.speculation.acceptance_rate": 2 / 7,
+        "slipstream.stops.policy": 2,
+        "slipstream.fallbacks.draft_lost": 1,
+        "slipstream.continuity.is_kept": True,
+        "slipstream.continuity.resumed_tokens": 1,
+        "slipstream.continuity.unkept_tokens": 2,
+        "slipstream.continuity.target_losses": 3,
+    }
+
+
+@given(
+    prompt=st.sampled_from(PROMPTS),
+    padding=st.text(max_size=9),
+    seed=st.integers(0, MAX_SEED),
+    temperature=st.sampled_from([0, 0.7]),
+    has_session=st.booleans(),
+)
+def test_no_attribute_has_any_of_the_text_and_each_is_one_that_a_span_takes(
+    prompt, padding, seed, temperature, has_session
+):
+    sampling = SamplingParams(temperature, seed=seed, logit_bias=((123454321, 1.0),))
+    ask = Ask(sampling, stop=(padding + MARKER, MARKER + padding), raw=isinstance(prompt, str))
+    asked = Generation(prompt, ask, "small", SessionRef("talk") if has_session else None)
+    said = {
+        **request_attributes(asked, is_stream=True),
+        **prompt_attributes(INFO),
+        **stats_attributes(FinishReason.STOP, stats()),
+    }
+    assert MARKER not in repr(said)
+    assert "123454321" not in repr(said)
+    assert "5, 6, 7" not in repr(said)
+    heard = Listener()
+    heard.tracer.start_span("request", attributes=said).end()
+    assert dict(heard.span("request").attributes) == said
+    for value in said.values():
+        assert type(value) is not int or -(2**63) <= value < 2**63
+
+
+def texts(said):
+    """What an attribute of content holds."""
+    [(name, value)] = said.items()
+    return name, json.loads(value)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_content_is_whole_messages_where_it_is_asked_for(prompt):
+    name, messages = texts(input_content(Generation(prompt)))
+    text = "5 6 7" if prompt == (5, 6, 7) else f"say {MARKER}"
+    assert name == "gen_ai.input.messages"
+    assert messages == [{"role": "user", "parts": [{"type": "text", "content": text}]}]
+    name, messages = texts(output_content("some ✓", FinishReason.LENGTH))
+    assert name == "gen_ai.output.messages"
+    assert messages[0]["parts"] == [{"type": "text", "content": "some ✓"}]
+    assert (messages[0]["role"], messages[0]["finish_reason"]) == ("assistant", "length")
+
+
+def test_content_that_is_too_long_is_told_by_its_length_and_never_cut():
+    for said in (
+        input_content(Generation("x" * MAX_CONTENT)),
+        output_content("x" * MAX_CONTENT, FinishReason.STOP),
+    ):
+        [(name, value)] = said.items()
+        assert name.endswith(".omitted_chars")
+        assert value > MAX_CONTENT

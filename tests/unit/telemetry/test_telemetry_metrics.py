@@ -1,0 +1,251 @@
+"""Metrics are those of the catalog, and come to what rounds come to."""
+
+import asyncio
+import logging
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.sdk.metrics import MeterProvider
+
+from slipstream.core.errors import Unavailable
+from slipstream.core.types import Proposal, Verdict
+from slipstream.telemetry import catalog
+from slipstream.telemetry.metric import Instruments, Metric, MetricKind, no_instruments, sampled
+from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics
+from slipstream.telemetry.telemetry import Telemetry
+from support.telemetry.listening import Listener
+from support.telemetry.watched_rounds import NONE, Script, Watched, scripts, told
+
+# Written out as the semantic conventions for generative AI have them.
+DURATION = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)
+FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+USAGE = (
+    *(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864),
+)
+CONVENTIONS = {
+    "gen_ai.server.request.duration": ("s", DURATION),
+    "gen_ai.server.time_to_first_token": ("s", FIRST_TOKEN),
+    "gen_ai.server.time_per_output_token": ("s", PER_TOKEN),
+    "gen_ai.client.operation.duration": ("s", DURATION),
+    "gen_ai.client.operation.time_to_first_chunk": ("s", FIRST_TOKEN),
+    "gen_ai.client.token.usage": ("{token}", USAGE),
+}
+
+
+def test_every_metric_is_in_the_catalog_under_a_name_of_its_own():
+    constants = [value for value in vars(catalog).values() if isinstance(value, Metric)]
+    assert list(catalog.CATALOG) == constants
+    names = Counter(metric.name for metric in catalog.CATALOG)
+    assert set(names.values()) == {1}
+
+
+def test_the_conventions_metrics_are_as_the_conventions_have_them():
+    theirs = [metric for metric in catalog.CATALOG if metric.name.startswith("gen_ai.")]
+    assert {metric.name: (metric.unit, metric.buckets) for metric in theirs} == CONVENTIONS
+    assert {metric.kind for metric in theirs} == {MetricKind.HISTOGRAM}
+
+
+@pytest.mark.parametrize("metric", catalog.CATALOG, ids=lambda metric: metric.name)
+def test_a_metric_has_a_name_a_unit_a_sentence_and_buckets_in_order(metric):
+    assert re.fullmatch(r"(gen_ai|slipstream)(\.[a-z_]+)+", metric.name)
+    assert metric.unit in {"s", "By", "1"} or re.fullmatch(r"\{[a-z]+\}", metric.unit)
+    assert re.fullmatch(r"[A-Z][^\n]*\.", metric.text)
+    assert metric.roles
+    assert set(metric.roles) <= {"router", "target", "draft", "client"}
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+    assert len(set(metric.attributes)) == len(metric.attributes)
+
+
+def test_a_histogram_has_buckets_and_nothing_else_has():
+    for kind, buckets in (
+        (MetricKind.HISTOGRAM, ()),
+        (MetricKind.COUNTER, (1.0,)),
+        (MetricKind.GAUGE, (1.0,)),
+    ):
+        with pytest.raises(ValueError, match=f"a.metric is a {kind} with {len(buckets)} buckets"):
+            Metric("a.metric", kind, "1", "One.", ("router",), (), buckets)
+
+
+OF = {
+    MetricKind.COUNTER: catalog.KV_SENT,
+    MetricKind.GAUGE: catalog.KV_USED,
+    MetricKind.HISTOGRAM: catalog.STEP_ROWS,
+}
+WAYS = {
+    "add": MetricKind.COUNTER,
+    "total": MetricKind.COUNTER,
+    "put": MetricKind.GAUGE,
+    "record": MetricKind.HISTOGRAM,
+}
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", MetricKind)
+def test_a_metric_is_told_in_the_way_of_its_kind_or_not_at_all(kind, way, is_made):
+    instruments, metric = Listener().telemetry.instruments, OF[kind]
+    if is_made:
+        right = next(name for name, of in WAYS.items() if of is kind)
+        getattr(instruments, right)(metric, 1)
+    if WAYS[way] is kind:
+        getattr(instruments, way)(metric, 1)
+        return
+    with pytest.raises(ValueError, match=f"is a {kind}, not a {WAYS[way]}"):
+        getattr(instruments, way)(metric, 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-5, 50))))
+def test_a_total_is_the_highest_that_was_told_and_never_goes_down(told):
+    heard, highest = Listener(), Counter()
+    for state, total in told:
+        heard.telemetry.instruments.total(catalog.TARGET_TIME, total, {"state": state})
+        highest[state] = max(highest[state], total)
+    for state in {state for state, total in told if total >= 0}:
+        assert heard.point(catalog.TARGET_TIME, state=state).value == highest[state]
+
+
+def test_attributes_tell_a_metrics_values_apart_in_whatever_order_they_are_given():
+    heard = Listener()
+    instruments = heard.telemetry.instruments
+    instruments.total(catalog.SHADOW_CHECKED, 3, {"a": 1, "b": 2})
+    instruments.total(catalog.SHADOW_CHECKED, 4, {"b": 2, "a": 1})
+    assert heard.point(catalog.SHADOW_CHECKED, a=1, b=2).value == 4
+
+
+def test_an_instrument_says_what_the_catalog_says_of_it():
+    heard = Listener()
+    instruments = heard.telemetry.instruments
+    for metric in catalog.CATALOG:
+        if metric.kind is MetricKind.HISTOGRAM:
+            instruments.record(metric, 1)
+            assert heard.point(metric).explicit_bounds == metric.buckets
+        elif metric.kind is MetricKind.GAUGE:
+            instruments.put(metric, 1)
+            assert heard.point(metric).value == 1
+        else:
+            instruments.add(metric)
+            assert heard.point(metric).value == 1
+
+
+def test_only_what_somebody_reads_is_exported():
+    assert not no_instruments().are_exported
+    assert not Telemetry().instruments.are_exported
+    with_sdk = MeterProvider([], shutdown_on_exit=False).get_meter("test")
+    assert Instruments(with_sdk).are_exported
+
+
+def counts(heard, metric):
+    """A counter's values by that of its attribute; those of 0 left out."""
+    found = {key: point.value for key, point in heard.points(metric).items()}
+    return {key[0][1] if key else "": value for key, value in found.items() if value}
+
+
+def kind_of(index, at):
+    return "prefill" if index == 0 else "speculative" if at.depth else "plain"
+
+
+def reached(rounds, count_of):
+    """How many rounds came as far as each position."""
+    wanted = Counter()
+    for at in rounds:
+        wanted.update(str(position + 1) for position in range(min(count_of(at), MAX_POSITION)))
+    return wanted
+
+
+@given(scripts())
+def test_metrics_of_rounds_are_what_counting_them_one_by_one_comes_to(rounds):
+    heard = told(rounds)
+    speculative = [at for at in rounds if at.depth]
+    kinds = Counter(kind_of(index, at) for index, at in enumerate(rounds))
+    assert counts(heard, catalog.ROUNDS) == kinds
+    final = sum(at.accepted + 1 for at in rounds)
+    assert counts(heard, catalog.TOKENS_FINAL) == {"": final}
+    drafted, accepted = sum(at.depth for at in rounds), sum(at.accepted for at in rounds)
+    assert counts(heard, catalog.TOKENS_DRAFTED).get("", 0) == drafted
+    assert counts(heard, catalog.TOKENS_ACCEPTED).get("", 0) == accepted
+    assert counts(heard, catalog.STOPS).get("depth", 0) == len(speculative)
+    assert counts(heard, catalog.POSITION_DRAFTED) == reached(speculative, lambda at: at.depth)
+    assert counts(heard, catalog.POSITION_ACCEPTED) == reached(speculative, lambda at: at.accepted)
+
+
+@settings(deadline=None)
+@given(scripts())
+def test_histograms_of_rounds_have_every_round_once(rounds):
+    heard = told(rounds)
+    for kind in {kind_of(index, at) for index, at in enumerate(rounds)}:
+        took = [at.seconds for index, at in enumerate(rounds) if kind_of(index, at) == kind]
+        point = heard.point(catalog.ROUND_DURATION, kind=kind)
+        assert (point.count, point.sum) == (len(took), sum(took))
+    waits = {
+        catalog.VERIFY_WAIT: [at.verify_s for at in rounds],
+        catalog.DRAFT_WAIT: [at.draft_s for at in rounds if at.draft_s is not None],
+        catalog.ROUND_ACCEPTED: [at.accepted for at in rounds if at.depth],
+    }
+    for metric, values in waits.items():
+        points = heard.points(metric)
+        assert [(at.count, at.sum) for at in points.values()] == (
+            [(len(values), sum(values))] if values else []
+        )
+
+
+def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
+    lost = Script(depth=0, proposal=Proposal(fallback="draft lost"), verdict=Verdict((1,), 0))
+    known = Script(None, depth=0, verdict=Verdict((1,), 0, num_cached=7))
+    heard = told([known, lost, lost])
+    assert counts(heard, catalog.FALLBACKS) == {"draft lost": 2}
+    assert counts(heard, catalog.TOKENS_CACHED) == {"": 7}
+    assert counts(heard, catalog.ROUNDS) == {"prefill": 1, "plain": 2}
+
+
+def test_rounds_whose_metrics_are_not_exported_are_not_counted():
+    metrics = RoundMetrics(no_instruments())
+    request = Watched(Telemetry(), NONE)
+    request.runs([Script(None, depth=0)])
+    metrics.record(request.seen[0])
+    assert metrics._counts == {}
+
+
+def test_a_round_without_a_verdict_is_not_recorded():
+    request = Watched(Telemetry(), NONE)
+    request.runs([Script(None, depth=0), Script(target_error=Unavailable("gone"))])
+    assert len(request.seen) == 1
+
+
+async def test_how_things_are_is_told_at_once_and_at_the_end():
+    heard, began, value = Listener(), asyncio.Event(), 1
+
+    def sample(instruments):
+        instruments.put(catalog.WAITING, value)
+        began.set()
+
+    async with sampled(heard.telemetry.instruments, sample):
+        await began.wait()
+        assert heard.point(catalog.WAITING).value == 1
+        value = 2
+    assert heard.point(catalog.WAITING).value == 2
+
+
+async def test_a_service_does_not_fall_over_what_it_says_of_itself(caplog):
+    def sample(instruments):
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR, "slipstream.telemetry"):
+        async with sampled(Listener().telemetry.instruments, sample):
+            pass
+    assert "metrics could not be sampled" in caplog.text
+
+
+async def test_nothing_is_sampled_that_nobody_reads():
+    def sample(instruments):
+        raise AssertionError("it was sampled")
+
+    async with sampled(no_instruments(), sample):
+        pass

@@ -1,0 +1,242 @@
+"""Which rounds of a request have spans, what they say, and what engines elsewhere are told of."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.trace import SpanKind, StatusCode
+
+from slipstream.core.draft.ngram_draft import NgramDraft
+from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.tree import ROOT
+from slipstream.core.types import (
+    FinishReason,
+    SamplingParams,
+    Verdict,
+)
+from slipstream.telemetry.telemetry import Telemetry, TraceBounds
+from support.models.rounds import speculate
+from support.telemetry.listening import Listener, parent_id, span_id
+from support.telemetry.watched_rounds import (
+    NONE,
+    PREFILL,
+    UNSAMPLED,
+    Script,
+    Watched,
+    scripts,
+    watched,
+)
+
+BOUNDS = st.builds(TraceBounds, st.integers(0, 5), st.integers(0, 4), st.integers(0, 4))
+
+
+def selected(heard):
+    """Why which rounds have a span."""
+    return {
+        span.attributes["slipstream.round.index"]: span.attributes["slipstream.round.selected"]
+        for span in heard.spans("round")
+    }
+
+
+def wanted(rounds, bounds):
+    """The same, by the bounds' own words."""
+    late = list(enumerate(rounds))[bounds.first :]
+    rejected = [index for index, at in late if at.is_rejected][: bounds.rejected]
+    slowest = sorted(late, key=lambda item: (-item[1].seconds, item[0]))[: bounds.slowest]
+    first = dict.fromkeys(range(min(bounds.first, len(rounds))), "first")
+    return first | dict.fromkeys(rejected, "rejected") | {at: "slowest" for at, _ in slowest}
+
+
+def is_within(span, other):
+    return other.start_time <= span.start_time <= span.end_time <= other.end_time
+
+
+@given(scripts(), BOUNDS)
+def test_the_first_the_slowest_and_the_rejected_rounds_have_spans_and_no_others(rounds, bounds):
+    heard, _ = watched(rounds, bounds)
+    chosen = wanted(rounds, bounds)
+    assert selected(heard) == chosen
+    drafted = sum(rounds[index].draft_s is not None for index in chosen)
+    assert len(heard.spans("target.verify")) == len(chosen)
+    assert len(heard.spans("draft.propose")) == drafted
+    assert len(heard.spans()) == 1 + 2 * len(chosen) + drafted
+    assert len(chosen) <= bounds.first + bounds.slowest + bounds.rejected
+
+
+@given(scripts(), BOUNDS)
+def test_engines_are_told_of_the_first_rounds_and_not_even_of_the_request_later(rounds, bounds):
+    heard, request = watched(rounds, bounds)
+    told = iter(request.engine.told)
+    for index, at in enumerate(rounds):
+        names = ["target.verify"] if at.draft_s is None else ["draft.propose", "target.verify"]
+        for name in names:
+            carrier = next(told)
+            if index >= bounds.first:
+                assert carrier is None
+                continue
+            [asked] = [span for span in heard.spans(name) if span_id(carrier) == span_of(span)]
+            [around] = [span for span in heard.spans("round") if parent_id(asked) == span_of(span)]
+            assert around.attributes["slipstream.round.index"] == index
+
+
+def span_of(span):
+    return span.context.span_id
+
+
+@given(scripts(), BOUNDS)
+def test_spans_of_a_request_are_one_tree_each_within_its_parent_and_as_long_as_it_took(
+    rounds, bounds
+):
+    heard, _ = watched(rounds, bounds)
+    by_id = {span_of(span): span for span in heard.spans()}
+    for span in heard.spans():
+        if span.name == "request":
+            assert span.parent is None
+            continue
+        assert is_within(span, by_id[parent_id(span)])
+        at_round = span if span.name == "round" else by_id[parent_id(span)]
+        at = rounds[at_round.attributes["slipstream.round.index"]]
+        took = {"round": at.seconds, "draft.propose": at.draft_s, "target.verify": at.verify_s}
+        assert span.end_time - span.start_time == took[span.name] * 10**9
+        assert span.kind is (SpanKind.INTERNAL if span.name == "round" else SpanKind.CLIENT)
+
+
+@given(scripts(), BOUNDS, st.sampled_from(["unsampled", "nobody"]))
+def test_a_request_that_is_not_traced_has_no_span_and_its_rounds_are_seen_all_the_same(
+    rounds, bounds, why
+):
+    heard = Listener()
+    telemetry = heard.telemetry if why == "unsampled" else Telemetry()
+    request = Watched(telemetry, bounds, UNSAMPLED)
+    assert request.runs(rounds) is None
+    assert heard.spans() == []
+    assert set(request.engine.told) == {None}
+    assert [at.seconds for at in request.seen] == [at.seconds for at in rounds]
+
+
+@given(scripts(), BOUNDS)
+def test_stages_of_rounds_are_disjoint_and_add_up_to_all_the_time_there_was(rounds, bounds):
+    heard, request = watched(rounds, bounds)
+    spent = request.request.spent
+    assert spent["prefill"] == rounds[0].verify_s
+    assert spent.get("verify", 0) == sum(at.verify_s for at in rounds[1:])
+    assert spent.get("draft", 0) == sum(at.draft_s or 0 for at in rounds)
+    # Before the first round there is no other one for anything to lie between.
+    assert sum(spent.values()) == request.clock() - 100.0 - rounds[0].gap_s
+    said = heard.span("request").attributes
+    assert {f"slipstream.stage.{name}_ms": 1000 * s for name, s in spent.items()} == said
+
+
+def test_other_stages_are_timed_and_only_those_with_a_name_have_a_span():
+    heard = Listener()
+    request = Watched(heard.telemetry, NONE)
+    clock, span = request.clock, request.request
+    with span.stage("acquire"):
+        clock.passes(2)
+    with pytest.raises(Unavailable), span.stage("encode", "prompt.encode"):
+        clock.passes(3)
+        raise Unavailable("it is away")
+    span.begins("close")
+    clock.passes(4)
+    span.ends("close")
+    span.ends("close")
+    span.ends("never begun")
+    span.end()
+    assert dict(heard.span("request").attributes) == {
+        "slipstream.stage.acquire_ms": 2000,
+        "slipstream.stage.encode_ms": 3000,
+        "slipstream.stage.close_ms": 4000,
+    }
+    encode = heard.span("prompt.encode")
+    assert encode.end_time - encode.start_time == 3 * 10**9
+    assert encode.status.description == "it is away"
+    assert [at.name for at in heard.spans()] == ["prompt.encode", "request"]
+
+
+BROKEN = [
+    {"draft_error": Unavailable("it is away")},
+    {"target_error": Unavailable("it is away")},
+]
+
+
+@pytest.mark.parametrize("how", BROKEN, ids=["draft", "target"])
+def test_an_error_ends_the_spans_of_its_round_as_failed(how):
+    heard, request = watched([PREFILL, Script(), Script(**how)], TraceBounds(9, 0, 0))
+    asked = "draft.propose" if "draft_error" in how else "target.verify"
+    failed = [span for span in heard.spans() if span.status.status_code is StatusCode.ERROR]
+    assert [span.name for span in failed] == [asked, "round", "request"]
+    for span in failed:
+        assert span.attributes["error.type"] == "Unavailable"
+        assert span.status.description == "it is away"
+    assert failed[1].attributes["slipstream.round.index"] == 2
+    assert len(heard.spans("round")) == 3
+    assert len(request.seen) == 2
+
+
+@pytest.mark.parametrize("how", BROKEN, ids=["draft", "target"])
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()], ids=repr)
+def test_a_round_that_is_given_up_has_ended_and_not_failed(how, error):
+    heard, request = watched([PREFILL, Script(**dict.fromkeys(how, error))], TraceBounds(9, 0, 0))
+    assert request.error is error
+    assert len(heard.spans("round")) == 2
+    assert {span.status.status_code for span in heard.spans()} == {StatusCode.UNSET}
+    assert heard.span("request").attributes["error.type"] == "Cancelled"
+
+
+def test_a_late_round_that_fails_is_not_one_that_was_rejected():
+    error = InvalidRequest("'some secret' is refused")
+    rounds = [PREFILL, Script(accepted=0), Script(accepted=0, verify_s=9, target_error=error)]
+    heard, _ = watched(rounds, TraceBounds(1, 0, 9))
+    assert selected(heard) == {0: "first", 1: "rejected"}
+    heard, _ = watched(rounds, TraceBounds(1, 1, 9))
+    assert selected(heard) == {0: "first", 1: "rejected", 2: "slowest"}
+    failed = [span for span in heard.spans() if span.status.status_code is StatusCode.ERROR]
+    assert [span.name for span in failed] == ["round", "target.verify", "request"]
+    assert {span.status.description for span in failed} == {None}
+
+
+class Follows:
+    """A target whose next token is a sum of those before."""
+
+    def __init__(self):
+        self._tokens = []
+
+    async def verify(self, sequence, proposal):
+        self._tokens, session = [*sequence.tokens], sequence.session
+        most = session.num_prompt_tokens + session.max_tokens
+        node, start, tree = ROOT, len(self._tokens), proposal.tree
+        while node is not None and len(self._tokens) < most:
+            token = (sum(self._tokens[-2:]) + 1) % 5
+            self._tokens.append(token)
+            node = next((at for at in tree.children(node) if tree.tokens[at] == token), None)
+        tokens = tuple(self._tokens[start:])
+        reason = FinishReason.LENGTH if len(self._tokens) == most else None
+        return Verdict(tokens, len(tokens) - (node is None), reason)
+
+    async def release(self, session_id):
+        self._tokens.clear()
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 40))
+def test_the_same_tokens_in_the_same_rounds_come_out_watched_or_not(prompt, max_tokens):
+    def run(observer=None):
+        return speculate(
+            Follows(),
+            NgramDraft(),
+            "ngram",
+            prompt,
+            sampling=SamplingParams(),
+            options=SpeculationOptions(),
+            max_tokens=max_tokens,
+            observer=observer,
+        )
+
+    heard = Listener()
+    request = Watched(heard.telemetry, TraceBounds(2, 2, 2))
+    alone = run()
+    assert run(request.tracer).tokens == alone.tokens
+    assert len(alone.tokens) == max_tokens
+    assert [at.verdict for at in request.seen] == [at.verdict for at in alone.rounds]

@@ -1,0 +1,169 @@
+"""Chat templates say what they say in transformers, and can do nothing else."""
+
+from datetime import datetime
+
+import pytest
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.text.template import MAX_RENDERED_CHARS, MAX_TEMPLATE_BYTES, ChatTemplate
+from slipstream.text.tokenizer import TextTokenizer
+from support.models.tiny_checkpoint import TEMPLATE, byte_tokenizer
+
+MESSAGES = [
+    {"role": "system", "content": 'Be <brief> & "kind", it\'s 漢字.'},
+    {"role": "user", "content": "  one\n\n{{ two }} {% three %}\n"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nfour"},
+    {"role": "user", "content": "five"},
+]
+
+SAID = {
+    "the tests' own": TEMPLATE,
+    "plain": "no blocks at all",
+    "last line break": "text\n",
+    "block lines": """
+    {%- for message in messages %}
+        {% if loop.first %}
+    first
+        {% endif %}
+    {{ message.role }}: {{ message['content'] | trim }}
+    {# a remark #}
+    {% endfor %}
+    {% if add_generation_prompt %}
+    go on
+    {%- endif %}
+""",
+    "loop controls": """{% for message in messages %}
+{% if message.role == 'system' %}{% continue %}{% endif %}
+{{ message.content }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}""",
+    "json": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2, sort_keys=true) }}",
+    "json in ASCII": "{{ messages | tojson(ensure_ascii=true, separators=(',', ':')) }}",
+    "generation": """{% for message in messages %}{% generation %}
+{% set kept = message.content %}
+{{ kept }}
+{% endgeneration %}[{{ kept }}]{% endfor %}""",
+    "namespace": """{% set ns = namespace(last=-1, self='me') %}{% for message in messages %}
+{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{{ ns.last }}{{ ns.self }}""",
+    "dict": "{{ dict(a=1, b=[2]) }}{{ dict.fromkeys('ab', 0) }}{{ dict([('x', 1)]) }}",
+    "macro": """{% macro turn(message, mark='#') %}{{ mark }}{{ message.content }}{% endmacro %}
+{% for message in messages[1:] %}{{ turn(message) }}{{ turn(message, mark='*') }}{% endfor %}""",
+    "strings": """{% for message in messages %}{% set text = message.content %}
+{{ text.split('</think>')[-1].lstrip('\\n') }}
+{{ message.role.upper() + '!' }}{{ '%s' | format(message.role) }}{{ text[::-1] }}
+{% endfor %}""",
+    "tests and filters": """{% if messages is iterable and messages[0].content is string %}
+{{ messages | map(attribute='role') | join(', ') }}
+{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{% endif %}""",
+    "special tokens": "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ unk_token }}",
+    "what is not there": """{{ tools is none }}{{ documents is none }}{{ nothing }}
+{% if not enable_thinking is defined %}quick{% endif %}{{ messages[0].name }}""",
+    "HTML": "<b>{{ messages[0].content }}</b>{{ messages[0].content | e }}",
+    "classes by format": "{{ '[{0.__class__}]'.format(messages) }}",
+    "functions of Jinja": "{{ range(3) | list }}{% set c = cycler('a', 'b') %}{{ c.next() }}",
+}
+
+REFUSED = {
+    "its own words": "{{ raise_exception('Roles must alternate.') }}",
+    "changed messages": "{{ messages.append(1) }}",
+    "changed message": "{{ messages[0].update(role='x') }}",
+    "classes": "{{ ''.__class__.__mro__ }}",
+    "globals": "{{ raise_exception.__globals__['__builtins__'] }}",
+    "a namespace": "{{ namespace(__class__=1) }}",
+    "a later name of a namespace": "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "a long range": "{{ range(10 ** 9) | length }}",
+    "types": "{{ 'a' + 1 }}",
+    "division": "{{ 1 // 0 }}",
+    "a missing thing": "{{ nothing.at_all }}",
+    "no recursion's end": "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "other files": "{% include 'secret' %}",
+}
+
+
+def noon():
+    return datetime(2024, 2, 29, 12, 0, 1)
+
+
+def render(source, messages=MESSAGES, special_tokens=None):
+    return ChatTemplate(source, special_tokens or {}, noon).render(messages)
+
+
+@pytest.mark.parametrize("source", SAID.values(), ids=SAID)
+def test_a_template_says_what_it_says_in_transformers(source):
+    hf = byte_tokenizer(template=source)
+    expected = hf.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    assert render(source, special_tokens=hf.special_tokens_map) == expected
+
+
+@pytest.mark.parametrize("source", REFUSED.values(), ids=REFUSED)
+def test_what_fails_in_transformers_is_a_refusal_here(source):
+    hf = byte_tokenizer(template=source)
+    with pytest.raises(Exception):  # noqa: B017 - whatever it raises
+        hf.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    with pytest.raises(InvalidRequest, match="the chat template refuses these messages"):
+        render(source)
+
+
+def test_a_refusal_says_why_in_one_line():
+    with pytest.raises(InvalidRequest, match=r"these messages \(Roles must alternate\)$"):
+        render("{{ raise_exception('Roles must alternate.') }}")
+    with pytest.raises(InvalidRequest) as caught:
+        render("{{ raise_exception('long ' * 1000 ~ '\n' ~ 'more') }}")
+    assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+
+
+def test_the_time_is_that_of_the_given_clock():
+    assert render("{{ strftime_now('%d %b %Y %H:%M:%S') }}") == "29 Feb 2024 12:00:01"
+
+
+def test_the_callers_messages_are_left_alone():
+    messages = [dict(message) for message in MESSAGES]
+    render("{% for message in messages %}{% set message = {} %}{% endfor %}", messages)
+    assert messages == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("a\n{% for m in messages %}", "broken in line 2"),
+        ("{% secret %}", "broken in line 1 .*secret"),
+        ("{% generation %}", "broken in line 1"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "is broken"),
+        ("{% if 1 %}" * 200 + "{% endif %}" * 200, "is broken"),
+        ("", "no chat template"),
+    ],
+)
+def test_a_template_with_mistakes_leaves_raw_text(source, reason):
+    json = byte_tokenizer().backend_tokenizer.to_str().encode()
+    tokenizer = TextTokenizer.from_parts(json, source, {})
+    assert tokenizer.decode(tokenizer.encode("hello", add_special_tokens=False)) == "hello"
+    with pytest.raises(InvalidRequest, match=reason):
+        tokenizer.render(MESSAGES)
+
+
+def test_no_messages_are_refused():
+    with pytest.raises(InvalidRequest, match="no messages"):
+        render(TEMPLATE, [])
+
+
+@pytest.mark.parametrize(
+    ("size", "special_tokens"),
+    [(MAX_TEMPLATE_BYTES, {}), (MAX_TEMPLATE_BYTES - 12, {"bos_token": "<s>"})],
+)
+def test_a_template_has_a_largest_size(size, special_tokens):
+    assert len(render("x" * size, special_tokens=special_tokens)) == size
+    with pytest.raises(InvalidRequest, match=f"have {MAX_TEMPLATE_BYTES + 1} bytes"):
+        ChatTemplate("x" * (size + 1), special_tokens, noon)
+
+
+def test_what_it_makes_has_a_largest_size():
+    line = "{% for _ in range(N) %}{{ 'x' * 1024 }}{% endfor %}"
+    whole = MAX_RENDERED_CHARS // 1024
+    assert len(render(line.replace("N", str(whole)))) == MAX_RENDERED_CHARS
+    with pytest.raises(InvalidRequest, match="more than 16777216 characters"):
+        render(line.replace("N", str(whole + 1)))
+
+
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "a b", ""])
+def test_special_tokens_do_not_take_the_names_of_others(name):
+    with pytest.raises(InvalidRequest, match="no special token"):
+        ChatTemplate(TEMPLATE, {name: "<s>"}, noon)

@@ -1,0 +1,241 @@
+"""A tokenizer without transformers reads and writes exactly as transformers does."""
+
+import json
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.text.prompts import encode_prompt, encode_turn
+from slipstream.text.tokenizer import TextTokenizer, vocab_hash
+from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
+
+SERVICES = Path(__file__).parents[3] / "services"
+TEXTS = [
+    "",
+    " ",
+    "hello",
+    "  two  spaces \n\n\tand lines\r\n",
+    "<|end|>",
+    "a<|user|>b <|bot|>c<|im_end|> <|im_start|>user",
+    "<s>a </s> [own]b [ OWN ]",
+    "It 's , isn 't it ? Don't .",
+    "f(x) = x**2 + 1234567",
+    "naïve Ωmega жук 漢字 👩‍👩‍👧 e\u0301 \u00a0\u200b\ufeff\ufffd",
+    "\x00\x01\x7f",
+    "word " * 300,
+]
+
+
+@pytest.fixture(
+    scope="module", params=["bytes", "pieces", pytest.param("real", marks=pytest.mark.real)]
+)
+def hf(request):
+    if request.param == "real":
+        return AutoTokenizer.from_pretrained(request.getfixturevalue("real_model"))
+    return byte_tokenizer() if request.param == "bytes" else piece_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def text(hf):
+    return text_tokenizer(hf)
+
+
+def decoded(hf, ids):
+    return hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def conversations():
+    """The bundled prompts, and each with one more turn for every turn that it has."""
+    lines = (SERVICES / "data" / "prompts.jsonl").read_text().splitlines()
+    for line in lines:
+        messages = []
+        for turn in json.loads(line)["turns"]:
+            messages.append({"role": "user", "content": turn})
+            yield list(messages)
+            messages.append({"role": "assistant", "content": f"Of <{turn[:9]}>:\n\n* no.\n"})
+        yield [*messages, {"role": "user", "content": "Go on."}]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["plain", "with the model's own around"])
+def test_text_has_the_ids_that_transformers_gives(hf, text, special):
+    for string in TEXTS:
+        expected = hf.encode(string, add_special_tokens=special)
+        assert text.encode(string, add_special_tokens=special) == expected
+
+
+def test_random_ids_have_the_text_that_transformers_gives(hf, text):
+    choose = random.Random(0)
+    special = hf.all_special_ids
+    for _ in range(400):
+        ids = [choose.randrange(len(hf) + 3) for _ in range(choose.randrange(12))]
+        ids.insert(choose.randrange(len(ids) + 1), choose.choice(special))
+        assert text.decode(ids) == decoded(hf, ids)
+        assert text.decode(tuple(ids)) == text.decode(ids)
+
+
+def test_text_cut_within_a_character_reads_as_in_transformers(hf, text):
+    ids = hf.encode("a👩‍👩‍👧b漢Ω", add_special_tokens=False)
+    cuts = [ids[start:end] for start in range(len(ids)) for end in range(start, len(ids) + 1)]
+    texts = [text.decode(cut) for cut in cuts]
+    assert texts == [decoded(hf, cut) for cut in cuts]
+    assert any("\ufffd" in string for string in texts)
+
+
+def test_conversations_read_and_number_as_in_transformers(hf, text):
+    for messages in conversations():
+        told = {"add_generation_prompt": True}
+        rendered = hf.apply_chat_template(messages, tokenize=False, **told)
+        ids = hf.apply_chat_template(messages, return_dict=False, **told)
+        assert text.render(messages) == rendered
+        assert encode_prompt(text, messages) == tuple(ids)
+
+
+@pytest.mark.real
+def test_turns_appended_to_a_real_reply_are_the_conversation_at_once(real_model):
+    tokenizer = text_tokenizer(AutoTokenizer.from_pretrained(real_model))
+    end = tokenizer.encode("<|im_end|>", add_special_tokens=False)
+    for messages in conversations():
+        held = encode_prompt(tokenizer, messages[0]["content"])
+        for reply, asked in zip(messages[1::2], messages[2::2], strict=True):
+            held += (*tokenizer.encode(reply["content"], add_special_tokens=False), *end)
+            held += encode_turn(tokenizer, asked["content"], last_token=held[-1])
+        assert held == encode_prompt(tokenizer, messages)
+
+
+def test_it_counts_and_numbers_its_tokens_as_transformers_does(hf, text):
+    assert len(text) == len(hf)
+    assert text.vocab_hash == vocab_hash(hf.get_vocab())
+
+
+def test_its_parts_make_the_same_tokenizer_elsewhere(hf, text):
+    parts = text.parts()
+    again = TextTokenizer.from_parts(bytes(parts.json), *parts[1:])
+    assert again.parts() == parts
+    assert again.vocab_hash == text.vocab_hash
+    assert again.chat_template == text.chat_template == hf.chat_template
+    assert dict(parts.special_tokens) == hf.special_tokens_map
+    for string in TEXTS:
+        assert again.encode(string, add_special_tokens=True) == hf.encode(string)
+
+
+def test_a_caller_s_mapping_may_change_afterwards():
+    special = {"bos_token": "<s>"}
+    json_ = text_tokenizer(byte_tokenizer()).parts().json
+    tokenizer = TextTokenizer.from_parts(json_, "{{ bos_token }}", special)
+    special["bos_token"] = "other"
+    assert tokenizer.render([{"role": "user", "content": "a"}]) == "<s>"
+
+
+def test_nothing_is_cut_or_filled_up_whatever_the_file_says():
+    hf = byte_tokenizer()
+    whole = hf.encode("hello")
+    backend = Tokenizer.from_str(hf.backend_tokenizer.to_str())
+    backend.enable_truncation(2)
+    backend.enable_padding(length=16, pad_id=7)
+    assert len(backend.encode("hello").ids) == 16
+    tokenizer = TextTokenizer.from_parts(backend.to_str().encode(), "", {})
+    assert tokenizer.encode("hello", add_special_tokens=True) == whole
+
+
+@pytest.mark.parametrize(
+    ("json_", "reason"),
+    [
+        (b"", "of 0 bytes can't be read"),
+        (b"\xff\xfe", "of 2 bytes can't be read"),
+        (b"null", "can't be read"),
+        (b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}', "can't be read"),
+        (b'{"model": {"type": "Unigram", "vocab": []}}', "no tokens"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(json_, reason):
+    with pytest.raises(WeightsError, match=reason):
+        TextTokenizer.from_parts(json_, "", {})
+
+
+@pytest.mark.parametrize(
+    ("string", "reason"), [("a\ud800", "not valid Unicode"), ("b", "turned into tokens")]
+)
+def test_text_without_tokens_is_refused(string, reason):
+    backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="?"))
+    tokenizer = TextTokenizer.from_parts(backend.to_str().encode(), "", {})
+    assert tokenizer.encode("a", add_special_tokens=False) == [0]
+    with pytest.raises(InvalidRequest, match=reason):
+        tokenizer.encode(string, add_special_tokens=False)
+
+
+def test_many_threads_get_what_one_gets(hf):
+    asked = [messages for messages in conversations() if len(messages) > 1]
+
+    def answer(tokenizer, messages):
+        ids = encode_prompt(tokenizer, messages)
+        return ids, tokenizer.decode(ids), tokenizer.vocab_hash, len(tokenizer)
+
+    alone = text_tokenizer(hf)
+    expected = [answer(alone, messages) for messages in asked]
+    shared = text_tokenizer(hf)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda messages: answer(shared, messages), asked * 2))
+    assert answers == expected * 2
+
+
+def test_the_default_of_several_chat_templates_is_taken():
+    hf = byte_tokenizer(template={"tool_use": "tools", "default": "{{ messages[0].content }}"})
+    assert text_tokenizer(hf).render([{"role": "user", "content": "a"}]) == "a"
+
+
+@pytest.mark.parametrize("template", [None, {"tool_use": "tools"}, {}])
+def test_without_a_chat_template_there_is_only_raw_text(template):
+    tokenizer = text_tokenizer(byte_tokenizer(template=template))
+    assert tokenizer.chat_template == ""
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        tokenizer.render([{"role": "user", "content": "a"}])
+
+
+class Custom:
+    """A pre-tokenizer in Python."""
+
+    def pre_tokenize(self, pretok):
+        raise NotImplementedError
+
+
+def test_a_tokenizer_that_only_transformers_can_run_is_refused():
+    with pytest.raises(ModelMismatch, match="ByT5Tokenizer"):
+        text_tokenizer(ByT5Tokenizer())
+    foreign = byte_tokenizer()
+    foreign.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Custom())
+    with pytest.raises(ModelMismatch, match="can't leave this process"):
+        text_tokenizer(foreign)
+    with pytest.raises(ModelMismatch, match="plain text"):
+        text_tokenizer(
+            PreTrainedTokenizerFast(
+                tokenizer_object=byte_tokenizer().backend_tokenizer, split_special_tokens=True
+            )
+        )
+
+
+def test_text_needs_neither_torch_nor_numpy_nor_transformers():
+    modules = sorted(
+        f"slipstream.text.{path.stem}" for path in (SERVICES / "text").glob("[a-z]*.py")
+    )
+    assert "slipstream.text.tokenizer" in modules
+    code = (
+        f"import sys, {', '.join(modules)}\n"
+        "heavy = {'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    path = [str(SERVICES.parent / ".dev")]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,131 @@
+"""Many answers at once are the answers that one at a time would be."""
+
+import pytest
+import torch
+
+from slipstream.core.errors import TrainingError
+from slipstream.models.target import batch
+from slipstream.models.target.batch import BatchModel
+from slipstream.train import author
+from slipstream.train.author import AnswerRequest, EndRules, answers, draw
+from support.models import tiny
+
+PROMPTS = [tuple(tiny.tokens(count, seed=count)) for count in (3, 70, 1, 24)]
+LENGTH = 45  # prompts and answers cross borders of the cache's blocks
+NO_END = EndRules(frozenset(), LENGTH)
+
+
+def noise(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def asks(*temperatures):
+    return [
+        AnswerRequest(prompt, temperatures[i % len(temperatures)])
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_greedy_answers_are_those_of_transformers(family):
+    expected = [
+        tiny.hf_model(family)
+        .generate(torch.tensor([prompt]), max_new_tokens=LENGTH, do_sample=False, eos_token_id=None)
+        .tolist()[0][len(prompt) :]
+        for prompt in PROMPTS
+    ]
+    assert answers(BatchModel(tiny.hf_model(family)), asks(0.0), NO_END, noise()) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_depends_on_its_own_prompt_only(temperature):
+    model = BatchModel(tiny.hf_model())
+    whole = answers(model, asks(temperature), NO_END, noise())
+    first = answers(model, asks(temperature)[:1], NO_END, noise())
+    assert whole[:1] == first
+
+
+@pytest.mark.parametrize("num_tokens", [1, 140])
+def test_prompts_read_in_groups_are_prompts_read_at_once(monkeypatch, num_tokens):
+    model = BatchModel(tiny.hf_model())
+    whole = answers(model, asks(0.0), NO_END, noise())
+    monkeypatch.setattr(batch, "_PREFILL_TOKENS", {"cpu": num_tokens})
+    assert answers(model, asks(0.0), NO_END, noise()) == whole
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_query_heads_beside_each_other_attend_as_heads_of_their_own(length):
+    seen = noise()
+    query, keys, values = (
+        torch.randn(2, heads, size, 8, generator=seen)
+        for heads, size in ((6, length), (3, 16), (3, 16))
+    )
+    mask = torch.zeros(2, 1, length, 16).masked_fill(
+        torch.rand(2, 1, length, 16, generator=seen) < 0.3, float("-inf")
+    )
+    apart = torch.nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
+    beside = batch._attend_fused(query, (keys, values), mask, 0.3)
+    torch.testing.assert_close(beside, apart)
+
+
+def test_dropping_ended_rows_changes_nothing(monkeypatch):
+    model = BatchModel(tiny.hf_model())
+    rules = EndRules(frozenset(range(6)), LENGTH)
+    dropped = answers(model, asks(0.0, 1.0), rules, noise())
+    monkeypatch.setattr(author, "_COMPACT_BELOW", 0.0)
+    assert dropped == answers(model, asks(0.0, 1.0), rules, noise())
+    assert len({len(answer) for answer in dropped}) > 2
+
+
+def test_an_answer_holds_one_end_at_most_and_that_last():
+    rules = EndRules(frozenset(range(6)), LENGTH)
+    for answer in answers(BatchModel(tiny.hf_model()), asks(0.0, 1.0), rules, noise()):
+        assert not rules.ends.intersection(answer[:-1])
+        assert len(answer) == LENGTH or answer[-1] in rules.ends
+
+
+def test_the_same_seed_draws_the_same_answers_and_another_seed_others():
+    model = BatchModel(tiny.hf_model())
+    first, again, other = (answers(model, asks(1.0), NO_END, noise(seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("size", [5, 64, 200])
+def test_a_grid_of_noise_draws_every_token_as_often_as_the_law_says(size):
+    law = torch.rand(size, generator=noise()).square()
+    law[size // 2] = 0
+    law /= law.sum()
+    grid = (torch.arange(4000) + 0.5) / 4000
+    tokens = draw((law.log() * 0.7).expand(4000, size), torch.full((4000,), 0.7), grid)
+    counts = torch.bincount(tokens, minlength=size)
+    assert counts[size // 2] == 0
+    assert (counts / 4000 - law).abs().max() < 1 / 4000 + 1e-5
+    assert tokens.diff().min() >= 0, "the law is inverted in the order of ids"
+
+
+def test_the_coldest_draw_is_the_first_of_the_highest():
+    logits = torch.zeros(3, 200)
+    logits[0, [150, 199]], logits[1, 63], logits[2, [64, 65]] = 2.0, 1.0, 1.0
+    assert draw(logits, torch.zeros(3), torch.full((3,), 0.99)).tolist() == [150, 63, 64]
+
+
+@pytest.mark.parametrize("edge", [0.0, 1 - 2**-24])
+def test_noise_at_its_edges_draws_a_token_that_the_law_has(edge):
+    logits = torch.full((1, 70), float("-inf"))
+    logits[0, [1, 65]] = 0.0
+    assert draw(logits, torch.ones(1), torch.tensor([edge])).item() == (1 if edge == 0 else 65)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AnswerRequest((), 1.0),
+        lambda: AnswerRequest((1,), -1.0),
+        lambda: EndRules(frozenset(), 0),
+    ],
+)
+def test_impossible_orders_are_refused(make):
+    with pytest.raises(TrainingError):
+        make()

@@ -1,0 +1,258 @@
+"""What the draft may see in training, and its loss against the formula written out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from slipstream.core.errors import TrainingError
+from slipstream.models.glide.glide import Rope
+from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
+from slipstream.train.features import TrainBatch
+from slipstream.train.glide import (
+    Frozen,
+    LossSum,
+    TrimmedLoss,
+    glide_loss,
+    greedy_matches,
+    next_generated,
+    position_weights,
+)
+from slipstream.train.heldout import HeldoutCounts
+from slipstream.train.masks import Blocks, block_mask, draw_blocks, lag_mask, survival_weights
+from slipstream.train.trainer import learning_rate
+
+
+def blocks(lengths, offsets):
+    return Blocks(torch.tensor(lengths), torch.tensor(offsets))
+
+
+def seen(mask):
+    return [[k for k, value in enumerate(row) if value == 0] for row in mask[0, 0].tolist()]
+
+
+def test_a_query_reads_earlier_blocks_only():
+    mask = block_mask(7, blocks([3], [1]))
+    # Blocks: 0 1 | 2 3 4 | 5 6; the first block falls back to the positions before its own.
+    assert seen(mask) == [[0], [0], [0, 1], [0, 1], [0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def test_documents_of_a_batch_have_grids_of_their_own():
+    mask = block_mask(6, blocks([2, 3], [0, 2]))
+    assert seen(mask[:1])[4] == [0, 1, 2, 3]
+    assert seen(mask[1:])[3] == [0]
+
+
+@pytest.mark.parametrize("lag", range(4))
+def test_a_lag_hides_the_newest_keys(lag):
+    rows = seen(lag_mask(8, lag))
+    for query in range(lag + 1, 8):
+        assert rows[query] == list(range(query - lag))
+
+
+def batch(lengths=(4, 6), num_prompts=(2, 5)):
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    return TrainBatch(
+        ids, (), torch.zeros(0), ids, torch.tensor(lengths), torch.tensor(num_prompts)
+    )
+
+
+def test_no_query_ever_reads_its_own_or_a_later_position():
+    for seed in range(20):
+        drawn = draw_blocks(2, LossSettings(), torch.Generator().manual_seed(seed))
+        allowed = block_mask(6, drawn)[:, 0] == 0
+        assert allowed.any(-1).all()
+        late = torch.triu(torch.ones(6, 6, dtype=torch.bool))
+        late[0, 0] = False
+        assert not (allowed & late).any()
+
+
+def test_lags_stay_within_the_longest_block():
+    settings = LossSettings(block_min=2, block_max=3)
+    drawn = draw_blocks(16, settings, torch.Generator().manual_seed(1))
+    allowed = block_mask(40, drawn)[:, 0] == 0
+    lags = (torch.arange(40) - allowed.sum(-1))[:, 3:]
+    assert set(lags.flatten().tolist()) == {0, 1, 2}
+
+
+def test_the_prediction_of_the_first_generated_token_counts_in_full():
+    weights = position_weights(batch(), 0.5)
+    assert weights.tolist() == [[0.5, 1, 1, 1, 0, 0], [0.5, 0.5, 0.5, 0.5, 1, 1]]
+
+
+def loss_case(rows=600):
+    generator = torch.Generator().manual_seed(0)
+    draft = torch.randn(rows, 8, generator=generator, requires_grad=True)
+    target, head = (
+        torch.randn(rows, 8, generator=generator),
+        torch.randn(20, 8, generator=generator),
+    )
+    labels = torch.randint(-1, 20, (rows,), generator=generator)
+    return draft, target, head, labels, torch.rand(rows, generator=generator)
+
+
+@pytest.mark.parametrize(("kl", "hard"), [(1.0, 0.0), (1.0, 0.5), (0.3, 2.0), (0.0, 1.0)])
+def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, hard):
+    draft, target, head, labels, weights = loss_case()
+    settings = LossSettings(kl_weight=kl, hard_weight=hard, unroll=5)
+    logs = F.log_softmax(draft @ head.T, -1)
+    law = F.softmax(target @ head.T, -1)
+    entropy = F.cross_entropy(draft @ head.T, labels, ignore_index=-1, reduction="none")
+    expected = kl * -(law * logs).sum(-1) + hard * entropy
+    (wanted,) = torch.autograd.grad(expected @ weights, draft)
+    losses, picks = TrimmedLoss.apply(draft, target, head, labels, settings)
+    (gradient,) = torch.autograd.grad(losses @ weights, draft)
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+    assert torch.equal(picks, logs.argmax(-1))
+
+
+def test_only_generated_tokens_are_labels():
+    ids = torch.tensor([[3, 4, 5, 6, 0, 0], [9, 8, 7, 6, 5, 4]])
+    labels = next_generated(replace(batch(), ids=ids))
+    assert labels.tolist() == [[-1, 5, 6, -1, -1, -1], [-1, -1, -1, -1, 4, -1]]
+
+
+def test_ids_without_a_column_have_none():
+    frozen = Frozen(torch.eye(3), torch.eye(3), torch.tensor([4, 7, 9]), Rope(*torch.eye(2)))
+    assert frozen.columns(torch.tensor([[9, 0], [4, 60]])).tolist() == [[2, -1], [0, -1]]
+
+
+def test_a_chain_weighs_a_position_by_whether_its_tokens_were_right_before_it():
+    agrees = torch.tensor([[0, 1, 0, 1, 1, 1, 1, 0, 1, 1]], dtype=torch.bool)
+    weights = survival_weights(agrees, blocks([4], [3]), chain=4, floor=0.1)
+    # Blocks: 0 | 1 2 3 4 | 5 6 7 8 | 9.
+    assert [round(weight, 2) for weight in weights[0].tolist()] == [
+        *(1.0,),
+        *(1.0, 1.0, 0.1, 0.1),
+        *(1.0, 1.0, 1.0, 0.1),
+        *(1.0,),
+    ]
+
+
+def test_a_block_longer_than_the_chain_begins_with_keys_that_are_late():
+    agrees = torch.zeros(1, 10, dtype=torch.bool)
+    weights = survival_weights(agrees, blocks([5], [0]), chain=2, floor=0.0)
+    assert weights.tolist() == [[1, 1, 1, 1, 0, 1, 1, 1, 1, 0]]
+
+
+def survival_oracle(agrees, lengths, offsets, chain, floor):
+    """Walks each chain from its start."""
+    weights = torch.ones(agrees.shape)
+    for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
+        for start in range(-offset, agrees.shape[1], length):
+            alive, first = True, start + max(0, length - chain)
+            for position in range(max(0, first), min(start + length, agrees.shape[1])):
+                weights[row, position] = 1.0 if alive else floor
+                alive = alive and bool(agrees[row, position])
+    return weights
+
+
+def test_survival_is_that_of_chains_walked_one_by_one():
+    generator = torch.Generator().manual_seed(2)
+    agrees = torch.rand(6, 50, generator=generator) < 0.6
+    drawn = draw_blocks(6, LossSettings(), generator)
+    for chain in range(1, 9):
+        lists = (drawn.lengths.tolist(), drawn.offsets.tolist())
+        expected = survival_oracle(agrees, *lists, chain, 0.25)
+        assert torch.equal(survival_weights(agrees, drawn, chain=chain, floor=0.25), expected)
+
+
+class Echo(torch.nn.Module):
+    """A draft whose state is its embedding."""
+
+    def forward(self, x, kvs, rope, mask):
+        return x
+
+
+def test_unrolling_weighs_the_loss_by_what_the_same_forward_agreed_on():
+    # Token i points at column i: after `ids` the draft says the same token again.
+    frozen = Frozen(
+        torch.eye(6), torch.eye(6), torch.arange(6), Rope(torch.ones(6, 2), torch.ones(6, 2))
+    )
+    ids = torch.tensor([[1, 2, 3, 4, 5, 1]])
+    argmax = torch.tensor([[1, 0, 3, 4, 0, 1]])  # right, wrong, right, right, wrong, right
+    data = TrainBatch(ids, (), torch.eye(6)[argmax], argmax, torch.tensor([6]), torch.tensor([1]))
+    plain = LossSettings(hidden_weight=0.0)
+    unrolled = replace(plain, unroll=3, unroll_floor=0.0)
+    losses, _ = TrimmedLoss.apply(
+        torch.eye(6)[ids[0]], torch.eye(6)[argmax[0]], frozen.head, ids[0], plain
+    )
+    grid = blocks([3], [0])
+    everywhere = glide_loss(Echo(), frozen, data, grid, plain)
+    reached = glide_loss(Echo(), frozen, data, grid, unrolled)
+    torch.testing.assert_close(everywhere, LossSum(losses.sum(), torch.tensor(6.0)))
+    torch.testing.assert_close(reached, LossSum(losses[[0, 1, 3, 4]].sum(), torch.tensor(4.0)))
+
+
+def test_a_chain_is_one_query_a_lag_longer_each_step():
+    matches = torch.zeros(6, 1, 8, dtype=torch.bool)
+    generated = torch.tensor([[False, True, True, True, True, True, True, False]])
+    # Chains of five begin at 1 and 2. That of 1 is right at its first three depths.
+    for depth in range(3):
+        matches[depth, 0, 1 + depth] = True
+    matches[0, 0, 3] = True  # of no whole chain
+    tally = HeldoutCounts(6)
+    tally.add(matches, generated)
+    result = tally.result()
+    assert result.survival == (0.5, 0.5, 0.5, 0.0, 0.0)
+    assert result.length == 2.5
+    torch.testing.assert_close(result.acceptance, tuple(n / 6 for n in (2, 1, 1, 0, 0, 0)))
+
+
+def test_texts_shorter_than_a_chain_count_none():
+    tally = HeldoutCounts(7)
+    tally.add(torch.ones(7, 1, 3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.bool))
+    assert tally.result().acceptance == (1.0,) * 7
+    assert tally.result().length == 1.0
+
+
+def test_a_match_compares_target_ids_not_columns():
+    head = torch.eye(3)
+    frozen = Frozen(head, head, torch.tensor([4, 7, 9]), Rope(head, head))
+    matches = greedy_matches(torch.eye(3), torch.tensor([4, 1, 9]), frozen)
+    assert matches.tolist() == [True, False, True]
+
+
+def test_the_learning_rate_rises_then_falls_to_its_floor():
+    schedule = TrainSchedule(steps=100, lr=1.0, warmup=0.1, floor=0.02)
+    rates = [learning_rate(schedule, done / 100) for done in range(101)]
+    assert max(rates) == pytest.approx(1.0)
+    assert rates.index(max(rates)) == 10
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"steps": 5, "minutes": 1.0}, {}, {"steps": 0}, {"steps": 1, "lr": 0.0}]
+)
+def test_a_schedule_without_one_positive_length_is_refused(changes):
+    with pytest.raises(TrainingError):
+        TrainSchedule(**changes)
+
+
+def test_a_block_range_upside_down_is_refused():
+    with pytest.raises(TrainingError, match="min <= max"):
+        replace(LossSettings(), block_min=5, block_max=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"unroll": 9}, "at most 8 long"),
+        ({"unroll_floor": 1.5}, "unroll_floor is 1.5"),
+        ({"hard_weight": -1.0}, "hard_weight is -1.0"),
+        ({"kl_weight": float("nan")}, "kl_weight is nan"),
+        ({"kl_weight": 0.0, "hidden_weight": 0.0}, "nothing to learn"),
+    ],
+)
+def test_a_loss_that_means_nothing_is_refused(changes, reason):
+    with pytest.raises(TrainingError, match=reason):
+        replace(LossSettings(), **changes)
+
+
+@pytest.mark.parametrize("changes", [{"ema": 1.0}, {"patience": -1}, {"batch_tokens": 0}])
+def test_settings_out_of_range_are_refused(changes):
+    with pytest.raises(TrainingError, match=next(iter(changes))):
+        TrainSettings(TrainSchedule(steps=1), **changes)

@@ -1,0 +1,230 @@
+"""Records are of real rounds, and runs of `slipstream train decision` end in files or refusals."""
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from slipstream.cli.main import app
+from slipstream.client.engine import Engine, EngineOptions
+from slipstream.core.draft.candidates import argmax_first, coupled
+from slipstream.core.errors import InvalidRequest, TrainingError
+from slipstream.core.types import SamplingParams
+from slipstream.models.decision import DECISION_NAME, load_decision
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.glide_weights import load_glide, save_glide
+from slipstream.models.loading import load_target_parts
+from slipstream.train.decision import DecisionSettings
+from slipstream.train.decision_run import (
+    PROVENANCE_NAME,
+    DecisionRun,
+    RecordingPlan,
+    run_decision,
+    split,
+)
+from slipstream.train.records import joined
+from slipstream.train.rounds import RoundRecorder, overlap
+from support.models import tiny_checkpoint
+
+DEPTH, TOKENS = 3, 12
+RECORDING = RecordingPlan(num_prompts=10, max_tokens=TOKENS, depth=DEPTH)
+SETTINGS = DecisionSettings(width=4, max_epochs=2)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a target, a draft for it and prompts."""
+    base = tmp_path_factory.mktemp("decision")
+    tiny_checkpoint.save_checkpoint(base / "target")
+    target = load_target_parts(str(base / "target"))
+    shape = GlideShape((1,), head_size=250, max_lag=8)
+    hashed = target.tokenizer_hash
+    config = config_for_target(target.model, shape, name="tiny", tokenizer_hash=hashed)
+    vocab = torch.arange(config.head_size) + 3
+    save_glide(init_from_target(target.model, config), vocab, base / "draft")
+    lines = [json.dumps({"prompt": f"number {i}"}) for i in range(12)]
+    (base / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    return base
+
+
+@pytest.fixture(scope="module")
+def engine(place):
+    return Engine.load(str(place / "target"), EngineOptions(numerics="fast"))
+
+
+@pytest.fixture(scope="module")
+def recorder(place, engine):
+    return RoundRecorder(engine, load_glide(place / "draft", engine.parts), depth=DEPTH)
+
+
+def record(recorder, temperature, seed=0):
+    prompt = list(range(5, 25))
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    return recorder.record(prompt, [sampling], max_tokens=TOKENS, number=7)
+
+
+def run(place, work, **changes):
+    values = {
+        "target": str(place / "target"),
+        "draft": str(place / "draft"),
+        "data": (place / "prompts.jsonl",),
+        "work": work,
+        "recording": RECORDING,
+        "settings": SETTINGS,
+        **changes,
+    }
+    done = []
+    outcome = run_decision(
+        DecisionRun(**values), clock=lambda: 0.0, progress=lambda *at: done.append(at)
+    )
+    return outcome, done
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_after_the_first_rejection_is_recorded(recorder, temperature):
+    made = record(recorder, temperature)
+    lags, accepted = made.stats[:, 3].tolist(), made.accepted.tolist()
+    assert lags[0] == 0 and max(lags) < DEPTH
+    for (lag, kept), following in pairwise(zip(lags, accepted, strict=True)):
+        assert following[0] == (lag + 1 if kept and lag + 1 < DEPTH else 0) or following[0] == 0
+        assert kept or following[0] == 0
+    assert made.prompt.tolist() == [7] * len(made)
+    assert bool(made.is_greedy.all()) == (temperature == 0)
+
+
+def test_greedy_rounds_keep_what_target_and_draft_agree_on(recorder):
+    made = record(recorder, 0.0)
+    assert torch.equal(made.agrees, made.accepted)
+
+
+def test_an_answer_is_the_same_behind_another_one(recorder):
+    alone, prompt = record(recorder, 1.0), list(range(5, 25))
+    samplings = [SamplingParams(temperature=heat) for heat in (0.0, 1.0)]
+    both = recorder.record(prompt, samplings, max_tokens=TOKENS, number=7)
+    second = both.rows(~both.is_greedy)
+    assert torch.equal(second.accepted, alone.accepted)
+    # The keys behind a shared prompt come from a pass of another size: equal up to rounding.
+    torch.testing.assert_close(second.overlap, alone.overlap, atol=1e-2, rtol=0)
+
+
+def test_overlap_is_the_sum_written_out():
+    vocab = torch.tensor([1, 2, 4, 7, 8])
+    target, draft = torch.randn(3, 9) * 2, torch.randn(3, 5) * 2
+    p, q = target.double().softmax(-1), torch.zeros(3, 9, dtype=torch.float64)
+    q[:, vocab] = draft.double().softmax(-1)
+    both = torch.maximum(p[:, None] / p[:, :, None], q[:, None] / q[:, :, None])
+    expected = (1 / both.sum(-1)).nan_to_num(0.0)[:, vocab].sum(-1)
+    torch.testing.assert_close(overlap(target, draft, vocab), expected.float())
+
+
+def test_overlap_of_a_law_with_itself_is_certain_and_of_strangers_none():
+    logits = torch.randn(2, 20) * 3
+    torch.testing.assert_close(overlap(logits, logits, torch.arange(20)), torch.ones(2))
+    apart = torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])
+    assert float(overlap(*apart, torch.arange(2))) < 1e-9
+
+
+def test_overlap_is_how_often_shared_noise_gives_both_one_token():
+    torch.manual_seed(0)
+    target, draft = torch.randn(2, 12) * 1.5
+    ids = torch.arange(12)
+    same = [
+        argmax_first(coupled(target, 0, position=at, ids=ids))
+        == argmax_first(coupled(draft, 0, position=at, ids=ids))
+        for at in range(1500)
+    ]
+    expected = float(overlap(target[None], draft[None], ids))
+    assert sum(same) / len(same) == pytest.approx(expected, abs=4 * 0.5 / 1500**0.5)
+
+
+def test_a_run_writes_a_report_and_weights_only_if_they_are_better(place, tmp_path):
+    outcome, done = run(place, tmp_path)
+    facts = json.loads((tmp_path / "decision.json").read_text())
+    assert facts["verdict"] in ("better", "not better")
+    assert set(facts["modes"]["greedy"]["figures"]) == {
+        "decision", "confidence", "calibrated", "svip bound"
+    }  # fmt: skip
+    assert (tmp_path / "decision.png").read_bytes().startswith(b"\x89PNG")
+    assert done[-1] == (10, 10)
+    written = load_decision(place / "draft", hidden_size=32) is not None
+    assert written == (facts["verdict"] == "better") == (outcome.weights is not None)
+
+
+def test_recorded_prompts_are_not_decoded_again_and_what_is_learnt_is_written(place, tmp_path):
+    run(place, tmp_path)
+    shards = sorted((tmp_path / "records").glob("*.safetensors"))
+    assert len(shards) == 10
+    _teach(shards)
+    outcome, _ = run(place, tmp_path)
+    assert outcome.report.verdict == "better"
+    assert outcome.weights == place / "draft" / DECISION_NAME
+    facts = json.loads((place / "draft" / PROVENANCE_NAME).read_text())
+    assert facts["report"]["verdict"] == "better"
+    outcome.weights.unlink()
+
+
+def _teach(shards):
+    """Make every shard say that a sure draft is wrong, and an unsure one right."""
+    from safetensors.torch import load_file, save_file
+
+    for number, path in enumerate(shards):
+        tensors = load_file(path)
+        count = len(tensors["accepted"])
+        right = torch.arange(count) % 2 == number % 2
+        tensors["stats"][:, 0] = torch.where(right, -1.0, 2.0)
+        tensors["hidden"][:, 0] = torch.where(right, 5.0, -5.0)
+        flipped = torch.arange(count) % 9 == 0
+        tensors["accepted"] = right ^ flipped
+        tensors["agrees"] = tensors["accepted"].clone()
+        tensors["overlap"] = tensors["accepted"].float()
+        save_file(tensors, path)
+
+
+def test_records_made_with_other_settings_are_refused(place, tmp_path):
+    run(place, tmp_path)
+    with pytest.raises(TrainingError, match="other settings"):
+        run(place, tmp_path, recording=RecordingPlan(num_prompts=10, max_tokens=5))
+
+
+def test_more_is_drafted_than_the_draft_was_trained_for(place, tmp_path):
+    with pytest.raises(InvalidRequest, match="at most 8"):
+        run(place, tmp_path, recording=RecordingPlan(num_prompts=10, depth=9))
+
+
+def test_prompts_are_on_one_side_of_the_split_only(recorder):
+    made = record(recorder, 0.0)
+    ten = [type(made)(**{**_columns(made), "prompt": made.prompt - 7 + n}) for n in range(10)]
+    parts = [set(part.prompt.tolist()) for part in split(joined(ten))]
+    assert parts == [{5, 6, 7, 8, 9}, {3, 4}, {0, 1, 2}]
+    with pytest.raises(TrainingError, match="at least 10 prompts"):
+        split(made)
+
+
+def _columns(made):
+    return {name: getattr(made, name) for name in type(made).__slots__}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--data": "absent.jsonl"}, "absent.jsonl cannot be read"),
+        ({"--draft": "absent"}, "directory of GliDe weights"),
+        ({"--minutes": "0"}, "minutes is 0.0"),
+        ({"--lr": "-1"}, "lr is -1.0"),
+        ({"--num-prompts": "3"}, "--num-prompts"),
+    ],
+)
+def test_the_command_says_what_is_wrong(place, tmp_path, change, message):
+    options = {
+        "--target": str(place / "target"),
+        "--draft": str(place / "draft"),
+        "--data": str(place / "prompts.jsonl"),
+        "--run-dir": str(tmp_path),
+        **change,
+    }
+    words = [word for pair in options.items() for word in pair]
+    result = CliRunner().invoke(app, ["train", "decision", *words])
+    assert result.exit_code != 0
+    assert message in f"{result.output} {result.exception}"
