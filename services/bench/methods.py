@@ -30,6 +30,15 @@ _BASES: Mapping[str, Base] = {name: name for name in get_args(Base) if name != "
 _UNDRAFTED = frozenset({"plain", "hf"})
 _DEFAULTS = {"auto": "best", "forced": "best+forced"}
 """Methods of requests that leave all or almost all to the engine."""
+Read = Callable[[str | None], dict[str, Any]]
+_FORMS: Mapping[str, str] = {
+    "product": "product=4x2x2",
+    "depth": "depth=5",
+    "nodes": "nodes=16",
+    "svip": "svip or svip=0.3",
+    "decision": "decision or decision=0.4",
+    "cost": "cost or cost=0.05",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +207,6 @@ def _fill(name: str, base: Base, values: dict[str, Any]) -> None:
         values.setdefault("max_draft_tokens", CLASSIC_DEPTH)
 
 
-Read = Callable[[str | None], dict[str, Any]]
-
-
 def _flag(**settings: Any) -> Read:
     def read(value: str | None) -> dict[str, Any]:
         if value is not None:
@@ -244,12 +250,4 @@ _MODIFIERS: Mapping[str, Read] = {
     **_flags("verification", set(Verification) - {Verification.EXACT}),
     **_flags("mode", (Mode.FORCED, Mode.AUTO)),
     **_flags("numerics", ("invariant", "fast")),
-}
-_FORMS: Mapping[str, str] = {
-    "product": "product=4x2x2",
-    "depth": "depth=5",
-    "nodes": "nodes=16",
-    "svip": "svip or svip=0.3",
-    "decision": "decision or decision=0.4",
-    "cost": "cost or cost=0.05",
 }

@@ -17,6 +17,11 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.telemetry.traces import Span, SpanKind
 
+_MOST_TOKENS = 256
+_LEAST_CALL_S = 1e-5
+"""Clocks of two processes may differ by more than a call takes."""
+Children = Mapping[str, list[Span]]
+
 
 @dataclass(frozen=True, slots=True)
 class RoundShape:
@@ -124,12 +129,6 @@ class RandomRounds:
             rounds.append(RoundShape(self.depth, self.depth, accepted).within(left))
             left -= rounds[-1].accepted + 1
         return RecordedRequest(self.num_prompt_tokens, tuple(rounds))
-
-
-_MOST_TOKENS = 256
-_LEAST_CALL_S = 1e-5
-"""Clocks of two processes may differ by more than a call takes."""
-Children = Mapping[str, list[Span]]
 
 
 def recording_of(spans: Iterable[Span]) -> Recording:

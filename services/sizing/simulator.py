@@ -26,6 +26,9 @@ from slipstream.target.time_spent import Activity
 
 _WINDOW = (0.1, 0.9)
 """Part of a run that throughput is taken from: neither its beginning nor its end is typical."""
+Wait = Callable[[Callback], None]
+Arrivals = list[tuple[float, int]]
+"""When how many tokens of an answer came; first the time of the request, with none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +90,6 @@ def simulate(recording: Recording, fleet: SimFleet, load: SimLoad) -> SimResult:
 
 
 Engine = TypeVar("Engine", SimTarget, SimDraft)
-Wait = Callable[[Callback], None]
-Arrivals = list[tuple[float, int]]
-"""When how many tokens of an answer came; first the time of the request, with none."""
 
 
 def _acquired(engines: Sequence[Engine], number: int) -> Engine:

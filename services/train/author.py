@@ -23,6 +23,12 @@ _COMPACT_BELOW = 0.75
 """Rows that have ended are dropped from the batch once so small a share is still running."""
 _BLOCK = 64
 """Tokens of the vocabulary that are looked at together."""
+_PLACEHOLDER = "SLIPSTREAMUSER"
+"""Placeholder of the user's text. No template trims or rewrites it."""
+_MIN_CHARS = 8
+_MAX_SELF_PROMPT_TOKENS = 256
+Line = dict[str, Any]
+"""A document as it is written: ids "p" and "g", and the temperature "t" if one was drawn at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +133,6 @@ def _inverted(probs: Tensor, noise: Tensor) -> Tensor:
     return token[:, 0].clamp_max(probs.shape[1] - 1)
 
 
-_PLACEHOLDER = "SLIPSTREAMUSER"
-"""Placeholder of the user's text. No template trims or rewrites it."""
-_MIN_CHARS = 8
-
-
 @dataclass(frozen=True, slots=True)
 class UserOpening:
     """Ids before the user's text, and the ids that end it."""
@@ -182,12 +183,6 @@ def _reads_like_text(text: str) -> bool:
     if len(text) < _MIN_CHARS or not any(letter.isalpha() for letter in text):
         return False
     return all(letter.isprintable() or letter in "\n\t" for letter in text.replace("\ufffd", "\0"))
-
-
-_MAX_SELF_PROMPT_TOKENS = 256
-
-Line = dict[str, Any]
-"""A document as it is written: ids "p" and "g", and the temperature "t" if one was drawn at."""
 
 
 @dataclass(frozen=True, slots=True)

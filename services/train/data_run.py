@@ -22,13 +22,15 @@ from slipstream.train.author import Author, Vocabulary
 from slipstream.train.shards import DataSettings, Shard, ShardStore, make_shards
 from slipstream.train.sources import TextSources, read_sources
 
+_FORMAT = 1
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A finished shard: how many documents it holds and how many tokens the target wrote."""
+    """A finished shard, and how many tokens the target wrote."""
 
     number: int
-    num_documents: int
     num_tokens: int
 
 
@@ -91,8 +93,6 @@ class Tally:
         return sum(cost for number, cost in self._costs.items() if number not in self.done)
 
 
-_FORMAT = 1
-_WEIGHTS = ("*.safetensors", "*.gguf")
 _SAMPLE_BYTES = 1 << 20
 
 
@@ -183,7 +183,7 @@ class Worker:
                 return None
             lines = self._author.lines(self._shards[number])
             self._store.write(number, lines)
-        return Written(number, len(lines), sum(len(line["g"]) for line in lines))
+        return Written(number, sum(len(line["g"]) for line in lines))
 
 
 Spread = Callable[[DataRun, ShardPlan, Sequence[int]], Iterator[Written | None]]

@@ -20,6 +20,8 @@ from slipstream.train.records import Records
 
 NUM_BINS = 10
 _EPS = 1e-4
+DECISION, CONFIDENCE, CALIBRATED, SVIP = "decision", "confidence", "calibrated", "svip bound"
+_MODES = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,6 @@ def gain(ours: Tensor, theirs: Tensor, accepted: Tensor, prompt: Tensor) -> Like
     _, index = prompt.unique(return_inverse=True)
     sums = torch.zeros(int(index.max()) + 1, dtype=each.dtype).index_add_(0, index, each - mean)
     return LikelihoodGain(float(mean), float(sums.square().sum().sqrt()) / len(each))
-
-
-DECISION, CONFIDENCE, CALIBRATED, SVIP = "decision", "confidence", "calibrated", "svip bound"
-_MODES = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from torch import Tensor
 from slipstream.core.errors import TrainingError
 from slipstream.train.data import DataFile, Document
 
+_HEAD_ROWS = {"cpu": 512}
+_MANY_HEAD_ROWS = 8192
+
 
 def best_columns(scores: Tensor) -> Tensor:
     """Return `argmax(-1)` of [R, V], block maxima first: faster than one long reduction."""
@@ -25,10 +28,6 @@ def best_columns(scores: Tensor) -> Tensor:
     inner = blocks[torch.arange(len(scores), device=scores.device), best].argmax(-1)
     out: Tensor = best * block + inner
     return out
-
-
-_HEAD_ROWS = {"cpu": 512}
-_MANY_HEAD_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)

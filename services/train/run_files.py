@@ -22,6 +22,13 @@ from slipstream.models.glide.glide_weights import read_tensors, write_tensors
 from slipstream.plots import save_plot
 from slipstream.train.data import DataFile, write_json
 
+_STATE = "state.json"
+_MODEL = "model.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_AVERAGE = "average.safetensors"
+PROVENANCE_NAME = "provenance.json"
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+
 
 class WeightAverage:
     """Exponential moving average of a module's parameters; decay 0 follows them exactly."""
@@ -58,12 +65,6 @@ class WeightAverage:
     def _swap(self) -> None:
         for name, value in self._parameters.items():
             value.data, self.tensors[name] = self.tensors[name], value.data
-
-
-_STATE = "state.json"
-_MODEL = "model.safetensors"
-_OPTIMIZER = "optimizer.safetensors"
-_AVERAGE = "average.safetensors"
 
 
 @dataclass(slots=True)
@@ -137,10 +138,6 @@ def _optimizer_tensors(weights: RunWeights) -> dict[str, Tensor]:
         for name, parameter in weights.model.named_parameters()
         for key, value in weights.optimizer.state.get(parameter, {}).items()
     }
-
-
-PROVENANCE_NAME = "provenance.json"
-_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
 def environment() -> dict[str, str]:

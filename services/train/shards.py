@@ -23,6 +23,7 @@ from slipstream.train.sources import Ids, SourceSettings, Talk, TextSources
 _COMMON_PROMPT_TOKENS = 200
 """A batch holds as much as full rows of prompts this long; longer ones get fewer rows."""
 _TEXTS_PER_SHARD = 4096
+MANIFEST_NAME = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +129,6 @@ def _check_temperatures(temperatures: Sequence[tuple[float, float]]) -> None:
             raise TrainingError(f"the temperature is {temperature}, not within 0..100")
         if not 0 < weight < float("inf"):
             raise TrainingError(f"the weight of temperature {temperature} is {weight}, not over 0")
-
-
-MANIFEST_NAME = "manifest.json"
 
 
 class ShardStore:

@@ -55,8 +55,8 @@ def test_what_a_worker_refuses_is_refused_here_in_its_words(said):
     assert "the context of target" in said["data"]["long"]
 
 
-def test_ray_train_workers_are_a_team_and_their_errors_are_told(said):
-    assert said["team"] == {
+def test_ray_train_workers_are_a_group_and_their_errors_are_told(said):
+    assert said["group"] == {
         "error": "TrainingError: one of 2 does not want to",
         "told": "2 members, 83.0",
     }

@@ -35,6 +35,8 @@ from slipstream.core.types import (
 
 SCORED = frozenset({StopPolicy.DECISION, StopPolicy.COST})
 """Policies that run the decision model, where there is one."""
+_DRAFTER = "glide"
+"""A drafter that takes every setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +202,6 @@ def acceptance(profile: Profile, guess: TracePosition, temperature: float) -> fl
     if profile.stop in SCORED and guess.score is not None:
         return guess.score
     return profile.calibration_at(temperature).probability(guess.top_prob)
-
-
-_DRAFTER = "glide"
-"""A drafter that takes every setting."""
 
 
 def replayed(profile: Profile, trace: DraftTrace) -> Iterator[RoundOutcome]:

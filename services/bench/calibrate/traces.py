@@ -30,6 +30,10 @@ _PRIOR = 2.0
 """Tokens that each point is given beforehand, accepted as often as the draft is confident."""
 _LEAST = 25
 """Positions in a band of confidence below which the paper's number of candidates stays."""
+WIDTH = 8
+"""Candidates recorded for each position, beside the best."""
+_NEVER = 1e-300
+"""Cost ratio at which the policy that runs the decision model does not stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +152,6 @@ def _num_paying(band: Sequence[tuple[TracePosition, int]], price: float) -> int:
 
 def _reached(traces: Sequence[DraftTrace]) -> Iterator[tuple[TracePosition, int]]:
     return (reached for trace in traces for reached in trace.reached())
-
-
-WIDTH = 8
-"""Candidates recorded for each position, beside the best."""
-_NEVER = 1e-300
-"""Cost ratio at which the policy that runs the decision model does not stop."""
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ _ENGINES = {
 Prompts = Sequence[Sequence[int]]
 EngineSettings = Mapping[str, Any]
 """EngineSettings of an engine, as JSON values."""
+_PROGRAM = "from slipstream.bench.peers.engine import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,6 @@ def _own_output() -> TextIO:
     own = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own
-
-
-_PROGRAM = "from slipstream.bench.peers.engine import main; main()"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,17 @@ from slipstream.bench.methods import Method, parse_method
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 
 MAX_LEVEL = 64
+BASE = "hf"
+"""The configuration that all ratios are over."""
+BEST = "best"
+_DISTRIBUTED = "distributed:"
+OURS = (
+    *("plain", "plain+invariant", "ngram", "glide", "glide+cape", "glide+svip"),
+    *("glide+cape+svip", "glide+cape+decision", "glide+cape+cost", BEST),
+    *(f"{_DISTRIBUTED}plain", f"{_DISTRIBUTED}{BEST}"),
+)
+REFERENCES = ("plain+invariant", "plain", f"{_DISTRIBUTED}plain")
+"""Configurations whose tokens others are compared with: the first of them that runs."""
 
 
 class System(StrEnum):
@@ -35,18 +46,7 @@ class PeerMode(StrEnum):
     ASSISTANT = "assistant"
 
 
-BASE = "hf"
-"""The configuration that all ratios are over."""
-BEST = "best"
-_DISTRIBUTED = "distributed:"
 _ROUTED = frozenset({"plain", "glide", "best"})
-OURS = (
-    *("plain", "plain+invariant", "ngram", "glide", "glide+cape", "glide+svip"),
-    *("glide+cape+svip", "glide+cape+decision", "glide+cape+cost", BEST),
-    *(f"{_DISTRIBUTED}plain", f"{_DISTRIBUTED}{BEST}"),
-)
-REFERENCES = ("plain+invariant", "plain", f"{_DISTRIBUTED}plain")
-"""Configurations whose tokens others are compared with: the first of them that runs."""
 _CONCURRENT = frozenset({"plain", BEST, f"{_DISTRIBUTED}plain", f"{_DISTRIBUTED}{BEST}"})
 
 

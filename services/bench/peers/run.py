@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, rotated
 from slipstream.bench.peers.engine import EngineAnswer, EngineProcess
@@ -67,7 +67,9 @@ def run_peers(
 ) -> None:
     """Measure all levels, one after the other, into `record`. Raises only what ends everything."""
     for level in plan.levels:
-        with _LevelRun(plan, level, options, record) as run:
+        with ExitStack() as opened:
+            run = _LevelRun(plan, level, record)
+            run.start(options, opened)
             for _ in range(plan.warmup):
                 run.answer(level.batches[0], None, advance)
             for number, batch in enumerate(level.batches):
@@ -77,27 +79,27 @@ def run_peers(
 
 
 class _LevelRun:
-    """One level: its engines, which run while the context lasts, and what they answer."""
+    """Run of one level: its engines, and what they answer."""
 
-    def __init__(
-        self, plan: PeersPlan, level: Level, options: PeersOptions, record: PeersRecord
-    ) -> None:
-        self._plan, self._level, self._options, self._record = plan, level, options, record
+    def __init__(self, plan: PeersPlan, level: Level, record: PeersRecord) -> None:
+        self._plan, self._level, self._record = plan, level, record
         self._engines: dict[str, EngineProcess] = {}
         """Engines by configuration; configurations of ours may share one."""
-        self._opened = ExitStack()
 
-    def __enter__(self) -> Self:
-        try:
-            for settings, configs in self._groups():
-                self._start(settings, configs)
-        except BaseException:
-            self._opened.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._opened.close()
+    def start(self, options: PeersOptions, opened: ExitStack) -> None:
+        """Start the engines, which run until `opened` closes."""
+        groups: dict[str, tuple[dict[str, Any], list[Configuration]]] = {}
+        is_concurrent = self._level.concurrency > 1
+        for config in self._level.configs:
+            try:
+                settings = engine_settings(config, options, is_concurrent=is_concurrent)
+            except NotAvailable as error:
+                self._skip(config, str(error))
+                continue
+            key = json.dumps(settings) if config.is_ours else config.name
+            groups.setdefault(key, (dict(settings), []))[1].append(config)
+        for settings, configs in groups.values():
+            self._start(settings, configs, opened)
 
     def answer(self, batch: Sequence[PromptIds], number: int | None, advance: Advance) -> None:
         """Have every configuration answer a batch, shortly and unmeasured without a number."""
@@ -145,21 +147,9 @@ class _LevelRun:
         others = {id(other): other for other in self._engines.values() if other is not engine}
         return sum(other.cpu_s() for other in others.values())
 
-    def _groups(self) -> list[tuple[dict[str, Any], list[Configuration]]]:
-        """Return the settings of each engine, with its configurations."""
-        groups: dict[str, tuple[dict[str, Any], list[Configuration]]] = {}
-        is_concurrent = self._level.concurrency > 1
-        for config in self._level.configs:
-            try:
-                settings = engine_settings(config, self._options, is_concurrent=is_concurrent)
-            except NotAvailable as error:
-                self._skip(config, str(error))
-                continue
-            key = json.dumps(settings) if config.is_ours else config.name
-            groups.setdefault(key, (dict(settings), []))[1].append(config)
-        return list(groups.values())
-
-    def _start(self, settings: dict[str, Any], configs: list[Configuration]) -> None:
+    def _start(
+        self, settings: dict[str, Any], configs: list[Configuration], opened: ExitStack
+    ) -> None:
         methods = {at.name: at.method.name for at in configs if at.method is not None}
         try:
             engine = EngineProcess(settings | {"methods": methods})
@@ -167,7 +157,7 @@ class _LevelRun:
             for config in configs:
                 self._skip(config, f"it did not start: {error}")
             return
-        self._opened.callback(engine.close)
+        opened.callback(engine.close)
         for config in configs:
             try:
                 engine.load(config.name)

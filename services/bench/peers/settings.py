@@ -37,6 +37,8 @@ from slipstream.text.tokenizer import TextTokenizer
 LOOKUP_TOKENS = 10
 LLAMA_LOOKUP_TOKENS = 2
 """Number that llama-cpp-python advises for machines without a GPU; its default is 10."""
+_NORM = ("output_norm.weight", "model.norm.weight")
+"""A small tensor of the whole model, by its names in GGUF and in safetensors."""
 
 
 class NotAvailable(SlipstreamError):
@@ -136,8 +138,6 @@ def _ours(config: Configuration, options: PeersOptions, *, is_concurrent: bool) 
 
 
 _BF16 = GGMLQuantizationType.BF16
-_NORM = ("output_norm.weight", "model.norm.weight")
-"""A small tensor of the whole model, by its names in GGUF and in safetensors."""
 
 
 def target_tokenizer(target: str) -> TextTokenizer:

@@ -19,6 +19,8 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 
 WINDOWS = ("before", "during", "after")
+_STRIDE = 101
+"""A prime, so that the numbers take many turns before one begins where another did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +145,6 @@ def _run_figures(run: InterferenceRun) -> dict[str, float | None]:
 def _inside_s(start_s: float, end_s: float, window: Window) -> float:
     """Return how much of a span lies in the window."""
     return max(min(end_s, window.end_s) - max(start_s, window.start_s), 0.0)
-
-
-_STRIDE = 101
-"""A prime, so that the numbers take many turns before one begins where another did."""
 
 
 class SendWhile(Protocol):

@@ -7,38 +7,22 @@ import pytest
 import torch
 
 from slipstream.cli.main import exit_code
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.glide.glide_weights import save_glide
-from slipstream.models.loading import load_target_parts
-from support.models.tiny_checkpoint import save_checkpoint
+from support.models.bench_files import save_pair, save_prompts
 from support.services.processes import ROOT
 
-PROMPTS = [
-    {"question_id": 1, "category": "a", "turns": ["hello there"]},
-    {"question_id": 2, "category": "b", "turns": ["abcabcabcabc"]},
-]
+PROMPTS = ((1, "a", ["hello there"]), (2, "b", ["abcabcabcabc"]))
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """A tiny target and GliDe weights for it."""
-    folder = tmp_path_factory.mktemp("pair")
-    target = save_checkpoint(folder / "tiny")
-    loaded = load_target_parts(str(target), dtype="float32")
-    shape = GlideShape(target_layers=(1,), head_size=130, max_lag=6)
-    config = config_for_target(
-        loaded.model, shape, name="tiny", tokenizer_hash=loaded.tokenizer_hash
-    )
-    save_glide(init_from_target(loaded.model, config), torch.arange(0, 259, 2), folder / "glide")
-    flags = ["--target", str(target), "--draft", str(folder / "glide"), "--dtype", "float32"]
-    return [*flags, "--threads", "1"]
+    vocab = torch.arange(0, 259, 2)
+    return [*save_pair(tmp_path_factory.mktemp("pair"), max_lag=6, vocab=vocab), "--threads", "1"]
 
 
 @pytest.fixture
 def asked(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(item) + "\n" for item in PROMPTS))
-    return ["--prompts", str(path), "--max-new-tokens", "12", "--settle-s", "0"]
+    return [*save_prompts(tmp_path, *PROMPTS), "--max-new-tokens", "12", "--settle-s", "0"]
 
 
 @pytest.fixture(autouse=True)

@@ -13,17 +13,12 @@ from slipstream.bench.serve.plan import Amount, ServePlan, parse_points
 from slipstream.bench.serve.run import find_references, run_serve
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams
+from support.models.bench_files import save_prompts
 from support.services import fleet
 from support.services.cluster import running
 
-PROMPTS = [
-    {"question_id": 1, "category": "a", "turns": ["hello there"]},
-    {"question_id": 2, "category": "b", "turns": ["abcabcabcabc"]},
-    {"question_id": 3, "category": "b", "turns": ["1 2 3"]},
-]
-QUESTIONS = tuple(
-    Question(item["question_id"], item["category"], tuple(item["turns"])) for item in PROMPTS
-)
+PROMPTS = ((1, "a", ["hello there"]), (2, "b", ["abcabcabcabc"]), (3, "b", ["1 2 3"]))
+QUESTIONS = tuple(Question(number, category, tuple(turns)) for number, category, turns in PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +29,11 @@ def target(tmp_path_factory):
 @pytest.fixture
 def serve(target, tmp_path):
     """Runs the command on engines in this process, and returns what it has written."""
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
-    prompts.write_text("".join(json.dumps(item) + "\n" for item in PROMPTS))
+    prompts, out = save_prompts(tmp_path, *PROMPTS), tmp_path / "out.json"
     place = ["--target", str(target), "--draft", str(fleet.glide_of(target)), "--dtype", "float32"]
 
     def run(*flags):
-        asked = ["--prompts", str(prompts), "--json", str(out), "--threads", "1"]
+        asked = [*prompts, "--json", str(out), "--threads", "1"]
         assert exit_code(["bench", "serve", *place, *asked, *flags]) == 0
         return json.loads(out.read_text())
 

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from slipstream.bench.harness import rotated, write_json
 from slipstream.bench.methods import parse_methods
@@ -11,12 +10,9 @@ from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.verify import choose
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.glide.glide_weights import save_glide
 from slipstream.models.target.batched_tokens import Part
-from slipstream.text.tokenizer import vocab_hash
+from support.models.bench_files import save_pair, save_prompts
 from support.models.tiny import causal, tokens
-from support.models.tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
 
 FIGURES = {
     "tokens_per_s",
@@ -32,27 +28,14 @@ FIGURES = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A tiny target, a draft for it and two prompts."""
+    """The options for a tiny pair, and for two prompts."""
     folder = tmp_path_factory.mktemp("bench")
-    model = save_checkpoint(folder / "tiny")
-    target = tiny_llama()
-    shape = GlideShape(target_layers=(1,), head_size=259, max_lag=8)
-    hash_ = vocab_hash(byte_tokenizer().get_vocab())
-    config = config_for_target(target, shape, name="tiny", tokenizer_hash=hash_)
-    save_glide(init_from_target(target, config), torch.arange(259), folder / "draft")
-    prompts = folder / "prompts.jsonl"
-    asked = [(1, "qa", ["abcabcab", "Then?"]), (2, "math", ["1 2 1 2 1"])]
-    lines = [
-        json.dumps(dict(zip(("question_id", "category", "turns"), item, strict=True)))
-        for item in asked
-    ]
-    prompts.write_text("\n".join(lines))
-    return folder, ["--target", str(model), "--draft", str(folder / "draft")]
+    questions = (1, "qa", ["abcabcab", "Then?"]), (2, "math", ["1 2 1 2 1"])
+    return save_pair(folder, max_lag=8), save_prompts(folder, *questions)
 
 
 def speed(files, out, *options):
-    folder, models = files
-    prompts = ["--prompts", str(folder / "prompts.jsonl"), "--dtype", "float32"]
+    models, prompts = files
     return exit_code(["bench", "speed", *models, *prompts, "--json", str(out), *options])
 
 
@@ -92,7 +75,7 @@ def test_conversations_run_to_their_end_and_sampling_stays_exact(files, tmp_path
 def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
     out = tmp_path / "cost.json"
     options = ["--rows", "1,4", "--rounds", "2", "--context", "20", "--json", str(out)]
-    assert exit_code(["bench", "cost", *files[1], "--dtype", "float32", *options]) == 0
+    assert exit_code(["bench", "cost", *files[0], *options]) == 0
     cost = json.loads(out.read_text())["cost"]
     assert set(cost["forward_ms"]) == {"fast", "invariant"}
     assert all(list(ms) == ["1", "4"] for ms in cost["forward_ms"].values())
@@ -150,7 +133,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
     ],
 )
 def test_costs_that_can_not_be_taken_are_refused(files, capsys, options, reason):
-    assert exit_code(["bench", "cost", *files[1], *options]) == 2
+    assert exit_code(["bench", "cost", *files[0], *options]) == 2
     assert reason in capsys.readouterr().err
 
 

@@ -3,34 +3,20 @@
 import json
 
 import pytest
-import torch
 
 from slipstream.cli.main import exit_code
 from slipstream.cli.up import StackFlags
 from slipstream.client import Client, Mode, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.glide.glide_weights import save_glide
-from slipstream.text.tokenizer import vocab_hash
-from support.models.tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
+from support.models.bench_files import save_pair, save_prompts
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A tiny target, a draft for it and two prompts."""
     folder = tmp_path_factory.mktemp("calibrate")
-    save_checkpoint(folder / "tiny")
-    target = tiny_llama()
-    shape = GlideShape(target_layers=(1,), head_size=259, max_lag=4)
-    hash_ = vocab_hash(byte_tokenizer().get_vocab())
-    config = config_for_target(target, shape, name="tiny", tokenizer_hash=hash_)
-    save_glide(init_from_target(target, config), torch.arange(259), folder / "draft")
-    asked = [(1, "qa", ["abcabcab"]), (2, "math", ["1 2 1 2 1"])]
-    lines = [
-        json.dumps(dict(zip(("question_id", "category", "turns"), item, strict=True)))
-        for item in asked
-    ]
-    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    save_pair(folder, max_lag=4)
+    save_prompts(folder, (1, "qa", ["abcabcab"]), (2, "math", ["1 2 1 2 1"]))
     return folder
 
 

@@ -208,7 +208,7 @@ def test_a_tally_counts_everybodys_shards_and_rates_its_own(tmp_path):
     tally = Tally(shards, store, 40)
     for number in (1, 2):  # another process writes the second
         store.write(number, [{"p": [1], "g": [2] * 10}])
-    tally.update(Written(1, 1, 10))
+    tally.update(Written(1, 10))
     report = tally.report(5.0)
     assert (report.num_done, report.num_shards, report.num_tokens) == (3, 4, 10)
     assert report.tokens_per_second == 2.0

@@ -1,0 +1,32 @@
+"""Files that benchmarks of a tiny pair of models need."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.glide_weights import save_glide
+from slipstream.models.loading import load_target_parts
+from support.models.tiny_checkpoint import save_checkpoint
+
+
+def save_pair(folder: Path, *, max_lag: int, vocab: torch.Tensor | None = None) -> list[str]:
+    """Save a target, `tiny`, and untrained GliDe weights, `draft`; return the options for them."""
+    target = save_checkpoint(folder / "tiny")
+    loaded = load_target_parts(str(target), dtype="float32")
+    vocab = torch.arange(259) if vocab is None else vocab
+    shape = GlideShape(target_layers=(1,), head_size=len(vocab), max_lag=max_lag)
+    hash_ = loaded.tokenizer_hash
+    config = config_for_target(loaded.model, shape, name="tiny", tokenizer_hash=hash_)
+    save_glide(init_from_target(loaded.model, config), vocab, folder / "draft")
+    return ["--target", str(target), "--draft", str(folder / "draft"), "--dtype", "float32"]
+
+
+def save_prompts(folder: Path, *questions: tuple[int, str, list[str]]) -> list[str]:
+    """Save prompts as (question_id, category, turns); return the option for them."""
+    names = ("question_id", "category", "turns")
+    lines = [json.dumps(dict(zip(names, item, strict=True))) for item in questions]
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(lines))
+    return ["--prompts", str(path)]
