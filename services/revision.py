@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).resolve().parent
 def code_revision() -> str | None:
     """The commit, "-dirty" appended when the package differs from it; None if installed."""
     if not (_PACKAGE.parent / ".git").exists():
-        return None  # a repository further up is somebody else's
+        return None  # a repository further up is another one
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None

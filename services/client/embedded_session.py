@@ -62,7 +62,7 @@ class Answer:
         return None if self._is_over else await anext(self._chunks, None)
 
     async def end(self) -> None:
-        """Free the engines, unless that was done. Nobody may be reading."""
+        """Free the engines, unless that was done. It must not be read meanwhile."""
         if not self._is_over:
             self._is_over = True
             await self._chunks.aclose()

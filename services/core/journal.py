@@ -1,4 +1,4 @@
-"""Where a request writes down what is final before anybody is told of it. Knows no store."""
+"""Journals: where a request stores what is final before it is sent."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,7 @@ _LOG = logging.getLogger("slipstream.draft")
 def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> DraftServicer:
     """Load what the configuration names, on the event loop that will serve it.
 
-    It tells of itself by `telemetry`, by default to nobody. Raises what loading raises, and
+    `telemetry` records nothing by default. Raises what loading raises, and
     `InvalidRequest` for a draft that is none.
     """
     if config.draft == NO_DRAFTER:
@@ -72,6 +72,6 @@ def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | No
 
 
 def _name(draft: str) -> str:
-    """A directory goes by its own name: where it lies is nobody's business."""
+    """Return a directory's own name: where it lies is not made public."""
     path = Path(draft).expanduser()
     return path.resolve().name if path.is_dir() else draft

@@ -1,4 +1,4 @@
-"""Many sessions on one draft: their steps go together, whoever asked when.
+"""Many sessions on one draft: their steps go together, whenever they came.
 
 Lives on the event loop. The engine's thread takes step after step, newcomers in between, and gives
 way to what else waits for it. Knows no wire.
@@ -165,7 +165,7 @@ class BatchedDraft:
         self._settle()
 
     def _drop(self) -> None:
-        """Leave those that nobody waits for."""
+        """Leave those that no caller waits for."""
         for job in self._running:
             if job.is_dropped and job.drafting is not None:
                 self._engine.abandon(job.drafting)
@@ -191,7 +191,7 @@ class BatchedDraft:
 
 def together(draftings: Sequence[Drafting]) -> list[Drafting]:
     """Those that step next, in order of arrival: all that have little to compute, and of the long
-    prefixes as many as a step has room for, so that nobody waits for more than that."""
+    prefixes as many as a step has room for, so that no session waits for more than that."""
     room, chosen = CHUNK, []
     for drafting in draftings:
         if drafting.num_tokens > FEW:
@@ -203,7 +203,7 @@ def together(draftings: Sequence[Drafting]) -> list[Drafting]:
 
 
 def _resolve(job: _Job, outcome: Done[Proposal] | Exception) -> None:
-    """Answer whoever waits, from any thread."""
+    """Answer the caller, from any thread."""
 
     def answer() -> None:
         if job.answer.done():
@@ -213,5 +213,5 @@ def _resolve(job: _Job, outcome: Done[Proposal] | Exception) -> None:
         else:
             job.answer.set_result(outcome)
 
-    with suppress(RuntimeError):  # the loop is closed, and with it nobody waits
+    with suppress(RuntimeError):  # the loop is closed, and no caller waits
         job.answer.get_loop().call_soon_threadsafe(answer)

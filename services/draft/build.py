@@ -38,7 +38,7 @@ SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 VANILLA = "vanilla:"
 _ROWS = 256
 """Of a pass, as far as its workspace is accounted."""
-# Of drafts that nobody has calibrated: an entropy bound and the paper's leaves need no measurement.
+# For drafts without a calibration: an entropy bound and the paper's leaves need no measurement.
 _UNTUNED: Mapping[str, Profile] = {
     "glide": Profile(max_nodes=15, lookup=1),
     "vanilla": Profile(shape=Shape.CHAIN, max_depth=5),

@@ -23,7 +23,7 @@ _Way = tuple[str, Stamp]
 class Channels:
     """Open channels by address. Close them all in the end.
 
-    Once certificates have changed, whoever comes next has another channel, with the new ones.
+    Once certificates have changed, the next caller gets another channel, with the new ones.
     """
 
     def __init__(self, options: ChannelOptions) -> None:
@@ -49,7 +49,7 @@ class Channels:
                 await unused.close()
 
     async def close(self) -> None:
-        """Close what nobody uses."""
+        """Close channels without users."""
         while self._idle:
             await self._idle.popitem()[1].close()
 

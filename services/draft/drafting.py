@@ -6,7 +6,7 @@ from slipstream.draft.slots import Slot
 
 
 class Drafting:
-    """One `propose`, taken a step at a time by whoever drives it.
+    """One `propose`, taken a step at a time by its caller.
 
     It is done when there is a proposal or an error.
     """

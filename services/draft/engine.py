@@ -34,7 +34,7 @@ _GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Grown]] = {
 }
 
 NUM_PAGES = 64
-"""Memory of a draft that nobody gives a budget: pages for some 8,000 tokens."""
+"""Memory of a draft without a budget: pages for some 8,000 tokens."""
 
 NO_ROOM = "memory"
 """`Proposal.stopped_by` of a session that there is no room for now."""
@@ -127,7 +127,7 @@ class LocalDraft:
         return all(taken)
 
     def abandon(self, drafting: Drafting) -> None:
-        """End one whose proposal nobody waits for."""
+        """End one whose proposal no caller waits for."""
         drafting.fail(_abandoned(drafting.session_id))
 
     def num_same(self, sequence: TokenSequence) -> int:
@@ -187,7 +187,7 @@ class LocalDraft:
         return [[] if step.reading is None else next(slots) for step in steps]
 
     def _follow(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
-        assert self._chains is not None, "nobody else asks for it"
+        assert self._chains is not None, "only chains make such steps"
         asks = [step.ask for step in steps if isinstance(step.ask, ChainRequest)]
         return followed_slots(self._chains, asks)
 

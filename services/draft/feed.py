@@ -93,8 +93,8 @@ class KvFeed:
         """Read from there, unless that has ended already; whether there is a reader now.
 
         Its calls are part of `begun_by`, however often it tries.
-        The same session of the same process goes on where the mirror ends. While nobody reads,
-        nobody tells what is replaced, so only what belongs to the `num_same` leading tokens stays.
+        The same session of the same process goes on where the mirror ends. While it is not read,
+        replaced tokens are not known, so only what belongs to the `num_same` leading tokens stays.
         """
         if self.is_following(at):
             return True

@@ -1,6 +1,6 @@
 """One round's drafting: a tree in the making, which asks for scores and is given slots.
 
-A grower is a generator: it yields the step that it needs next, so that whoever drives it can take
+A grower is a generator: it yields the step that it needs next, so that its caller can take
 the steps of many sessions together. Knows neither who drives it nor how slots are read.
 """
 

@@ -18,7 +18,7 @@ PROFILE_NAME = "profile.json"
 
 _NEEDED = ("format_version", "models", "profile")
 _NOTED = ("command", "revision", "machine", "measured")
-"""What is written for people to read, and of no consequence to whoever loads the file."""
+"""Facts for people to read; loading the file ignores them."""
 
 
 @dataclass(frozen=True, slots=True)

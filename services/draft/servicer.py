@@ -253,7 +253,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         )
 
     async def _draft(self, at: _Open, plan: Plan) -> Done[Proposal]:
-        """On the engine's thread, where whoever took the session over may have been before us."""
+        """Propose on the engine's thread; a request that took the session over may come first."""
 
         def check() -> None:
             if at.lease.is_revoked:

@@ -38,7 +38,7 @@ class Telling:
         self._replies = Replies(telemetry.tracer)
         self._instruments = telemetry.instruments
         self.is_measured = telemetry.instruments.are_exported
-        """Whether anybody gets to see what is measured."""
+        """Whether metrics are exported."""
 
     def answering(
         self, message: draft_pb2.SpeculateRequest

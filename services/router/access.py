@@ -1,4 +1,4 @@
-"""Who may use the public API: whoever shows a token whose digest is in the file of keys."""
+"""Authentication for the public API: a bearer token whose digest is in the file of keys."""
 
 import hashlib
 import hmac
@@ -136,7 +136,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Who calls, and what that one may ask for. The name is empty where nobody needs a token."""
+    """An API key and its permissions. The name is empty where no token is needed."""
 
     name: str = ""
     limits: QuotaLimits = field(default_factory=QuotaLimits)

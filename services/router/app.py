@@ -44,7 +44,7 @@ class Router:
     """`start` it, then `serve` or `stop`."""
 
     def __init__(self, config: RouterConfig, telemetry: Telemetry | None = None) -> None:
-        """`telemetry` is what it tells of itself with; by default to nobody."""
+        """`telemetry` records nothing by default."""
         self._config = config
         self._telemetry = telemetry or Telemetry()
         self._request_telemetry = RouterTelemetry(self._telemetry)

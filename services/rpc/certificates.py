@@ -36,7 +36,7 @@ def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
     """A certificate and its private key. `InvalidRequest` unless they are, and belong together."""
     pair = read(cert), read(key)
     try:
-        # A password is said so that nobody is asked for one.
+        # With a password, OpenSSL never asks for one.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
     except OSError as error:  # ssl.SSLError is one
         raise InvalidRequest(

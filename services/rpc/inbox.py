@@ -33,7 +33,7 @@ class Inbox(Generic[M]):
         return message
 
     def _hurry(self) -> None:
-        """Wait no longer for a message that nobody will answer."""
+        """Wait no longer for a message that will not be answered."""
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
 

@@ -99,7 +99,7 @@ class Calls:
         self._is_closed = True
 
     def give_up(self) -> None:
-        """Have nobody wait for those that run."""
+        """Wait no longer for those that run."""
         self._idle.set()
 
     async def none(self) -> None:

@@ -1,4 +1,4 @@
-"""Who may use which session of an engine, and what stays when nobody does.
+"""Leases of an engine's sessions, and what stays when there is none.
 
 A stream is a lease: one at a time per session, and the higher fence wins. What a lease leaves
 parked is bounded by time, bytes and number; the least recently parked goes first. Knows nothing
@@ -31,7 +31,7 @@ class Lease:
     fence: int
     is_revoked: bool = False
     on_revoked: Callable[[], None] = lambda: None
-    """Called once when that happens, by whoever takes the session over."""
+    """Called once when that happens, by the request that takes the session over."""
 
     def revoke(self) -> None:
         """Another one has the session now."""
@@ -100,7 +100,7 @@ class Leases:
         self._active[session_id] = lease
         try:
             await self._make_room()
-        except BaseException:  # nobody will ever close a lease that was not handed out
+        except BaseException:  # a lease that was not handed out is never closed
             await self.close(lease)
             raise
         return lease

@@ -120,7 +120,7 @@ class Caller(Protocol):
     """What is known of a call."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What gRPC knows of whoever made it."""
+        """What gRPC knows of the caller."""
         ...
 
 

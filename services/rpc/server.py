@@ -1,4 +1,4 @@
-"""Serves any of the three services: health, reflection, limits, and an end that drops nobody.
+"""Serves any of the three services: health, reflection, limits, and an end that drops no call.
 
 Knows nothing of what is served.
 """

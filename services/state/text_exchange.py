@@ -1,7 +1,7 @@
 """Exchange of learned texts between routers through Redis, in the background of requests.
 
 One stream for each scope, with its newest texts only. Each script is atomic, and times are those of
-Redis. What is read is checked: anybody with access to that Redis could have written it.
+Redis. What is read is checked: any client of that Redis could have written it.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Requests as callers of the SDK see them: a span each, and three metrics.
 
-Through the API of OpenTelemetry alone: nothing is set up here, and where nobody else has, nothing
-is recorded. Names are those of the semantic conventions for generative AI, and ours in the
-namespace `slipstream`. What was said and answered is never told.
+Through the API of OpenTelemetry alone: nothing is set up here, and where the application sets
+nothing up either, nothing is recorded. Names are those of the semantic conventions for generative
+AI, and ours in the namespace `slipstream`. Prompts and answers are never recorded.
 """
 
 import threading
@@ -81,7 +81,7 @@ class SdkSpan:
         self._lock = threading.Lock()
         self._num_tokens: int | None = None
         self.headers: tuple[tuple[str, str], ...] = ()
-        """The W3C Trace Context for whoever is called: of this span or, where nothing makes any, of
+        """The W3C Trace Context for the callee: of this span or, where nothing makes any, of
         the application's current one. Whether the trace is sampled goes with it; no trace, none."""
 
     def begin(self) -> None:
@@ -137,7 +137,7 @@ class SdkSpan:
             self._end(kind)
 
     def record_cancelled(self) -> None:
-        """Nobody reads on. What came until then was asked for, and is counted."""
+        """End a stream that is read no further. What came until then is counted."""
         if self._is_last_word():
             self._span.set_attribute("error.type", CANCELLED)
             self._say_received()

@@ -14,13 +14,13 @@ MAX_ROWS = 128
 """Of one session: the largest tree and its root."""
 _ALONE = 4.0
 """Plain rounds that a round of a session may cost which has the target to itself. It weighs costs
-against the probabilities of its own nodes, which nobody else knows."""
+against the probabilities of its own nodes, which are known here only."""
 _POINTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Batched tokens whose costs are told, beside both sides of a staircase's steps."""
 _SHORT_STEP = 8
 """A staircase with shorter steps counts as a slope."""
 _PLAIN = 1.01
-"""What plain rounds count for: drafting has costs that nobody can time."""
+"""Weight of plain rounds: drafting has costs that can't be timed."""
 _BETTER = 1.03
 """Another number of rows must promise so many times the speed of the one that is offered."""
 
@@ -81,8 +81,8 @@ class Yield:
 class Waits:
     """How long a target has waited for its sessions before a step: what their drafts cost it.
 
-    Apart from what it waits for them in any case, and no longer than a step: whoever stays away
-    longer is not drafting.
+    Apart from what it waits for them in any case, and no longer than a step: a session that stays
+    away longer is not drafting.
     """
 
     WEIGHT = 0.1
@@ -101,7 +101,7 @@ class Waits:
         waited_s = min(max(waited_s, 0.0), step_s)
         if is_drafting:
             self._drafting_s += self.WEIGHT * (waited_s - self._drafting_s)
-        elif waited_s < step_s / 2:  # longer, and nobody was there
+        elif waited_s < step_s / 2:  # longer, and no session was there
             self._plain_s += self.WEIGHT * (waited_s - self._plain_s)
 
 

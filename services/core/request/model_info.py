@@ -1,6 +1,6 @@
 """What a model can be asked for, and its limits, from the tables that requests are checked with.
 
-Knows no engine. Whoever has one says what it is; this says what follows from it.
+An engine's owner fills the facts in; what follows from them is computed here.
 """
 
 from collections.abc import Sequence, Set

@@ -1,4 +1,4 @@
-"""A router and the replicas it knows, as it tells them to whoever asks. Plain values."""
+"""A router and its replicas, as it reports them to clients. Plain values."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,7 @@
 """What may follow in a text that has to have a form: the seam between laws and grammars.
 
 A constraint is a function of the tokens that a request has put out, of nothing else. So every node
-of a tree has its own, and whoever goes on with a request needs no state but the tokens.
+of a tree has its own, and a replica that goes on with a request needs no state but the tokens.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Constraint(Protocol):
         ...
 
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that the form will most likely have follow `output`; a guess, which binds nobody.
+        """Return tokens that the form will most likely have follow `output`; a guess, not a rule.
 
         Raises what `allowed` does.
         """

@@ -43,7 +43,7 @@ class Breakers:
         self._known: dict[str, _Breaker] = {}
 
     def resting(self) -> frozenset[str]:
-        """Those that nobody may ask now: they rest, or somebody is trying them."""
+        """Return the names that may not be used now: they rest, or a request is trying them."""
         return frozenset(name for name in self._known if not self.may_ask(name))
 
     def may_ask(self, name: str) -> bool:
@@ -64,7 +64,7 @@ class Breakers:
         self._known.pop(name, None)
 
     def reason(self, name: str) -> str:
-        """Why nobody may ask it; empty when all may."""
+        """Return why it may not be used; empty when it may."""
         at = self._known.get(name)
         if at is None or not at.is_open:
             return ""

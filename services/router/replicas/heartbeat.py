@@ -68,7 +68,7 @@ async def while_both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T])
 class Epoch:
     """From when a replica was described until it is lost. Another one begins when it is back.
 
-    Whoever runs a request on a replica takes its `epoch` when the request is placed, and races
+    The runner of a request on a replica takes its `epoch` when the request is placed, and races
     `lost` against whatever it waits for. A replica that drains is not lost.
     """
 
@@ -78,7 +78,7 @@ class Epoch:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is over. What runs on the replica has nobody to answer it any more."""
+        """Whether it is over: what runs on the replica gets no answer any more."""
         return self._lost.is_set()
 
     @property

@@ -15,7 +15,7 @@ _USUAL, _NOBODY = Heartbeat(), Hooks()
 
 
 class Pool(Generic[D]):
-    """Keeps a connection to every replica that there is. Whoever runs `run` owns it."""
+    """Keeps a connection to every replica that there is. The task that awaits `run` owns it."""
 
     def __init__(
         self,

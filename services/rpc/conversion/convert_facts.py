@@ -1,4 +1,4 @@
-"""What targets and drafts say of themselves, from the wire; checked before anybody relies on it."""
+"""Descriptions of targets and drafts, from the wire; checked here, before any use."""
 
 import math
 
