@@ -81,7 +81,7 @@ class Failing:
         self.num_asked = 0
         self.released = []
 
-    async def propose(self, session, delta, plan):
+    async def propose(self, sequence, plan):
         self.num_asked += 1
         raise self.error
 

@@ -90,8 +90,14 @@ def sweep(
             continue
         depths = range(1, depth + 1) if stop is StopPolicy.FIXED else (depth,)
         for max_depth in depths:
-            at = replace(base, stop=stop, max_depth=max_depth, lookup=0)
-            at = replace(at, threshold=None, threshold_sampled=None)
+            at = replace(
+                base,
+                stop=stop,
+                max_depth=max_depth,
+                threshold=None,
+                threshold_sampled=None,
+                lookup=0,
+            )
             for formed, table in _forms(at, tables):
                 yield _best_thresholds(formed, table, evidence)
 
