@@ -142,7 +142,7 @@ def _needs(run: DataRun) -> dict[str, int]:
 
 
 def _portable(run: DataRun) -> DataRun:
-    """The same run for processes that were started elsewhere."""
+    """Return the run for processes that were started elsewhere."""
     target = Path(run.target).expanduser()
     name = str(target.absolute()) if target.exists() else run.target
     return replace(run, out=run.out.absolute(), target=name)
