@@ -109,7 +109,7 @@ class Propose(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delta(self) -> _common_pb2.Delta:
-        """Tokens that became final since the last call."""
+        """Tokens that became final since the last message of the stream; its first delta starts at 0."""
 
     @_builtins.property
     def plan(self) -> Global___Plan:
