@@ -135,15 +135,15 @@ class ServiceError(SlipstreamError):
 
 
 class Unavailable(ServiceError):
-    """It can't be reached, or is about to stop. Worth another try."""
+    """A service that can't be reached, or is about to stop. Worth another try."""
 
 
 class HandshakeError(ServiceError):
-    """It is not the one that was expected: another model, layout, protocol or process."""
+    """A service that is not the one expected: another model, layout, protocol or process."""
 
 
 class DeadlineExceeded(ServiceError):
-    """It did not answer in time."""
+    """A service that did not answer in time."""
 
 
 class Cancelled(ServiceError):
@@ -151,7 +151,7 @@ class Cancelled(ServiceError):
 
 
 class InternalError(ServiceError):
-    """It failed in a way that it did not foresee."""
+    """A service that failed in a way it did not foresee."""
 
 
 class AccessError(SlipstreamError):

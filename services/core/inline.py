@@ -1,7 +1,7 @@
-"""Runs coroutines of an engine in this process to their end, without an event loop.
+"""Runs coroutines that never wait to their end, without an event loop.
 
-The ports are asynchronous because engines may live elsewhere. An embedded engine never waits
-for anything, so its coroutines can be driven by hand, inside a notebook's loop as well.
+Ports and backends are asynchronous because engines may live elsewhere. Where they compute or block
+inside, their coroutines can be driven by hand, inside a notebook's loop as well.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     coroutine.close()
-    raise RuntimeError("an embedded engine waited for something")
+    raise RuntimeError("a coroutine waited for something, but nothing runs an event loop for it")
 
 
 def iterated(generator: AsyncGenerator[T, None]) -> Generator[T, None, None]:

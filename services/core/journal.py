@@ -69,7 +69,7 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """For requests that end with this process."""
+    """Journal of requests that end with this process: it keeps nothing."""
 
     async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
         """Keeps nothing."""

@@ -32,11 +32,11 @@ class Trail(Generic[T]):
         self._num_sent = num_sent
 
     def add(self, items: Sequence[T | None]) -> None:
-        """Of tokens that follow those before."""
+        """Add the items of the tokens that follow those before."""
         self._items += items
 
     def send(self, num_tokens: int) -> tuple[T | None, ...]:
-        """Of the next tokens that are sent."""
+        """Return the items of the next tokens that are sent."""
         start = self._num_sent
         self._num_sent += num_tokens
         return tuple(self._items[start : self._num_sent])

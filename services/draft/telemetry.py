@@ -32,7 +32,7 @@ PROPOSE = "draft.propose"
 
 
 class Telling:
-    """Of one draft."""
+    """Spans and metrics of one draft."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)

@@ -18,19 +18,12 @@ BEAT_S = 0.5
 _LOG = logging.getLogger("slipstream.router")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KvLocation:
     """Addresses of the replicas that keep a session's keys and values for its next turn."""
 
     target: str | None = None
     draft: str | None = None
-
-
-@dataclass(slots=True)
-class KeptLease:
-    """A lease that is kept; `location` is set before it is given back."""
-
-    location: KvLocation = KvLocation()
 
 
 class LeaseKeeper:
@@ -64,16 +57,16 @@ class LeaseKeeper:
             raise
 
     @asynccontextmanager
-    async def kept(self, journal: StoreJournal) -> AsyncIterator["KeptLease"]:
+    async def kept(self, journal: StoreJournal) -> AsyncIterator[KvLocation]:
         """Keep the journal's lease, then give its session back with the location that was set."""
-        lease = KeptLease()
+        location = KvLocation()
         renewing = asyncio.get_running_loop().create_task(self._renew(journal))
         try:
-            yield lease
+            yield location
         finally:
             renewing.cancel()
             await asyncio.wait({renewing})
-            closing = self._own(self._close(journal, lease.location))
+            closing = self._own(self._close(journal, location))
             await asyncio.shield(closing)  # a caller that leaves must not leave the session busy
 
     async def aclose(self) -> None:

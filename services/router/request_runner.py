@@ -144,7 +144,7 @@ class RequestRunner:
     async def _run(self, job: _RunningRequest) -> AsyncGenerator[Chunk, None]:
         asked, record, journal, recorder = job.asked, job.record, job.journal, job.recorder
         async with AsyncExitStack() as stack:
-            lease = await stack.enter_async_context(self._state.leases.kept(journal))
+            location = await stack.enter_async_context(self._state.leases.kept(journal))
             placed = self._fleet.target(_wanted(record), excluded=self._fleet.breakers.resting())
             recorder.span.ends("between")
             with recorder.span.stage("encode", "prompt.encode"):
@@ -168,7 +168,7 @@ class RequestRunner:
             recorder.record_settled()
             if asked.session is not None:
                 with recorder.span.stage("park", "session.park"):
-                    lease.location = await replicas.park(self._timeouts.park_ttl_s)
+                    await replicas.park(self._timeouts.park_ttl_s, location)
             recorder.span.begins("close")
 
     async def _prepared(

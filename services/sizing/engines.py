@@ -69,7 +69,7 @@ class SimTarget:
         self._seconds = cache(times.curve().seconds)
         budget = StepBudget(max_tokens, seconds=self._seconds)
         self._schedule: Schedule[SimJob] = Schedule(budget)
-        self._gathering: BatchWindow[int] = BatchWindow()
+        self._window: BatchWindow[int] = BatchWindow()
         self._arrivals: list[SimJob] = []
         self._is_stepping = False
         self._timer = 0
@@ -81,13 +81,13 @@ class SimTarget:
     def verify(self, work: SimVerification, done: Callback) -> None:
         """Queue the work; its callback runs when its step ends."""
         self._arrivals.append(SimJob(work, done, work.pending, work.nodes))
-        self._gathering.came(work.session, self._idle_s())
+        self._window.came(work.session, self._idle_s())
         self._consider()
 
     def leave(self, session: int) -> None:
         """Forget a session whose request has ended."""
         self.num_running -= 1
-        self._gathering.gone(session)
+        self._window.gone(session)
         self._account()
 
     def _idle_s(self) -> float:
@@ -99,7 +99,7 @@ class SimTarget:
         self._account()
         if self._is_stepping or not (self._arrivals or len(self._schedule)):
             return
-        wait_s = self._gathering.wait_s(self._idle_s())
+        wait_s = self._window.wait_s(self._idle_s())
         self._timer += 1
         if wait_s <= 0:
             self._step()
@@ -111,11 +111,11 @@ class SimTarget:
         )
 
     def _step(self) -> None:
-        self._gathering.started(self._idle_s())
+        self._window.started(self._idle_s())
         for job in self._arrivals:
             self._schedule.add(job)
         self._arrivals.clear()
-        batch = self._schedule.next(has_company=self._gathering.has_company)
+        batch = self._schedule.next(has_company=self._window.has_company)
         for at in batch:
             at.request.num_pending -= at.num_pending
         num_tokens = sum(at.num_tokens for at in batch)
@@ -131,13 +131,13 @@ class SimTarget:
         self._is_stepping = False
         self.busy_s += seconds
         away = [job.work.session for job in jobs if not job.work.is_last]
-        self._gathering.stepped(away, self._idle_s(), seconds=seconds)
+        self._window.stepped(away, self._idle_s(), seconds=seconds)
         for job in jobs:
             job.done()
         self._consider()
 
     def _account(self) -> None:
-        away = Activity.WAITING if self._gathering.num_away else Activity.IDLE
+        away = Activity.WAITING if self._window.num_away else Activity.IDLE
         self.spent.turn(Activity.BUSY if self._is_stepping else away)
 
 

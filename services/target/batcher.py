@@ -28,7 +28,7 @@ from slipstream.target.time_spent import Activity, TimeSpent
 _LOG = logging.getLogger("slipstream.target")
 
 _SHORTEST_WAIT_S = 0.0005
-"""Shortest timer: while the thread is busy, the clock of the gathering stands still."""
+"""Shortest timer: while the thread is busy, the clock of the batch window stands still."""
 
 
 class BatchedTarget:
@@ -228,7 +228,7 @@ class BatchedTarget:
         self._settle((await self.thread.run(run)).value)
 
     def _settle(self, step: TargetStep | None) -> None:
-        """Hand out what is done. The gathering gets it before any session can come again."""
+        """Hand out what is done. The batch window gets it before any session can come again."""
         self._is_stepping = False
         for pending in self._pending.values():
             if pending.request in self._queue.blocked:

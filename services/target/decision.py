@@ -62,10 +62,10 @@ def _by_logits(
     if not rows:
         return []
     logits = model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
-    counts = [1 + request.num_nodes for request, _ in decided]
+    stops = accumulate(1 + request.num_nodes for request, _ in decided)
     return [
-        partial(_verify, request, part)
-        for (request, _), part in zip(decided, logits.split(counts), strict=True)
+        partial(_verify, request, logits[stop - 1 - request.num_nodes : stop])
+        for (request, _), stop in zip(decided, stops, strict=True)
     ]
 
 

@@ -35,7 +35,7 @@ class TargetTelemetry:
 
     @property
     def on_step(self) -> Callable[[TargetStep], None] | None:
-        """To be called with every forward; None where no metrics are exported."""
+        """Return what records every forward; None where no metrics are exported."""
         return self._record_step if self._is_measured else None
 
     def answering(self, message: target_pb2.VerifyRequest) -> AbstractContextManager[Reply | None]:

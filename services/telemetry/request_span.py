@@ -133,11 +133,11 @@ class RequestSpan:
         )
 
     def begins(self, stage: str, at_s: float | None = None) -> None:
-        """A stage begins here, or has begun then, and `ends` elsewhere."""
+        """Begin a stage now, or at an earlier time; it `ends` elsewhere."""
         self._begun[stage] = self.clock() if at_s is None else at_s
 
     def ends(self, stage: str) -> None:
-        """It ends, if it has begun."""
+        """End a stage, if it has begun."""
         start_s = self._begun.pop(stage, None)
         if start_s is not None:
             self.spend(stage, self.clock() - start_s)

@@ -49,7 +49,7 @@ class SdkTelemetry:
 
     @classmethod
     def of(cls, telemetry: Telemetry) -> "SdkTelemetry":
-        """For a service that is itself a client, and tells of it in its own telemetry."""
+        """Return the telemetry of a service that is a client itself, in its own telemetry."""
         watcher = cls.__new__(cls)
         watcher._tracer, watcher._instruments = telemetry.tracer, telemetry.instruments
         watcher._clock = time.perf_counter
@@ -85,7 +85,7 @@ class SdkSpan:
         the application's current one. Whether the trace is sampled goes with it; no trace, none."""
 
     def begin(self) -> None:
-        """It is about to be sent. Its span is a child of the current one."""
+        """Begin the request's span, a child of the current one, before it is sent."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -189,7 +189,7 @@ def _about(generation: Generation, address: str | None, *, is_stream: bool) -> _
 
 
 def _server(address: str) -> _Attributes:
-    """Of several addresses it is not known which one answers."""
+    """Return the server's attributes; which of several addresses answers is not known."""
     return {"server.address": address} if "," in address else {**server_attributes(address)}
 
 

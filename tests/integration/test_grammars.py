@@ -22,7 +22,6 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import FinishReason
 from slipstream.target.grammar_constraint import GrammarConstraint
 from support.models.random_schemas import draw_schemas
-from support.services import fleet
 from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, max_draft_tokens=6)
@@ -44,11 +43,6 @@ SCHEMA = {
 }
 REGEX = "(the (red|green|blue) (car|house), ){5,9}and so on"
 ASKED = {"max_tokens": 400, "sampling": SAMPLED}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

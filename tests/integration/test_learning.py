@@ -23,11 +23,6 @@ PROMPT = "the quick brown fox"
 NUM_TOKENS = 40
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 DRAWN = {"raw": True, "max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=1.0, seed=3)}
 """A text that hardly repeats itself."""
 

@@ -19,11 +19,6 @@ from support.services.shadows import NOBODY, PROMPT, answered, checking, num_end
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 async def ended(shadow, count) -> ShadowInfo:
     """What has come of the checks, once so many have come to something."""
 

@@ -66,11 +66,6 @@ class Guesses:
         self._start = 0
         self._sequence: TokenSequence | None = None
 
-    @property
-    def tokens(self) -> Sequence[int]:
-        """The session's tokens."""
-        return self._text.tokens
-
     def take(self, sequence: TokenSequence) -> None:
         """Take in what became final, and learn from it."""
         known = len(self._text.tokens) if self._sequence is sequence else 0

@@ -10,7 +10,7 @@ MAX_GRAMMAR_BYTES = 1 << 16
 
 
 class GrammarKind(StrEnum):
-    """In what a grammar is written."""
+    """Language of a grammar."""
 
     JSON_SCHEMA = "json-schema"
     """The text is JSON that the schema allows."""

@@ -101,11 +101,11 @@ class Attempt:
         self._breakers = breakers
 
     def succeeded(self) -> None:
-        """It has answered."""
+        """Count an answer."""
         self._breakers._succeeded(self)
 
     def failed(self) -> None:
-        """It has not answered, or not as it should."""
+        """Count a failure: no answer, or a wrong one."""
         self._breakers._failed(self)
 
     def end(self) -> None:

@@ -92,7 +92,7 @@ class Epoch:
         return self._reason
 
     def end(self, reason: str) -> None:
-        """It is over, for good. Again changes nothing."""
+        """End it for good. Again changes nothing."""
         if not self.is_lost:
             self._reason = reason
             self._lost.set()

@@ -40,7 +40,7 @@ class Described(Protocol):
 
     @property
     def incarnation(self) -> str:
-        """Its process."""
+        """Incarnation of the process."""
         ...
 
     @property
@@ -125,13 +125,12 @@ class Replica(Generic[D]):
         self._hooks = hooks
         self._num_others = 0
         """Requests of other routers that ran on it when it was asked last."""
-        self._is_retired = False
-        self._is_reported = False
+        self._is_retired = self._is_reported = False
         """Whether the log says why it is not reached."""
 
     @property
     def name(self) -> str:
-        """For errors: target 10.0.0.7:50052."""
+        """Name in errors: target 10.0.0.7:50052."""
         return f"{self._probe.role.value} {self.address}"
 
     @property

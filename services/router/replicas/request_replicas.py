@@ -76,10 +76,11 @@ class RequestReplicas:
         first = self._use_target(placed)
         self.target = FailoverTarget(first, search, self._failures(), on_loss=on_loss)
 
-    async def park(self, ttl_s: float) -> KvLocation:
-        """Have the session kept on both sides; return where."""
-        draft = None if self._failover is None else await self._failover.park(ttl_s)
-        return KvLocation(await self.target.park(ttl_s), draft)
+    async def park(self, ttl_s: float, location: KvLocation) -> None:
+        """Have the session kept on both sides, and set where."""
+        if self._failover is not None:
+            location.draft = await self._failover.park(ttl_s)
+        location.target = await self.target.park(ttl_s)
 
     async def release(self, session_id: str) -> None:
         """End both streams, which frees the session. Again, or after parking, is fine."""

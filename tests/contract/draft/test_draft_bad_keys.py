@@ -25,12 +25,6 @@ from support.services.scripted_keys import (
     true_engine,
     true_keys,
 )
-from support.services.tiny_services import Models
-
-
-@pytest.fixture(scope="module")
-def models():
-    return Models()
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,7 @@ from support.services.scripted_keys import (
     true_engine,
     true_keys,
 )
-from support.services.tiny_services import MAX_LAG, Models
-
-
-@pytest.fixture(scope="module")
-def models():
-    return Models()
+from support.services.tiny_services import MAX_LAG
 
 
 @pytest.fixture(scope="module")

@@ -3,23 +3,16 @@
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import pytest
-
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session
 from slipstream.draft.engine import NO_ROOM
 from support.models import tiny
-from support.services.tiny_services import Models, draft_place, is_empty, target_place, until
+from support.services.tiny_services import draft_place, is_empty, target_place, until
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
 OTHER = replace(SESSION, session_id="other")
 PLAN = Plan(max_depth=4, max_nodes=12)
-
-
-@pytest.fixture(scope="module")
-def models():
-    return Models()
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from support.models import tiny
 from support.services.tiny_services import (
     MAX_LAG,
-    Models,
     draft_place,
     is_empty,
     target_place,
@@ -25,11 +24,6 @@ PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
 PLAN = Plan(max_depth=4, max_nodes=12)
 LIMIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def models():
-    return Models()
 
 
 BAD_PLANS = {

@@ -42,11 +42,6 @@ PLANS = [
 LIMIT_S = 60
 
 
-@pytest.fixture(scope="module")
-def models():
-    return Models()
-
-
 @asynccontextmanager
 async def pair(models, kind="glide", settings=None):
     """A target and a draft, served."""

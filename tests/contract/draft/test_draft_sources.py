@@ -12,14 +12,9 @@ from slipstream.draft.sources import ANYWHERE, KvSources
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
 from slipstream.target.servicer import SERVICE
 from support.services.scripted_keys import LIMIT_S, PROMPT, SESSION, Script
-from support.services.tiny_services import Models, draft_place, is_empty, serving, until
+from support.services.tiny_services import draft_place, is_empty, serving, until
 
 PLAN = Plan(max_depth=4, max_nodes=12)
-
-
-@pytest.fixture(scope="module")
-def models():
-    return Models()
 
 
 def feed_at(address):

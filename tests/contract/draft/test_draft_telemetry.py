@@ -32,11 +32,6 @@ SMALL = Plan(4, 4)
 
 
 @pytest.fixture(scope="module")
-def models():
-    return Models()
-
-
-@pytest.fixture(scope="module")
 def keys(models):
     return true_keys(true_engine(models))
 

@@ -8,7 +8,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from support.services.scripted_keys import NUM_KEYS, Script, true_engine, true_keys
 from support.services.scripted_keys import message as slice_of
-from support.services.tiny_services import Models
 from support.telemetry.listening import Listener, parent_id, span_id
 from support.telemetry.traced_drafts import (
     FIRST,
@@ -18,11 +17,6 @@ from support.telemetry.traced_drafts import (
     all_keys,
     reading,
 )
-
-
-@pytest.fixture(scope="module")
-def models():
-    return Models()
 
 
 @pytest.fixture(scope="module")

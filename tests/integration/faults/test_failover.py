@@ -16,11 +16,6 @@ NUM_TOKENS = 120
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def plain(folder):
     """What the target alone writes."""
     client = Client.embedded(str(folder), "none", dtype="float32")

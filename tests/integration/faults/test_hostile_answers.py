@@ -34,11 +34,6 @@ SAMPLED = SamplingParams(temperature=1.0, seed=7)
 OPENED = draft_pb2.SpeculateResponse(opened=draft_pb2.DraftOpened()).SerializeToString()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 async def target(folder):
     worker = target_worker(folder)

@@ -10,17 +10,11 @@ import pytest
 
 from slipstream.core.errors import SessionNotFound
 from slipstream.router import app
-from support.services import fleet
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import redis_server
 
 NUM_TOKENS = 400
 NUM_STREAMS = 6
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -23,11 +23,6 @@ LONG = 2000
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def plain(folder):
     client = Client.embedded(str(folder), "none", dtype="float32")
     return {

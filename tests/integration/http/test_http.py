@@ -6,49 +6,20 @@ import httpx2
 import openai
 import pytest
 
-from slipstream.client import Client, SamplingParams
-from support.services.cluster import running
+from slipstream.client import SamplingParams
 from support.services.http_front import (
     HELLO,
     async_client_of,
     chat,
-    client_of,
     completion,
-    fronted,
     post,
 )
-from support.services.processes import save_long_checkpoint
 
 LIKELY = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
 # In `auto` the number of rounds is a matter of what they cost at the moment.
 ALWAYS = {"mode": "forced", "shape": "chain", "stop": "fixed", "max_draft_tokens": 3}
 SAME_ROUNDS = {**LIKELY, "extra_body": {"speculation": ALWAYS}}
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=7)
-
-
-@pytest.fixture(scope="module")
-def router(tmp_path_factory):
-    folder = save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-    with running(folder, f"vanilla:{folder}") as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def url(router):
-    with fronted(router.address) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    with client_of(url) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(router):
-    with Client(router.address) as client:
-        yield client
 
 
 def test_a_chat_says_what_the_sdk_gets_with_the_same_seed(client, sdk):

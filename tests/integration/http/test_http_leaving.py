@@ -29,11 +29,6 @@ from support.services.processes import Process, has_loaded, save_long_checkpoint
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 async def is_idle(worker):
     load = await worker.load()
     return load.num_sessions - load.num_parked == 0

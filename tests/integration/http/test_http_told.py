@@ -10,39 +10,12 @@ import jsonschema
 import openai
 import pytest
 
-from slipstream.client import Client, SamplingParams
-from support.services.cluster import running
-from support.services.http_front import chat, client_of, completion, fronted
-from support.services.processes import save_long_checkpoint
+from slipstream.client import SamplingParams
+from support.services.http_front import chat, completion
 
 PAGE = Path(__file__).parents[3] / "docs" / "http.md"
 LIKELY = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=7)
-
-
-@pytest.fixture(scope="module")
-def router(tmp_path_factory):
-    folder = save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-    with running(folder, f"vanilla:{folder}") as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def url(router):
-    with fronted(router.address) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url):
-    with client_of(url) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(router):
-    with Client(router.address) as client:
-        yield client
 
 
 def test_log_probabilities_are_those_of_the_sdk(client, sdk):

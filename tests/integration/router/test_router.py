@@ -16,14 +16,12 @@ from slipstream.core.errors import DeadlineExceeded, SessionNotFound
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
-from support.services import fleet
 from support.services.fleet import (
     draft_worker,
     eventually,
     glide_of,
     routed,
     running,
-    target_worker,
 )
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
@@ -31,21 +29,6 @@ OFF = SpeculationOptions(mode=Mode.OFF)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
 ENDLESS = SamplingParams(temperature=0.9, seed=3, logit_bias=((0, -100.0),))
 PENALISED = SamplingParams(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.5, seed=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def target(folder):
-    return target_worker(folder)
-
-
-@pytest.fixture
-def draft(folder):
-    return draft_worker(str(glide_of(folder)), folder)
 
 
 @pytest.fixture

@@ -34,11 +34,6 @@ FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_t
 CODE = grpc.StatusCode
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 async def target(folder):
     worker = target_worker(folder)

@@ -19,11 +19,6 @@ from support.services.fleet import draft_worker, glide_of, num_ready, routed, ta
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 async def target(folder):
     worker = target_worker(folder)

@@ -19,11 +19,6 @@ from support.state.redis_server import redis_server
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 async def target(folder):
     worker = target_worker(folder)

@@ -15,11 +15,6 @@ FIELDS = "more than 10000 fields"
 MESSAGES = f"but at most {MAX_MESSAGES} fit"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 async def target(folder):
     worker = target_worker(folder)

@@ -7,25 +7,10 @@ import pytest
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
 from slipstream.core.errors import Unavailable
 from support.services import fleet
-from support.services.fleet import draft_worker, glide_of, num_ready, routed, running, target_worker
+from support.services.fleet import draft_worker, glide_of, num_ready, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def target(folder):
-    return target_worker(folder)
-
-
-@pytest.fixture
-def draft(folder):
-    return draft_worker(str(glide_of(folder)), folder)
 
 
 @pytest.fixture

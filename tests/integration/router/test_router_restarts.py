@@ -17,11 +17,6 @@ NUM_TOKENS = 30
 SAMPLED = SamplingParams(temperature=0.9, seed=11)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 def targets(folder):
     first = target_worker(folder)

@@ -13,11 +13,6 @@ STREAM = "/slipstream.rpc.v1.GenerationService/GenerateStream"
 NUM_TOKENS = 40
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 async def target(folder):
     worker = target_worker(folder)

@@ -32,11 +32,6 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
 HOT = SamplingParams(temperature=1.5, seed=12, repetition_penalty=1.1)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 async def checks(client, count):
     """What has come of so many checks."""
     info = await fleet.until(client, lambda info: num_ended(info.shadow) == count)

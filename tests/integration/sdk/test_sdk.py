@@ -26,22 +26,9 @@ from slipstream.core.errors import (
     SessionNotFound,
     UnsupportedCombination,
 )
-from support.models import tiny_checkpoint
-from support.services.cluster import running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED)  # by no clock
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def router(folder):
-    with running(folder, f"vanilla:{folder}") as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

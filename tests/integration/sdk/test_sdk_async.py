@@ -16,23 +16,10 @@ from slipstream.core.errors import (
     SessionClosed,
     SessionNotFound,
 )
-from support.models import tiny_checkpoint
 from support.network.bad_routers import Scripted, first_chunk, register
 from support.services.background import served
-from support.services.cluster import running
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def router(folder):
-    with running(folder, f"vanilla:{folder}") as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")

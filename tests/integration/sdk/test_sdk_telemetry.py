@@ -8,7 +8,6 @@ from slipstream.client.embedded import Embedded
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from slipstream.telemetry.catalog import CATALOG, CLIENT
-from support.models import tiny_checkpoint
 from support.services.cluster import running
 from support.telemetry.told_client import Told, async_remote, remote
 
@@ -19,11 +18,6 @@ FLOAT32 = EngineOptions(dtype="float32")
 @pytest.fixture
 def told():
     return Told()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
 
 
 @pytest.fixture(scope="module")

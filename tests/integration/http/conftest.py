@@ -1,0 +1,33 @@
+"""A router with its services, the HTTP front before it, and a client of each."""
+
+import pytest
+
+from slipstream.client import Client
+from support.services.cluster import running
+from support.services.http_front import client_of, fronted
+from support.services.processes import save_long_checkpoint
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    folder = save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+    with running(folder, f"vanilla:{folder}") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def url(router):
+    with fronted(router.address) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with client_of(url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sdk(router):
+    with Client(router.address) as client:
+        yield client

@@ -1,0 +1,17 @@
+"""A model, and a router with services that serve it."""
+
+import pytest
+
+from support.models import tiny_checkpoint
+from support.services.cluster import running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def router(folder):
+    with running(folder, f"vanilla:{folder}") as cluster:
+        yield cluster
